@@ -1,0 +1,33 @@
+"""The built-in corpus: small Python tasks with docstrings and unit tests, generated, never downloaded.
+
+`draw_task` gives a train or a held-out task from a seeded generator. The two sides share families and
+words, never a combination: what is held out are names, constants and pipelines not seen together in
+training (`tasks.is_held_out`).
+"""
+
+import random
+
+from jax_lm.data.corpus import algorithms, classes, compositions, numbers, sequences, text
+from jax_lm.data.corpus.tasks import Family, Task, instantiate
+
+FAMILIES: tuple[Family, ...] = (
+    *numbers.FAMILIES,
+    *text.FAMILIES,
+    *sequences.FAMILIES,
+    *algorithms.FAMILIES,
+    *classes.FAMILIES,
+)
+COMPOSITION_SHARE = 0.35
+
+
+def draw_task(rng: random.Random, *, held_out: bool = False) -> Task:
+    """One task of the chosen side of the split: a composition or a member of a random family."""
+    is_composition = rng.random() < COMPOSITION_SHARE
+    family = rng.choice(FAMILIES)
+    while True:
+        task = compositions.draw_composition(rng) if is_composition else instantiate(family, rng)
+        if task.held_out == held_out:
+            return task
+
+
+__all__ = ["COMPOSITION_SHARE", "FAMILIES", "Family", "Task", "draw_task"]

@@ -1,0 +1,136 @@
+"""Tasks as token rows for masked-diffusion training: which tokens there are, and which may be masked.
+
+A row is a context that stays visible and a canvas that may be masked. Four kinds teach four uses: complete
+a header, continue from anywhere, fill a hole, answer in chat. Spare canvas after the end of the text is a
+target too: so the model learns to end. Knows tokens, not models.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jax_lm.data.corpus import Task, draw_task
+from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer
+
+REQUESTS = (
+    "Write a Python function named `{name}`. {doc}",
+    "Write a function `{name}` in Python: {doc}",
+    "{doc} Call it `{name}`.",
+    "Implement `{name}` in Python. {doc}",
+    "Write Python code for `{name}`. {doc}",
+    "Complete this Python code:\n{header}",
+)
+"""How a user asks for a task in chat."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Ids of one row; `canvas` marks what may be masked; an `open` row's canvas goes on after the text."""
+
+    ids: tuple[int, ...]
+    canvas: tuple[bool, ...]
+    open: bool = True
+
+
+class Batch(NamedTuple):
+    """Rows of one length: ids, which positions may be masked, which are there to attend to."""
+
+    tokens: Int[np.ndarray, "b t"]
+    canvas: Bool[np.ndarray, "b t"]
+    attention_mask: Bool[np.ndarray, "b t"]
+
+
+def completion_row(task: Task, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+    """The header stays, the body is written."""
+    return split_row(task.prompt, task.completion, tokenizer)
+
+
+def continuation_row(task: Task, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+    """The text up to any character stays, the rest is written."""
+    text = task.prompt + task.completion
+    cut = rng.randrange(1, len(text))
+    return split_row(text[:cut], text[cut:], tokenizer)
+
+
+def infilling_row(task: Task, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+    """A hole between two visible parts, of the length of what was there."""
+    text = task.prompt + task.completion
+    start = rng.randrange(0, len(text))
+    end = rng.randrange(start + 1, min(len(text), start + 160) + 1)
+    parts = [tokenizer.encode(part) for part in (text[:start], text[start:end], text[end:])]
+    canvas = [False] * len(parts[0]) + [True] * len(parts[1]) + [False] * len(parts[2])
+    return Row(tuple(sum(parts, [])), tuple(canvas), open=False)
+
+
+def chat_row(task: Task, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+    """A request in words, answered by a fenced block of code."""
+    header = task.prompt.rstrip("\n")
+    request = rng.choice(REQUESTS).format(name=task.entry_point, doc=task.description, header=header)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": request}])
+    code = f"{header}\n{task.completion.strip(chr(10))}"
+    return split_row(prompt, f"```python\n{code}\n```", tokenizer, end=END_OF_TURN)
+
+
+def split_row(prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end: str = END_OF_TEXT) -> Row:
+    """Prompt and completion are encoded apart, as they are when a user's prompt comes alone."""
+    fixed = tokenizer.encode(prompt)
+    written = [*tokenizer.encode(completion), tokenizer.token_id(end)]
+    return Row((*fixed, *written), (False,) * len(fixed) + (True,) * len(written))
+
+
+ROW_SHARES: Mapping[Callable[[Task, DiffuCoderTokenizer, random.Random], Row], float] = {
+    completion_row: 0.72,
+    continuation_row: 0.1,
+    infilling_row: 0.08,
+    chat_row: 0.1,
+}
+
+
+def collate(rows: Sequence[Row], length: int, pad_id: int) -> Batch:
+    """Rows padded on the right to `length`; ValueError if one is longer."""
+    tokens = np.full((len(rows), length), pad_id, np.int32)
+    canvas = np.zeros((len(rows), length), bool)
+    attention_mask = np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        if len(row.ids) > length:
+            raise ValueError(f"row of {len(row.ids)} tokens: longer than length={length}")
+        tokens[i, : len(row.ids)] = row.ids
+        canvas[i, : len(row.ids)] = row.canvas
+        canvas[i, len(row.ids) :] = row.open
+        attention_mask[i] = row.open
+        attention_mask[i, : len(row.ids)] = True
+    return Batch(tokens, canvas, attention_mask)
+
+
+def stream_batches(
+    tokenizer: DiffuCoderTokenizer,
+    *,
+    seed: int,
+    tokens_per_batch: int,
+    lengths: Sequence[int],
+    longer_share: float = 0.15,
+) -> Iterator[Batch]:
+    """An endless, seeded stream of batches over the training side of the corpus.
+
+    Each row goes to the shortest of `lengths` that holds it, or with `longer_share` to a random longer
+    one (so that the model has seen canvases far longer than its answers); a length is emitted when it
+    has `tokens_per_batch` tokens. Rows longer than the longest length do not occur: they raise ValueError.
+    """
+    rng = random.Random(seed)
+    waiting: dict[int, list[Row]] = {length: [] for length in lengths}
+    while True:
+        draw_row = rng.choices(list(ROW_SHARES), list(ROW_SHARES.values()))[0]
+        row = draw_row(draw_task(rng), tokenizer, rng)
+        fitting = [length for length in sorted(lengths) if length >= len(row.ids)]
+        if not fitting:
+            raise ValueError(f"row of {len(row.ids)} tokens: longer than every length in {tuple(lengths)}")
+        is_longer = row.open and rng.random() < longer_share
+        length = rng.choice(fitting) if is_longer else fitting[0]
+        waiting[length].append(row)
+        if len(waiting[length]) * length >= tokens_per_batch:
+            yield collate(waiting[length], length, tokenizer.pad_id)
+            waiting[length] = []

@@ -1,0 +1,237 @@
+"""Tokenizer of DiffuCoder: Qwen2.5 byte-level BPE with Dream's added tokens, and its chat template.
+
+Built from vocab.json + merges.txt + added_tokens.json (what DiffuCoder publishes, there is no
+tokenizer.json) or from tokenizer.json. Knows text and ids, nothing of models.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import jinja2
+import numpy as np
+from jaxtyping import Int
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+MASK, END_OF_TEXT, START_OF_TURN, END_OF_TURN, DIFFUSION_PAD = (
+    "<|mask|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|dlm_pad|>",
+)
+STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD)
+PRE_TOKENIZER = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+Message = Mapping[str, Any]
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be read, or that belongs to another model."""
+
+
+@dataclass(frozen=True)
+class DiffuCoderTokenizer:
+    """Text to ids and back, with the special tokens of masked diffusion.
+
+    Attributes:
+        backend: the `tokenizers` object that does the work.
+        chat_template: Jinja source, or None for a model without chat.
+    """
+
+    backend: Tokenizer
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        for token in (MASK, END_OF_TEXT):
+            if self.backend.token_to_id(token) is None:
+                raise TokenizerError(f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Read the tokenizer files of a folder.
+
+        Raises:
+            TokenizerError: files are absent or damaged, or there is no mask token.
+        """
+        folder = Path(folder).expanduser()
+        try:
+            if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+                backend = byte_level_bpe(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+                backend.add_tokens(added_tokens(folder))
+            elif (folder / "tokenizer.json").is_file():
+                backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            else:
+                raise TokenizerError(f"tokenizer {str(folder)!r}: no vocab.json with merges.txt, and no tokenizer.json")
+            return cls(backend, read_chat_template(folder))
+        except TokenizerError:
+            raise
+        except Exception as error:  # the Rust library raises bare Exception
+            raise TokenizerError(f"tokenizer {str(folder)!r} cannot be read: {error}") from error
+
+    def require_ids(self, *, mask_token_id: int | None, vocab_size: int) -> None:
+        """Raise TokenizerError unless this tokenizer belongs to a model with this mask id and vocabulary."""
+        if self.mask_id != mask_token_id:
+            raise TokenizerError(
+                f"tokenizer has {MASK} at {self.mask_id}, the model's mask_token_id is {mask_token_id}: "
+                "this tokenizer belongs to another model"
+            )
+        if self.vocab_size > vocab_size:
+            raise TokenizerError(f"tokenizer has {self.vocab_size} tokens, the model only {vocab_size}")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def mask_id(self) -> int:
+        return self.token_id(MASK)
+
+    @property
+    def pad_id(self) -> int:
+        """The trained pad of instruct models, else the end of text; marks left padding and spare canvas."""
+        pad = self.backend.token_to_id(DIFFUSION_PAD)
+        return self.token_id(END_OF_TEXT) if pad is None else pad
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids at which an answer ends: those of the end tokens that this tokenizer knows."""
+        ids = (self.backend.token_to_id(token) for token in STOP_TOKENS)
+        return tuple(token_id for token_id in ids if token_id is not None)
+
+    def token_id(self, token: str) -> int:
+        """Id of a token; KeyError if it has none."""
+        token_id = self.backend.token_to_id(token)
+        if token_id is None:
+            raise KeyError(token)
+        return token_id
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text; special tokens written out in it become their ids, none is added."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(
+        self, texts: Sequence[str], *, multiple_of: int = 1
+    ) -> tuple[Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
+        """Left-padded ids and attention mask (1 = real), as wide as the longest text rounded up."""
+        return pad_left([self.encode(text) for text in texts], self.pad_id, multiple_of=multiple_of)
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def decode_until_stop(self, ids: Iterable[int]) -> str:
+        """Text up to the first stop token."""
+        kept = []
+        for token_id in map(int, ids):
+            if token_id in self.stop_ids:
+                break
+            kept.append(token_id)
+        return self.decode(kept, skip_special_tokens=True)
+
+    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Render messages ({"role": …, "content": …}) to a prompt, in a sandboxed Jinja environment.
+
+        Raises:
+            TokenizerError: no template, or one that does not accept these messages.
+        """
+        if self.chat_template is None:
+            raise TokenizerError("this tokenizer has no chat template: the model was not made for chat")
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.globals["raise_exception"] = raise_template_error
+        try:
+            template = environment.from_string(self.chat_template)
+            return template.render(messages=list(messages), add_generation_prompt=add_generation_prompt)
+        except jinja2.TemplateError as error:
+            raise TokenizerError(f"chat template does not accept these messages: {error}") from error
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write vocab.json, merges.txt, added_tokens.json and chat_template.jinja."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backend.model.save(str(folder))
+        added = {token.content: token_id for token_id, token in self.backend.get_added_tokens_decoder().items()}
+        (folder / "added_tokens.json").write_text(json.dumps(added, indent=2) + "\n", encoding="utf-8")
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+
+
+def byte_level_bpe(model: models.BPE) -> Tokenizer:
+    """Qwen2's pipeline around a BPE model: NFC, its word pattern, byte-level alphabet, no added ids."""
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def added_tokens(folder: Path) -> list[AddedToken]:
+    """Tokens of added_tokens.json in the order of their ids, which must continue the vocabulary."""
+    path = folder / "added_tokens.json"
+    if not path.is_file():
+        raise TokenizerError(f"tokenizer {str(folder)!r} has no added_tokens.json")
+    ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    base = len(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
+    expected = list(range(base, base + len(ids)))
+    if sorted(ids.values()) != expected:
+        raise TokenizerError(f"{path}: ids must run from {expected[0]} to {expected[-1]} without a gap")
+    # Qwen2 marks the tool-call tags as ordinary text: they survive decoding without special tokens.
+    return [
+        AddedToken(text, special=text.startswith("<|"), normalized=False) for text in sorted(ids, key=ids.__getitem__)
+    ]
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """chat_template.jinja, or the field of tokenizer_config.json, or None."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (folder / "tokenizer_config.json").is_file():
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+        return template if isinstance(template, str) else None
+    return None
+
+
+def raise_template_error(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def pad_left(
+    rows: Sequence[Sequence[int]], pad_id: int, *, multiple_of: int = 1
+) -> tuple[Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
+    """Rows of ids as one left-padded array with its attention mask (1 = real)."""
+    width = max(map(len, rows), default=0)
+    width += -width % multiple_of
+    ids = np.full((len(rows), width), pad_id, np.int32)
+    mask = np.zeros((len(rows), width), np.int32)
+    for row, values in enumerate(rows):
+        if len(values):
+            ids[row, width - len(values) :] = values
+            mask[row, width - len(values) :] = 1
+    return ids, mask
+
+
+def train_bpe(
+    texts: Iterable[str], *, vocab_size: int, special_tokens: Sequence[str], chat_template: str | None = None
+) -> DiffuCoderTokenizer:
+    """A small tokenizer of the same kind, trained on `texts`; `vocab_size` counts the special tokens."""
+    backend = byte_level_bpe(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(special_tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    return DiffuCoderTokenizer(backend, chat_template)
+
+

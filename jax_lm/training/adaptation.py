@@ -1,0 +1,144 @@
+"""Masked-diffusion training of a Dream model: the loss of adaptation, and the loop that minimises it.
+
+L = sum(m * q * w(t)) / (number of canvas positions), with q the negative log-likelihood of a masked token
+in float32, m the mask, t ~ U(0, 1) per row and w(t) = 1/t up to a stated bound (the evidence bound of
+masked diffusion; DiffuCoder's stage-1 and stage-2 objective). Float32 weights and moments, products in
+`compute_dtype`. Takes any iterator of batches; knows no corpus.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jax_lm.data.rows import Batch
+from jax_lm.diffusion.masking import forward_process, noise_levels, shift_right
+from jax_lm.models.dream import DreamForCausalLM
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationConfig:
+    """Hyperparameters of a run. The learning rate warms up linearly, then falls to 0 along a cosine."""
+
+    steps: int
+    learning_rate: float
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.98)
+    max_weight: float = 20.0
+    compute_dtype: str = "float32"
+    seed: int = 0
+    log_every: int = 50
+    save_every: int = 500
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_steps < self.steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps}: must lie in [0, steps={self.steps})")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate={self.learning_rate}: must be positive")
+        if self.max_weight < 1:
+            raise ValueError(f"max_weight={self.max_weight}: must be at least 1, the weight of a full mask")
+
+
+def diffusion_loss(
+    logits: Float[Array, "b t v"],
+    tokens: Int[Array, "b t"],
+    masked: Bool[Array, "b t"],
+    canvas: Bool[Array, "b t"],
+    levels: Float[Array, "b"],
+    max_weight: float,
+) -> Float[Array, ""]:
+    """Weighted negative log-likelihood of the masked tokens per canvas position; `logits` are aligned."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)
+    weights = jnp.minimum(1.0 / levels, max_weight)[:, None] * masked
+    return jnp.sum(losses * weights) / jnp.sum(canvas)
+
+
+def optimizer(config: AdaptationConfig) -> optax.GradientTransformation:
+    """Clipped AdamW; weight decay on matrices only."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, config.warmup_steps, config.steps)
+    b1, b2 = config.betas
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(schedule, b1, b2, weight_decay=config.weight_decay, mask=is_matrix),
+    )
+
+
+def is_matrix(params: optax.Params) -> optax.Params:
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def make_step(graph: nnx.GraphDef, config: AdaptationConfig, mask_id: int) -> Callable:
+    """One compiled update: (params, optimizer state, key, batch) to the same and the loss."""
+    transform = optimizer(config)
+    dtype: DTypeLike = jnp.dtype(config.compute_dtype)
+
+    def loss_of(params: dict, key: PRNGKeyArray, batch: Batch) -> Float[Array, ""]:
+        model = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), params))
+        key_level, key_mask = jax.random.split(key)
+        levels = noise_levels(key_level, batch.tokens.shape[0])
+        noisy, masked = forward_process(key_mask, batch.tokens, batch.canvas, levels, mask_id)
+        logits = model.logits(shift_right(model.model(noisy, batch.attention_mask)))
+        return diffusion_loss(logits, batch.tokens, masked, batch.canvas, levels, config.max_weight)
+
+    def step(params: dict, state: optax.OptState, key: PRNGKeyArray, batch: Batch) -> tuple:
+        loss, gradients = jax.value_and_grad(loss_of)(params, key, batch)
+        updates, state = transform.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def train(model: DreamForCausalLM, batches: Iterator[Batch], config: AdaptationConfig, out: Path) -> DreamForCausalLM:
+    """Minimise the masked-diffusion loss; returns the trained model.
+
+    Writes metrics.jsonl (step, loss, tokens per second, elapsed seconds) and the weights every
+    `save_every` steps to `out`. Metrics of a step are fetched while the next ones run.
+
+    Raises:
+        FloatingPointError: the loss is not finite.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "adaptation.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
+    if model.config.mask_token_id is None:
+        raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
+    graph, state = nnx.split(model)
+    params = nnx.to_pure_dict(state)
+    optimizer_state = optimizer(config).init(params)
+    update = make_step(graph, config, model.config.mask_token_id)
+    root = jax.random.key(config.seed)
+    losses: list[Array] = []
+    start, tokens = time.monotonic(), 0
+    with (out / "metrics.jsonl").open("w", encoding="utf-8") as log:
+        for step in range(1, config.steps + 1):
+            batch = next(batches)
+            tokens += batch.tokens.size
+            params, optimizer_state, loss = update(params, optimizer_state, jax.random.fold_in(root, step), batch)
+            losses.append(loss)
+            if step % config.log_every == 0 or step == config.steps:
+                mean = float(jnp.mean(jnp.stack(losses)))
+                if not jnp.isfinite(mean):
+                    raise FloatingPointError(f"loss is {mean} at step {step}")
+                elapsed = time.monotonic() - start
+                entry = {"step": step, "loss": mean, "tokens_per_second": tokens / elapsed, "seconds": elapsed}
+                log.write(json.dumps(entry) + "\n")
+                log.flush()
+                logger.info("step %d/%d  loss %.4f  %.0f tokens/s  %.0f s", step, config.steps, mean, tokens / elapsed, elapsed)
+                losses.clear()
+            if step % config.save_every == 0 and step < config.steps:
+                nnx.merge(graph, params).save_pretrained(out)
+    model = nnx.merge(graph, params)
+    model.save_pretrained(out)
+    return model
