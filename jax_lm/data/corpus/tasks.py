@@ -36,6 +36,18 @@ NAME_POOLS: Mapping[str, tuple[str, ...]] = {
 }
 """Names that a single parameter of each type may take when its family lists no alternatives."""
 
+ANY_NAMES = ("val", "inp", "arg", "p", "q", "z", "obj", "var", "input_value", "my_input", "thing", "foo")
+"""Names that a single parameter of any type may take."""
+
+VAGUE_NAMES = (
+    "process", "transform", "solve", "pipeline", "f", "func", "compute", "run", "apply_steps", "handle", "convert",
+    "task", "solution", "process_list", "foo", "my_function", "work", "helper", "evaluate", "process_data",
+)  # fmt: skip
+"""Function names that say nothing, where a description says it all."""
+
+AFFIXES = ("my_{}", "{}_func", "{}_fn", "{}2", "{}_impl", "do_{}")
+VAGUE_SHARE, AFFIX_SHARE = 0.12, 0.06
+
 DOCSTRINGS: Mapping[str, int] = {"none": 40, "line": 32, "block": 10, "example": 10, "comment": 8}
 """Ways to describe a task, with the share (in percent) that each has in the corpus."""
 
@@ -86,7 +98,7 @@ class Family:
             choices = [canonical, *self.alternatives]
         elif len(self.params) == 1:
             kind = self.params[0].split(":")[1].strip()
-            choices = [canonical, *((name,) for name in NAME_POOLS[kind] if name != canonical[0])]
+            choices = [canonical, *((name,) for name in (*NAME_POOLS[kind], *ANY_NAMES) if name != canonical[0])]
         else:
             choices = [canonical]
         taken = set(IDENTIFIER.findall(self.body))
@@ -132,15 +144,20 @@ def instantiate(family: Family, rng: random.Random) -> Task:
     constants = {key: rng.choice(options) for key, options in family.constants.items()}
     canonical = [param.split(":")[0].strip() for param in family.params]
     values = dict(zip(canonical, names, strict=True)) | constants
-    entry_point = substitute(name_template, values)
+    style = HeaderStyle.draw(rng)
+    entry_point = canonical_entry_point = substitute(name_template, values)
+    if not family.is_class and style.docstring != "none" and rng.random() < VAGUE_SHARE:
+        entry_point = rng.choice(VAGUE_NAMES)
+    elif not family.is_class and rng.random() < AFFIX_SHARE:
+        entry_point = rng.choice(AFFIXES).format(entry_point)
     description = substitute(rng.choice(family.docs), values)
     is_canonical = (
         name_template == family.names[0]
+        and entry_point == canonical_entry_point
         and names == choices[0]
         and all(constants[key] == options[0] for key, options in family.constants.items())
     )
     key = f"{family.name}|{entry_point}|{','.join(names)}|{constants}" + ("!" if is_canonical else "")
-    style = HeaderStyle.draw(rng)
     tests = unit_tests(family, entry_point, constants, rng)
     kinds = [param.split(":")[1].strip() for param in family.params]
     header = style.header(entry_point, list(zip(names, kinds, strict=True)), family)

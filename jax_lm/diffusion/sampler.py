@@ -1,0 +1,199 @@
+"""The sampler: one `step` that unmasks some positions of a canvas, and the compiled loop around it.
+
+The model computes, the sampler decides. A canvas is any row of tokens with any set of holes; what is not
+a hole never changes. Streaming runs the same compiled loop, a few steps at a time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jax_lm.diffusion import unmasking
+from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.unmasking import SamplingConfig
+from jax_lm.models.dream import DreamForCausalLM
+
+NEVER = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What is to be filled.
+
+    Attributes:
+        tokens: ids; those under a hole do not matter.
+        holes: positions to fill.
+        attention_mask: True where there is a token or a hole, False on padding.
+    """
+
+    tokens: Int[np.ndarray, "b t"]
+    holes: Bool[np.ndarray, "b t"]
+    attention_mask: Bool[np.ndarray, "b t"]
+
+    @classmethod
+    def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> Self:
+        """A left-padded prompt [b, t] followed by `new_tokens` holes.
+
+        Raises:
+            ValueError: there is no row, or nothing to fill.
+        """
+        if new_tokens < 1:
+            raise ValueError(f"max_new_tokens={new_tokens}: must be at least 1")
+        if input_ids.ndim != 2 or not len(input_ids):
+            raise ValueError(f"input_ids has shape {input_ids.shape}: must be [batch, time] with at least one row")
+        present = np.ones_like(input_ids, bool) if attention_mask is None else attention_mask.astype(bool)
+        added = np.ones((len(input_ids), new_tokens), bool)
+        return cls(
+            tokens=np.concatenate([input_ids, np.zeros_like(added, np.int32)], axis=1).astype(np.int32),
+            holes=np.concatenate([np.zeros_like(present), added], axis=1),
+            attention_mask=np.concatenate([present, added], axis=1),
+        )
+
+    @property
+    def region(self) -> tuple[int, int]:
+        """First and past-the-last column with a hole; logits are needed only there."""
+        columns = np.flatnonzero(self.holes.any(axis=0))
+        if not len(columns):
+            raise ValueError("canvas has no hole to fill")
+        return int(columns[0]), int(columns[-1]) + 1
+
+
+class SamplerState(NamedTuple):
+    """The canvas between two steps.
+
+    Attributes:
+        tokens: ids, MASK at positions still to be decided.
+        masked: positions still to be decided.
+        commit_step: step at which a position was decided; NEVER for those still masked, -1 for the given ones.
+        confidence: probability of the token when it was decided (after temperature and filters); else 0.
+        step: steps taken.
+        forwards: model evaluations so far; steps that commit nothing need none.
+        keys: one random key per row.
+    """
+
+    tokens: Int[Array, "b t"]
+    masked: Bool[Array, "b t"]
+    commit_step: Int[Array, "b t"]
+    confidence: Float[Array, "b t"]
+    step: Int[Array, ""]
+    forwards: Int[Array, ""]
+    keys: PRNGKeyArray
+
+    def history(self, steps: int, mask_id: int) -> Int[np.ndarray, "s b t"]:
+        """The canvas after each step: a decided token never changes, so that its commit step tells all."""
+        tokens, commit_step = np.asarray(self.tokens), np.asarray(self.commit_step)
+        return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in range(steps)])
+
+
+class Sampler:
+    """Fills canvases with one model. The model is split once; each call costs one dispatch."""
+
+    def __init__(self, model: DreamForCausalLM) -> None:
+        if model.config.mask_token_id is None:
+            raise ValueError("config mask_token_id=None: this checkpoint is not a masked-diffusion model")
+        self.config = model.config
+        self.mask_id: int = model.config.mask_token_id
+        self.graph, state = nnx.split(model)
+        self.params = nnx.to_pure_dict(state)
+
+    def start(self, canvas: Canvas, seed: int) -> SamplerState:
+        """The state before the first step. A row's randomness depends on the seed and its index alone."""
+        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(len(canvas.tokens)))
+        holes = jnp.asarray(canvas.holes)
+        return SamplerState(
+            tokens=jnp.where(holes, self.mask_id, canvas.tokens),
+            masked=holes,
+            commit_step=jnp.where(holes, NEVER, -1),
+            confidence=jnp.zeros(holes.shape, jnp.float32),
+            step=jnp.int32(0),
+            forwards=jnp.int32(0),
+            keys=keys,
+        )
+
+    def generate(self, canvas: Canvas, config: SamplingConfig, *, seed: int = 0) -> SamplerState:
+        """Fill the canvas; the whole loop is one compiled computation."""
+        *_, last = self.stream(canvas, config, seed=seed, every=config.steps)
+        return last
+
+    def stream(
+        self, canvas: Canvas, config: SamplingConfig, *, seed: int = 0, every: int = 1
+    ) -> Iterator[SamplerState]:
+        """Yield the state after every `every` steps and after the last, from the loop that `generate` runs."""
+        state = self.start(canvas, seed)
+        mask = jnp.asarray(canvas.attention_mask)
+        for done in range(every, config.steps + every, every):
+            until = jnp.int32(min(done, config.steps))
+            state = run(self.graph, self.params, state, mask, until, config, canvas.region, self.mask_id)
+            yield state
+
+
+@partial(jax.jit, static_argnames=("graph", "config", "region", "mask_id"))
+def run(
+    graph: nnx.GraphDef,
+    params: dict,
+    state: SamplerState,
+    attention_mask: Bool[Array, "b t"],
+    until: Int[Array, ""],
+    config: SamplingConfig,
+    region: tuple[int, int],
+    mask_id: int,
+) -> SamplerState:
+    """Take steps up to `until`."""
+    model = nnx.merge(graph, params)
+
+    def logits_of(tokens: Int[Array, "b t"]) -> Float[Array, "b r v"]:
+        hidden = shift_right(model.model(tokens, attention_mask))
+        return model.logits(hidden[:, region[0] : region[1]])
+
+    return jax.lax.while_loop(
+        lambda state: state.step < until,
+        lambda state: step(state, logits_of, config, region, mask_id),
+        state,
+    )
+
+
+def step(state: SamplerState, logits_of, config: SamplingConfig, region: tuple[int, int], mask_id: int) -> SamplerState:
+    """One denoising step: evaluate the model, draw a token per position, commit the chosen ones.
+
+    `logits_of(tokens)` gives aligned float32 logits [b, r, v] of the region. A step whose counts are all zero
+    evaluates nothing: exact at temperature 0, the same distribution above.
+    """
+    ratio = jnp.asarray(unmasking.transfer_ratios(config.steps, config.eps))[state.step]
+    counts = unmasking.commit_counts(state.masked, ratio)
+    columns = slice(*region)
+
+    def commit(state: SamplerState) -> SamplerState:
+        keys_now = jax.vmap(partial(jax.random.fold_in, data=state.step))(state.keys)
+        keys_token, keys_score, keys_order = jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(keys_now), 1, 0)
+        masked = state.masked[:, columns]
+        candidates = unmasking.filtered(logits_of(state.tokens), config, mask_id)
+        tokens, probability = unmasking.draw(keys_token, candidates, config)
+        if config.alg == "origin":
+            chance = jax.vmap(lambda key: jax.random.uniform(key, masked.shape[1:]))(keys_order)
+            chosen = masked & (chance < ratio)
+        else:
+            scores = unmasking.confidence(keys_score, candidates, probability, config.alg)
+            chosen = unmasking.choose(keys_order, scores, masked, counts, config.alg_temp)
+        chosen &= tokens != mask_id
+
+        def write(values: Array, new: Array) -> Array:
+            return values.at[:, columns].set(jnp.where(chosen, new, values[:, columns]))
+
+        return state._replace(
+            tokens=write(state.tokens, tokens),
+            masked=write(state.masked, jnp.zeros_like(chosen)),
+            commit_step=write(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
+            confidence=write(state.confidence, probability),
+            forwards=state.forwards + 1,
+        )
+
+    needed = jnp.any(state.masked) if config.alg == "origin" else jnp.any(counts > 0)
+    state = jax.lax.cond(needed, commit, lambda state: state, state)
+    return state._replace(step=state.step + 1)

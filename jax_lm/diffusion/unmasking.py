@@ -1,0 +1,191 @@
+"""How a masked position is decided: filters, the drawn token, its confidence, the order, how many per step.
+
+Pure functions of logits; they know neither the model nor the loop. Everything is computed in float32:
+confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion_generate` and its
+`sample_tokens`.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
+PREFILTER = 1024
+"""How many of the largest logits are tried before top_p without top_k falls back to a full sort."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How a canvas is unmasked. Hashable, hence static under jit.
+
+    Attributes:
+        steps: denoising steps over the whole canvas.
+        alg: order of unmasking: `origin` (each position by chance), or most confident first by the
+            chosen token's probability (`maskgit_plus`), the margin of the two best (`topk_margin`) or
+            negative entropy (`entropy`); `random` and `left_to_right` are controls with the same counts.
+        alg_temp: 0 takes the most confident; above, positions are drawn from softmax(confidence / alg_temp).
+        temperature: 0 takes the likeliest token.
+        top_p: mass of the nucleus, in (0, 1]; None is off.
+        top_k: number of candidates; None is off. The published sampler's hidden default is 50.
+        eps: where the noise schedule ends.
+        strict_reference: admit MASK itself as a candidate, as the reference does.
+    """
+
+    steps: int
+    alg: str = "entropy"
+    alg_temp: float = 0.0
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = 50
+    eps: float = 1e-3
+    strict_reference: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: must be at least 1")
+        if self.alg not in ALGS:
+            raise ValueError(f"alg={self.alg!r}: must be one of {', '.join(ALGS)}")
+        if not self.alg_temp >= 0:
+            raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature}: must not be negative")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: must lie in (0, 1], or be None")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k}: must be at least 1, or None")
+        if not 0 < self.eps < 1:
+            raise ValueError(f"eps={self.eps}: must lie in (0, 1)")
+
+
+class Candidates(NamedTuple):
+    """What a position may become: normalised log-probabilities (-inf = filtered out) and their token ids."""
+
+    log_probs: Float[Array, "b r c"]
+    ids: Int[Array, "b r c"]
+
+
+@functools.cache
+def transfer_ratios(steps: int, eps: float) -> np.ndarray:
+    """Share of the remaining masks that each step commits: 1 - s/t on the reference's float32 grid, then 1."""
+    if steps == 1:
+        return np.ones(1, np.float32)
+    # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle.
+    start, end = np.float32(1), np.float32(eps)
+    width = (end - start) / np.float32(steps)
+    index = np.arange(steps + 1, dtype=np.float32)
+    times = np.where(index < (steps + 1) // 2, start + width * index, end - width * (steps - index))
+    ratios = np.float32(1) - times[1:] / times[:-1]
+    ratios[-1] = 1
+    return ratios.astype(np.float32)
+
+
+def filtered(
+    logits: Float[Array, "b r v"], config: SamplingConfig, mask_id: int, *, prefilter: int = PREFILTER
+) -> Candidates:
+    """Temperature, then top_p over the full distribution, then top_k; renormalised over what is left.
+
+    The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits and one
+    logsumexp over the vocabulary are needed. Ties with the k-th largest logit are cut at k.
+    """
+    if not config.strict_reference:
+        logits = logits.at[..., mask_id].set(-jnp.inf)
+    if config.temperature > 0:
+        logits = logits / config.temperature
+    if config.top_k is not None and config.top_k < logits.shape[-1]:
+        values, ids = jax.lax.top_k(logits, config.top_k)
+        if config.top_p is not None:
+            log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            values = jnp.where(in_nucleus(values, log_total, config.top_p), values, -jnp.inf)
+    else:
+        values, ids = logits, jnp.broadcast_to(jnp.arange(logits.shape[-1]), logits.shape)
+        if config.top_p is not None:
+            values = jnp.where(logits >= nucleus_cutoff(logits, config.top_p, prefilter), logits, -jnp.inf)
+    return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
+
+
+def in_nucleus(
+    values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: float
+) -> Bool[Array, "b r c"]:
+    """Which of the logits, sorted descending, belong to the nucleus: those with at most `top_p` before them."""
+    mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
+    before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
+    return before <= top_p
+
+
+def nucleus_cutoff(logits: Float[Array, "b r v"], top_p: float, prefilter: int) -> Float[Array, "b r 1"]:
+    """Smallest logit of the nucleus. Sorts the whole vocabulary only if the `prefilter` largest do not reach it."""
+    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    size = min(prefilter, logits.shape[-1])
+
+    def cutoff(count: int) -> Float[Array, "b r 1"]:
+        values = jax.lax.top_k(logits, count)[0]
+        return jnp.min(jnp.where(in_nucleus(values, log_total, top_p), values, jnp.inf), axis=-1, keepdims=True)
+
+    if size == logits.shape[-1]:
+        return cutoff(size)
+    reached = jnp.sum(jnp.exp(jax.lax.top_k(logits, size)[0] - log_total), axis=-1) > top_p
+    return jax.lax.cond(jnp.all(reached), lambda: cutoff(size), lambda: cutoff(logits.shape[-1]))
+
+
+def draw(
+    keys: PRNGKeyArray, candidates: Candidates, config: SamplingConfig
+) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    """A token for each position, and its probability; one key per row, so that rows do not disturb each other."""
+    if config.temperature > 0:
+        index = jax.vmap(lambda key, row: jax.random.categorical(key, row))(keys, candidates.log_probs)
+    else:
+        index = jnp.argmax(candidates.log_probs, axis=-1)
+    index = index[..., None]
+    tokens = jnp.take_along_axis(candidates.ids, index, axis=-1)[..., 0]
+    return tokens, jnp.exp(jnp.take_along_axis(candidates.log_probs, index, axis=-1)[..., 0])
+
+
+def confidence(
+    keys: PRNGKeyArray, candidates: Candidates, probability: Float[Array, "b r"], alg: str
+) -> Float[Array, "b r"]:
+    """How sure each position is, by the measure of `alg`; larger is committed earlier."""
+    match alg:
+        case "maskgit_plus":
+            return probability
+        case "topk_margin":
+            best = jnp.exp(jax.lax.top_k(candidates.log_probs, min(2, candidates.ids.shape[-1]))[0])
+            return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
+        case "entropy":
+            probs = jnp.exp(candidates.log_probs)
+            return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
+        case "random":
+            return jax.vmap(lambda key: jax.random.uniform(key, probability.shape[1:]))(keys)
+        case "left_to_right":
+            return jnp.broadcast_to(-jnp.arange(probability.shape[1], dtype=jnp.float32), probability.shape)
+        case _:
+            raise ValueError(f"alg={alg!r} has no confidence")
+
+
+def commit_counts(masked: Bool[Array, "b t"], ratio: Float[Array, ""]) -> Int[Array, "b"]:
+    """How many positions each row commits: the truncated float32 product, counted per row."""
+    return (jnp.sum(masked, axis=1).astype(jnp.float32) * ratio).astype(jnp.int32)
+
+
+def choose(
+    keys: PRNGKeyArray,
+    scores: Float[Array, "b r"],
+    masked: Bool[Array, "b r"],
+    counts: Int[Array, "b"],
+    alg_temp: float,
+) -> Bool[Array, "b r"]:
+    """The `counts` most confident masked positions of each row, or as many drawn without replacement.
+
+    Drawing adds Gumbel noise to the scores: the order of the sums is distributed as draws from the softmax
+    without replacement.
+    """
+    if alg_temp > 0:
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
+        scores = scores / alg_temp + noise
+    order = jnp.argsort(-jnp.where(masked, scores, -jnp.inf), axis=1)
+    rank = jnp.argsort(order, axis=1)
+    return masked & (rank < counts[:, None])
