@@ -4,7 +4,7 @@ The model computes, the sampler decides. A canvas is any row of tokens with any 
 a hole never changes. Streaming runs the same compiled loop, a few steps at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
@@ -20,6 +20,7 @@ from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM
 
+LogitsOf = Callable[[Int[Array, "b t"]], Float[Array, "b r v"]]
 NEVER = np.iinfo(np.int32).max
 
 
@@ -134,6 +135,109 @@ class Sampler:
             yield state
 
 
+    def replay(
+        self, tokens: Int[np.ndarray, "b t"], canvas: Canvas, config: SamplingConfig, step: int
+    ) -> tuple[Int[np.ndarray, "b t"], Float[np.ndarray, "b t"]]:
+        """One step from any canvas on the way.
+
+        Returns:
+            The tokens after it, and the confidence by which positions were chosen (-inf where nothing was masked).
+        """
+        holes = canvas.holes & (tokens == self.mask_id)
+        start = self.start(canvas, seed=0)
+        state = start._replace(tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step))
+        mask = jnp.asarray(canvas.attention_mask)
+        arguments = (config, canvas.region, self.mask_id)
+        scores = run_proposal(self.graph, self.params, state, mask, *arguments).scores
+        after = run(self.graph, self.params, state, mask, jnp.int32(step + 1), *arguments)
+        everywhere = np.full(tokens.shape, -np.inf, np.float32)
+        everywhere[:, slice(*canvas.region)] = scores
+        return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
+
+    def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+        """Logits of one compiled forward pass over a canvas without padding, not shifted."""
+        return run_forward(self.graph, self.params, tokens)
+
+
+class Proposal(NamedTuple):
+    """What each position of the region would become.
+
+    Attributes:
+        tokens: the drawn token.
+        probability: its probability after temperature and filters.
+        scores: confidence by the measure of `alg`; larger is committed earlier.
+    """
+
+    tokens: Int[Array, "b r"]
+    probability: Float[Array, "b r"]
+    scores: Float[Array, "b r"]
+
+
+def step(
+    state: SamplerState, logits_of: LogitsOf, config: SamplingConfig, region: tuple[int, int], mask_id: int
+) -> SamplerState:
+    """One denoising step: evaluate the model, propose a token per position, commit the chosen ones.
+
+    `logits_of(tokens)` gives aligned float32 logits [b, r, v] of the region. A step whose counts are all zero
+    evaluates nothing: exact at temperature 0, the same distribution above.
+    """
+    ratio = jnp.asarray(unmasking.transfer_ratios(config.steps, config.eps))[state.step]
+    counts = unmasking.commit_counts(state.masked, ratio)
+    columns = slice(*region)
+
+    def commit(state: SamplerState) -> SamplerState:
+        keys = step_keys(state)
+        proposal = propose(keys, logits_of(state.tokens), config, mask_id)
+        masked = state.masked[:, columns]
+        if config.alg == "origin":
+            chosen = masked & (unmasking.uniform(keys[2], masked.shape) < ratio)
+        else:
+            chosen = unmasking.choose(keys[2], proposal.scores, masked, counts, config.alg_temp)
+        # Only the strict reference can propose MASK; such a position stays open, as it does there.
+        chosen &= proposal.tokens != mask_id
+
+        def write(values: Array, new: Array) -> Array:
+            return values.at[:, columns].set(jnp.where(chosen, new, values[:, columns]))
+
+        return state._replace(
+            tokens=write(state.tokens, proposal.tokens),
+            masked=write(state.masked, jnp.zeros_like(chosen)),
+            commit_step=write(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
+            confidence=write(state.confidence, proposal.probability),
+            forwards=state.forwards + 1,
+        )
+
+    needed = jnp.any(state.masked) if config.alg == "origin" else jnp.any(counts > 0)
+    state = jax.lax.cond(needed, commit, lambda state: state, state)
+    return state._replace(step=state.step + 1)
+
+
+def step_keys(state: SamplerState) -> PRNGKeyArray:
+    """Keys [3, b] of this step: for tokens, for random scores, for the choice of positions."""
+    now = jax.vmap(partial(jax.random.fold_in, data=state.step))(state.keys)
+    return jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(now), 1, 0)
+
+
+def propose(keys: PRNGKeyArray, logits: Float[Array, "b r v"], config: SamplingConfig, mask_id: int) -> Proposal:
+    """Filter, draw and score every position of the region."""
+    candidates = unmasking.filtered(logits, config, mask_id)
+    tokens, probability = unmasking.draw(keys[0], candidates, config)
+    return Proposal(tokens, probability, unmasking.confidence(keys[1], candidates, probability, config.alg))
+
+
+def region_logits(
+    graph: nnx.GraphDef, params: dict, attention_mask: Bool[Array, "b t"], region: tuple[int, int]
+) -> LogitsOf:
+    """Aligned logits of the region alone: hidden states are cut before the head, which is the costly part."""
+    model = nnx.merge(graph, params)
+
+    def logits_of(tokens: Int[Array, "b t"]) -> Float[Array, "b r v"]:
+        hidden = shift_right(model.model(tokens, attention_mask))
+        return model.logits(hidden[:, slice(*region)])
+
+    return logits_of
+
+
 @partial(jax.jit, static_argnames=("graph", "config", "region", "mask_id"))
 def run(
     graph: nnx.GraphDef,
@@ -146,12 +250,7 @@ def run(
     mask_id: int,
 ) -> SamplerState:
     """Take steps up to `until`."""
-    model = nnx.merge(graph, params)
-
-    def logits_of(tokens: Int[Array, "b t"]) -> Float[Array, "b r v"]:
-        hidden = shift_right(model.model(tokens, attention_mask))
-        return model.logits(hidden[:, region[0] : region[1]])
-
+    logits_of = region_logits(graph, params, attention_mask, region)
     return jax.lax.while_loop(
         lambda state: state.step < until,
         lambda state: step(state, logits_of, config, region, mask_id),
@@ -159,41 +258,21 @@ def run(
     )
 
 
-def step(state: SamplerState, logits_of, config: SamplingConfig, region: tuple[int, int], mask_id: int) -> SamplerState:
-    """One denoising step: evaluate the model, draw a token per position, commit the chosen ones.
+@partial(jax.jit, static_argnames=("graph", "config", "region", "mask_id"))
+def run_proposal(
+    graph: nnx.GraphDef,
+    params: dict,
+    state: SamplerState,
+    attention_mask: Bool[Array, "b t"],
+    config: SamplingConfig,
+    region: tuple[int, int],
+    mask_id: int,
+) -> Proposal:
+    """What the next step of `run` would propose."""
+    logits = region_logits(graph, params, attention_mask, region)(state.tokens)
+    return propose(step_keys(state), logits, config, mask_id)
 
-    `logits_of(tokens)` gives aligned float32 logits [b, r, v] of the region. A step whose counts are all zero
-    evaluates nothing: exact at temperature 0, the same distribution above.
-    """
-    ratio = jnp.asarray(unmasking.transfer_ratios(config.steps, config.eps))[state.step]
-    counts = unmasking.commit_counts(state.masked, ratio)
-    columns = slice(*region)
 
-    def commit(state: SamplerState) -> SamplerState:
-        keys_now = jax.vmap(partial(jax.random.fold_in, data=state.step))(state.keys)
-        keys_token, keys_score, keys_order = jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(keys_now), 1, 0)
-        masked = state.masked[:, columns]
-        candidates = unmasking.filtered(logits_of(state.tokens), config, mask_id)
-        tokens, probability = unmasking.draw(keys_token, candidates, config)
-        if config.alg == "origin":
-            chance = jax.vmap(lambda key: jax.random.uniform(key, masked.shape[1:]))(keys_order)
-            chosen = masked & (chance < ratio)
-        else:
-            scores = unmasking.confidence(keys_score, candidates, probability, config.alg)
-            chosen = unmasking.choose(keys_order, scores, masked, counts, config.alg_temp)
-        chosen &= tokens != mask_id
-
-        def write(values: Array, new: Array) -> Array:
-            return values.at[:, columns].set(jnp.where(chosen, new, values[:, columns]))
-
-        return state._replace(
-            tokens=write(state.tokens, tokens),
-            masked=write(state.masked, jnp.zeros_like(chosen)),
-            commit_step=write(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
-            confidence=write(state.confidence, probability),
-            forwards=state.forwards + 1,
-        )
-
-    needed = jnp.any(state.masked) if config.alg == "origin" else jnp.any(counts > 0)
-    state = jax.lax.cond(needed, commit, lambda state: state, state)
-    return state._replace(step=state.step + 1)
+@partial(jax.jit, static_argnames="graph")
+def run_forward(graph: nnx.GraphDef, params: dict, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+    return nnx.merge(graph, params)(tokens)

@@ -159,11 +159,17 @@ def confidence(
             probs = jnp.exp(candidates.log_probs)
             return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
         case "random":
-            return jax.vmap(lambda key: jax.random.uniform(key, probability.shape[1:]))(keys)
+            return uniform(keys, probability.shape)
         case "left_to_right":
             return jnp.broadcast_to(-jnp.arange(probability.shape[1], dtype=jnp.float32), probability.shape)
         case _:
-            raise ValueError(f"alg={alg!r} has no confidence")
+            # `origin` decides each position by chance alone.
+            return probability
+
+
+def uniform(keys: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "b r"]:
+    """Uniform numbers, one key per row."""
+    return jax.vmap(lambda key: jax.random.uniform(key, shape[1:]))(keys)
 
 
 def commit_counts(masked: Bool[Array, "b t"], ratio: Float[Array, ""]) -> Int[Array, "b"]:

@@ -320,6 +320,11 @@ class DreamForCausalLM(nnx.Module):
         """The model with shapes in place of arrays; takes no memory."""
         return nnx.eval_shape(lambda: cls(config, dtype=dtype))
 
+    @staticmethod
+    def read_config(folder: Path) -> DreamConfig:
+        """The configuration of a checkpoint folder."""
+        return DreamConfig.from_dict(huggingface.read_json(folder, "config.json"))
+
     @classmethod
     def from_pretrained(
         cls,
@@ -340,7 +345,7 @@ class DreamForCausalLM(nnx.Module):
             ValueError: config.json asks for something this implementation does not compute.
         """
         folder = huggingface.resolve(path_or_hub_id)
-        config = DreamConfig.from_dict(huggingface.read_json(folder, "config.json"))
+        config = cls.read_config(folder)
         shapes = parameter_shapes(config)
         optional = {"lm_head.weight"} if config.tie_word_embeddings else set()
         tensors = huggingface.load_tensors(folder, shapes, ignored=optional, dtype=dtype, on_progress=on_progress)

@@ -28,6 +28,9 @@ def draw_task(rng: random.Random, *, held_out: bool = False) -> Task:
         task = compositions.draw_composition(rng) if is_composition else instantiate(family, rng)
         if task.held_out == held_out:
             return task
+        if held_out:
+            # A family with few names may have nothing on this side.
+            family = rng.choice(FAMILIES)
 
 
 __all__ = ["COMPOSITION_SHARE", "FAMILIES", "Family", "Task", "draw_task"]

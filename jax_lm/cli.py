@@ -1,0 +1,71 @@
+"""The `diffucoder` command: parses arguments, runs one command, turns errors into one line.
+
+Nothing heavy is imported before the arguments are parsed: each command imports what it needs in `run`.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import tyro
+
+from jax_lm import terminal
+from jax_lm.commands.evaluation import Evaluate
+from jax_lm.commands.generate import Generate
+from jax_lm.commands.info import Info
+from jax_lm.commands.parity import ParityCheck, ParityRecord
+
+DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
+Parity = (
+    Annotated[ParityCheck, tyro.conf.subcommand("check")] | Annotated[ParityRecord, tyro.conf.subcommand("record")]
+)
+
+
+class Command(Protocol):
+    """What a subcommand is: arguments, and what to do with them."""
+
+    def run(self) -> int: ...
+
+
+class ParityCommand:
+    """Compare with the PyTorch reference, or record its outputs."""
+
+    def __init__(self, command: tyro.conf.OmitSubcommandPrefixes[Parity]) -> None:
+        self.command = command
+
+    def run(self) -> int:
+        return self.command.run()
+
+
+Commands = (
+    Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Info, tyro.conf.subcommand("info")]
+    | Annotated[Evaluate, tyro.conf.subcommand("eval")]
+    | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse and run; returns the exit status. `--debug` anywhere shows tracebacks."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = given[: given.index("--")] if "--" in given else given
+    debug = "--debug" in words
+    if debug:
+        given.remove("--debug")
+    # Compilations of earlier runs are kept, so that a second start is fast; the user's own setting wins.
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    command: Command = tyro.cli(
+        Commands,  # pyright: ignore[reportArgumentType]
+        prog="diffucoder",
+        description=DESCRIPTION,
+        args=given,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+    )
+    return terminal.guarded(command.run, debug=debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What the terminal shows besides results: progress bars, and errors as one line.
+
+Bars go to standard error, and only when that is a terminal and `NO_RICH_LOGGING=1` is not set.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+def shows_progress() -> bool:
+    """Whether standard error is a terminal that may be drawn on."""
+    return sys.stderr.isatty() and os.environ.get("NO_RICH_LOGGING") != "1"
+
+
+@contextmanager
+def progress(description: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar as a callback of (done, total); None where bars are off."""
+    if not shows_progress():
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def guarded(command: Callable[[], int], *, debug: bool) -> int:
+    """Run a command; what went wrong becomes one line on standard error and an exit status.
+
+    Wrong input (ValueError, OSError) is 2, Ctrl-C is 130. `debug` shows the traceback as well. Other
+    exceptions are defects: they keep their traceback.
+    """
+    try:
+        return command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone: nothing is left to say, and flushing at exit would say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)  # noqa: T201
+        return USAGE_ERROR
