@@ -17,9 +17,7 @@ from jax_lm.commands.info import Info
 from jax_lm.commands.parity import ParityCheck, ParityRecord
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
-Parity = (
-    Annotated[ParityCheck, tyro.conf.subcommand("check")] | Annotated[ParityRecord, tyro.conf.subcommand("record")]
-)
+Parity = Annotated[ParityCheck, tyro.conf.subcommand("check")] | Annotated[ParityRecord, tyro.conf.subcommand("record")]
 
 
 class Command(Protocol):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -143,12 +142,6 @@ class DiffuCoderInference:
             f"{self.dtype} · loaded in {self.load_seconds:.1f} s"
         )
 
-    @overload
-    def generate(self, prompt_or_list: str, max_new_tokens: int = ..., **options: object) -> str: ...
-
-    @overload
-    def generate(self, prompt_or_list: Sequence[str], max_new_tokens: int = ..., **options: object) -> list[str]: ...
-
     def generate(
         self,
         prompt_or_list: str | Sequence[str],
@@ -208,15 +201,15 @@ class DiffuCoderInference:
         steps = options.sampling().steps
         # One compiled loop either way: without anybody to report to, it runs to its end at once.
         every = steps if on_progress is None else max(1, steps // PROGRESS_UPDATES)
+        state = None
         for state in self.stream(prompts, options, every=every):
             if on_progress:
                 on_progress(int(state.step), steps)
+        assert state is not None
         rows = np.asarray(state.tokens)[:, -options.max_new_tokens :]
         return [self.tokenizer.decode_until_stop(row) for row in rows]
 
-    def stream(
-        self, prompts: Sequence[str], options: GenerationOptions, *, every: int = 1
-    ) -> Iterator[SamplerState]:
+    def stream(self, prompts: Sequence[str], options: GenerationOptions, *, every: int = 1) -> Iterator[SamplerState]:
         """The canvas after every `every` steps and after the last; arguments are checked before the first."""
         config = options.sampling()
         return self.sampler.stream(self.canvas(prompts, options), config, seed=options.seed, every=every)

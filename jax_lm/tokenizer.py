@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -53,7 +53,7 @@ class DiffuCoderTokenizer:
                 raise TokenizerError(f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer")
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
+    def from_pretrained(cls, folder: str | Path) -> "DiffuCoderTokenizer":
         """Read the tokenizer files of a folder.
 
         Raises:
@@ -233,5 +233,3 @@ def train_bpe(
     backend.train_from_iterator(texts, trainer)
     backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     return DiffuCoderTokenizer(backend, chat_template)
-
-

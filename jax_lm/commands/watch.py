@@ -23,9 +23,10 @@ def watch(engine: DiffuCoderInference, prompt: str, options: GenerationOptions, 
     start = time.monotonic()
     with Live(console=console, refresh_per_second=20, vertical_overflow="crop") as live:
         for state in engine.stream([prompt], options):
+            is_last = int(state.step) == steps
             text = Text(shown_prompt, style="bold").append_text(canvas_text(state, engine.tokenizer, options))
-            live.update(Group(text, Text(f"step {int(state.step)}/{steps}  " + legend(), style="dim")))
-        live.update(Group(text, Text(footer(state, time.monotonic() - start), style="dim")))
+            note = footer(state, time.monotonic() - start) if is_last else f"step {int(state.step)}/{steps}  {legend()}"
+            live.update(Group(text, Text(note, style="dim")))
 
 
 def canvas_text(state: SamplerState, tokenizer: DiffuCoderTokenizer, options: GenerationOptions) -> Text:

@@ -63,7 +63,7 @@ def infilling_row(task: Task, tokenizer: DiffuCoderTokenizer, rng: random.Random
     end = rng.randrange(start + 1, min(len(text), start + 160) + 1)
     parts = [tokenizer.encode(part) for part in (text[:start], text[start:end], text[end:])]
     canvas = [False] * len(parts[0]) + [True] * len(parts[1]) + [False] * len(parts[2])
-    return Row(tuple(sum(parts, [])), tuple(canvas), open=False)
+    return Row((*parts[0], *parts[1], *parts[2]), tuple(canvas), open=False)
 
 
 def chat_row(task: Task, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:

@@ -7,7 +7,7 @@ a hole never changes. Streaming runs the same compiled loop, a few steps at a ti
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ class Canvas:
     attention_mask: Bool[np.ndarray, "b t"]
 
     @classmethod
-    def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> Self:
+    def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> "Canvas":
         """A left-padded prompt [b, t] followed by `new_tokens` holes.
 
         Raises:
@@ -133,7 +133,6 @@ class Sampler:
             until = jnp.int32(min(done, config.steps))
             state = run(self.graph, self.params, state, mask, until, config, canvas.region, self.mask_id)
             yield state
-
 
     def replay(
         self, tokens: Int[np.ndarray, "b t"], canvas: Canvas, config: SamplingConfig, step: int

@@ -74,11 +74,13 @@ def transfer_ratios(steps: int, eps: float) -> np.ndarray:
     """Share of the remaining masks that each step commits: 1 - s/t on the reference's float32 grid, then 1."""
     if steps == 1:
         return np.ones(1, np.float32)
-    # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle.
+    # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle, with one rounding
+    # per point (a fused multiply-add, which float64 reproduces). The counts of a step hang on the last bit.
     start, end = np.float32(1), np.float32(eps)
-    width = (end - start) / np.float32(steps)
-    index = np.arange(steps + 1, dtype=np.float32)
-    times = np.where(index < (steps + 1) // 2, start + width * index, end - width * (steps - index))
+    width = float((end - start) / np.float32(steps))
+    index = np.arange(steps + 1)
+    forward, backward = float(start) + width * index, float(end) - width * (steps - index)
+    times = np.where(index < (steps + 1) // 2, forward, backward).astype(np.float32)
     ratios = np.float32(1) - times[1:] / times[:-1]
     ratios[-1] = 1
     return ratios.astype(np.float32)
@@ -108,9 +110,7 @@ def filtered(
     return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
 
 
-def in_nucleus(
-    values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: float
-) -> Bool[Array, "b r c"]:
+def in_nucleus(values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: float) -> Bool[Array, "b r c"]:
     """Which of the logits, sorted descending, belong to the nucleus: those with at most `top_p` before them."""
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
@@ -167,7 +167,7 @@ def confidence(
             return probability
 
 
-def uniform(keys: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "b r"]:
+def uniform(keys: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "b r"]:
     """Uniform numbers, one key per row."""
     return jax.vmap(lambda key: jax.random.uniform(key, shape[1:]))(keys)
 

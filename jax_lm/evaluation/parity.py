@@ -82,9 +82,7 @@ def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return golden[name]
 
 
-def check_forward(
-    model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float
-) -> Iterator[Finding]:
+def check_forward(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float) -> Iterator[Finding]:
     """Hidden states layer by layer, logits, and logits under left padding (real rows only)."""
 
     @nnx.jit
@@ -112,9 +110,7 @@ def check_forward(
 def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
     """The bfloat16 model against PyTorch's, and both against float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
-    ours = np.asarray(
-        nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(recorded(golden, "forward.input_ids")))
-    )
+    ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
     theirs = recorded(golden, "forward_bf16.logits").astype(np.float32)
     exact = recorded(golden, "forward.logits")
     mean = float(np.abs(ours - theirs).mean())

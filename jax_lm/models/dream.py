@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +44,23 @@ FIXED_FIELDS: dict[str, tuple] = {
 """Fields of config.json that change the function, and the only values this implementation computes."""
 
 INERT_FIELDS = frozenset(
-    "_name_or_path architectures auto_map dtype full_attn_mask_ratio id2label label2id max_window_layers "
-    "sliding_window torch_dtype transformers_version unsloth_version use_cache _attn_implementation "
-    "_attn_implementation_autoset".split()
+    (
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "dtype",
+        "full_attn_mask_ratio",
+        "id2label",
+        "label2id",
+        "max_window_layers",
+        "sliding_window",
+        "torch_dtype",
+        "transformers_version",
+        "unsloth_version",
+        "use_cache",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+    )
 )
 """Fields of config.json that leave the function as it is."""
 
@@ -102,7 +116,7 @@ class DreamConfig:
         return self.hidden_size // self.num_attention_heads
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
+    def from_dict(cls, fields: dict[str, Any]) -> "DreamConfig":
         """Read the fields of a config.json.
 
         Raises:
@@ -288,9 +302,7 @@ class DreamForCausalLM(nnx.Module):
     predicts the token at p + 1; `jax_lm.diffusion.masking.shift_right` aligns them.
     """
 
-    def __init__(
-        self, config: DreamConfig, *, rngs: nnx.Rngs | None = None, dtype: DTypeLike = jnp.float32
-    ) -> None:
+    def __init__(self, config: DreamConfig, *, rngs: nnx.Rngs | None = None, dtype: DTypeLike = jnp.float32) -> None:
         init = Initializer(config.initializer_range, rngs or nnx.Rngs(0), dtype)
         self.config = config
         self.model = DreamModel(config, init=init)
@@ -316,7 +328,7 @@ class DreamForCausalLM(nnx.Module):
         return self.model.embed_tokens.weight[...].dtype
 
     @classmethod
-    def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32) -> Self:
+    def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32) -> "DreamForCausalLM":
         """The model with shapes in place of arrays; takes no memory."""
         return nnx.eval_shape(lambda: cls(config, dtype=dtype))
 
@@ -332,7 +344,7 @@ class DreamForCausalLM(nnx.Module):
         *,
         dtype: DTypeLike | None = None,
         on_progress: Callable[[int, int], None] | None = None,
-    ) -> Self:
+    ) -> "DreamForCausalLM":
         """Load a checkpoint in the Hugging Face layout, tensor by tensor; no code of it is executed.
 
         Args:

@@ -108,10 +108,11 @@ def make_step(graph: nnx.GraphDef, config: AdaptationConfig, mask_id: int) -> Ca
     def loss_of(params: dict, key: PRNGKeyArray, batch: Batch) -> Float[Array, ""]:
         model = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), params))
         key_level, key_mask = jax.random.split(key)
-        levels = noise_levels(key_level, batch.tokens.shape[0])
-        noisy, masked = forward_process(key_mask, batch.tokens, batch.canvas, levels, mask_id)
-        logits = model.logits(shift_right(model.model(noisy, batch.attention_mask)))
-        return diffusion_loss(logits, batch.tokens, masked, batch.canvas, levels, config.max_weight)
+        tokens, canvas, attention_mask = map(jnp.asarray, batch)
+        levels = noise_levels(key_level, tokens.shape[0])
+        noisy, masked = forward_process(key_mask, tokens, canvas, levels, mask_id)
+        logits = model.logits(shift_right(model.model(noisy, attention_mask)))
+        return diffusion_loss(logits, tokens, masked, canvas, levels, config.max_weight)
 
     def step(params: dict, state: optax.OptState, key: PRNGKeyArray, batch: Batch) -> tuple:
         loss, gradients = jax.value_and_grad(loss_of)(params, key, batch)
@@ -155,7 +156,9 @@ def train(model: DreamForCausalLM, batches: Iterator[Batch], config: AdaptationC
                 entry = {"step": step, "loss": mean, "tokens_per_second": tokens / elapsed, "seconds": elapsed}
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
-                logger.info("step %d/%d  loss %.4f  %.0f tokens/s  %.0f s", step, config.steps, mean, tokens / elapsed, elapsed)
+                logger.info(
+                    "step %d/%d  loss %.4f  %.0f tokens/s  %.0f s", step, config.steps, mean, tokens / elapsed, elapsed
+                )
                 losses.clear()
             if step % config.save_every == 0 and step < config.steps:
                 nnx.merge(graph, params).save_pretrained(out)

@@ -7,16 +7,10 @@ training (`tasks.is_held_out`).
 
 import random
 
-from jax_lm.data.corpus import algorithms, classes, compositions, numbers, sequences, text
+from jax_lm.data.corpus import compositions
+from jax_lm.data.corpus.families import FAMILIES
 from jax_lm.data.corpus.tasks import Family, Task, instantiate
 
-FAMILIES: tuple[Family, ...] = (
-    *numbers.FAMILIES,
-    *text.FAMILIES,
-    *sequences.FAMILIES,
-    *algorithms.FAMILIES,
-    *classes.FAMILIES,
-)
 COMPOSITION_SHARE = 0.35
 
 

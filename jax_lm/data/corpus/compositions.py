@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 from jax_lm.data.corpus.tasks import NAME_POOLS, TESTS_PER_TASK, VAGUE_NAMES, HeaderStyle, Task, substitute
 
+CONNECTIVES = ((", then ", ", then "), (", ", ", and "), (", ", " and "), (", then ", " and finally "))
+"""Between steps, and before the result."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One step: how it is worded, the expression that replaces `$v`, and the same in other words.
@@ -51,7 +55,7 @@ class Pipeline:
     def describe(self, rng: random.Random) -> str:
         phrases = [substitute(rng.choice(step.phrases), {"k": constant}) for step, constant in self.steps]
         final = rng.choice(self.final.phrases)
-        joint, last = rng.choice(((", then ", ", then "), (", ", ", and "), (", ", " and "), (", then ", " and finally ")))
+        joint, last = rng.choice(CONNECTIVES)
         text = joint.join(phrases) + last + final
         return text[0].upper() + text[1:] + "."
 
@@ -60,7 +64,10 @@ def numbers(rng: random.Random) -> list[int]:
     return [rng.randint(-12, 20) for _ in range(rng.choice((0, 5, 6, 7, 8, 9)))]
 
 
-WORDS = "apple sky Banana tree code ORANGE at level kiwi Python stone sky tree up eel Idea radar on mango".split()
+WORDS = (
+    "apple", "sky", "Banana", "tree", "code", "ORANGE", "at", "level", "kiwi", "Python", "stone", "sky", "tree", "up",
+    "eel", "Idea", "radar", "on", "mango",
+)  # fmt: skip
 
 
 def words(rng: random.Random) -> list[str]:
@@ -86,7 +93,7 @@ SHORT = (1, 2, 3, 4)
 
 SHARED_STEPS = (
     Step("sort", ("sort them", "sort the list", "put them in ascending order"), "sorted($v)",
-         lambda v: sorted(list(v))),
+         lambda v: sorted(v)),
     Step("sort_desc", ("sort them in descending order", "sort from largest to smallest"),
          "sorted($v, reverse=True)", lambda v: sorted(v)[::-1]),
     Step("reverse", ("reverse the list", "reverse the order", "put them in reverse order"), "$v[::-1]",
@@ -113,9 +120,9 @@ NUMBERS = Kind(
         Step("odd", ("keep the odd numbers", "keep only odd values", "remove the even numbers"),
              "[x for x in $v if x % 2 != 0]", lambda v: [x for x in v if x & 1]),
         Step("positive", ("keep the positive numbers", "keep only positive values"),
-             "[x for x in $v if x > 0]", lambda v: list(filter(lambda x: 0 < x, v))),
+             "[x for x in $v if x > 0]", lambda v: list(filter(lambda x: x > 0, v))),
         Step("negative", ("keep the negative numbers", "keep only negative values"),
-             "[x for x in $v if x < 0]", lambda v: list(filter(lambda x: 0 > x, v))),
+             "[x for x in $v if x < 0]", lambda v: list(filter(lambda x: x < 0, v))),
         Step("greater", ("keep the numbers greater than $k", "keep values above $k", "keep those larger than $k"),
              "[x for x in $v if x > $k]", lambda v, k: [x for x in v if not x <= k], SMALL),
         Step("less", ("keep the numbers less than $k", "keep values below $k", "keep those smaller than $k"),
@@ -123,7 +130,7 @@ NUMBERS = Kind(
         Step("divisible", ("keep the multiples of $k", "keep numbers divisible by $k"),
              "[x for x in $v if x % $k == 0]", lambda v, k: [x for x in v if x // k * k == x], SMALL[1:]),
         Step("remove", ("remove every $k", "drop all values equal to $k"),
-             "[x for x in $v if x != $k]", lambda v, k: [x for x in v if not x == k], SMALL),
+             "[x for x in $v if x != $k]", lambda v, k: [x for x in v if x != k], SMALL),
         Step("add", ("add $k to each", "add $k to every number", "increase each by $k"),
              "[x + $k for x in $v]", lambda v, k: [k + x for x in v], SMALL),
         Step("subtract", ("subtract $k from each", "subtract $k from every number", "decrease each by $k"),
@@ -213,5 +220,3 @@ def draw_composition(rng: random.Random) -> Task:
         description=description,
         tests=tuple(tests),
     )
-
-

@@ -176,12 +176,14 @@ def unit_tests(family: Family, entry_point: str, constants: dict, rng: random.Ra
     """`TESTS_PER_TASK` assert statements on drawn inputs, or the script of a class."""
     if family.is_class:
         return tuple(substitute(line, {"f": entry_point} | constants) for line in family.script)
-    assert family.inputs is not None and family.oracle is not None, family.name
+    inputs, oracle = family.inputs, family.oracle
+    assert inputs is not None
+    assert oracle is not None
     tests = []
     for _ in range(TESTS_PER_TASK):
-        arguments = family.inputs(rng)
+        arguments = inputs(rng)
         call = f"{entry_point}({', '.join(map(repr, arguments))})"
-        tests.append(f"assert {call} == {family.oracle(*arguments, **constants)!r}")
+        tests.append(f"assert {call} == {oracle(*arguments, **constants)!r}")
     return tuple(tests)
 
 

@@ -1,0 +1,70 @@
+"""Fixtures: the recorded reference, and models that are small enough to be built per session."""
+
+import json
+from pathlib import Path
+
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """Recorded tensors by name."""
+    return load_file(GOLDEN / "golden.safetensors")
+
+
+@pytest.fixture(scope="session")
+def cases():
+    """Settings of the recorded generations."""
+    return json.loads((GOLDEN / "cases.json").read_text())["generate"]
+
+
+@pytest.fixture(scope="session")
+def golden_model():
+    """The recorded checkpoint in float32."""
+    return DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def golden_sampler(golden_model):
+    return Sampler(golden_model)
+
+
+@pytest.fixture(scope="session")
+def tiny_config():
+    """A shape with grouped queries and untied head, in milliseconds."""
+    return DreamConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rope_theta=1e4,
+        rms_norm_eps=1e-6,
+        mask_token_id=95,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_config):
+    return DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """The built-in model, as a user gets it."""
+    return DiffuCoderInference(verbose=False)
+
+
+@pytest.fixture(scope="session")
+def builtin_folder():
+    return BUILTIN_MODEL
