@@ -1,0 +1,134 @@
+"""DreamConfig: the shape of a Dream model, and which config.json can be computed here."""
+
+from dataclasses import MISSING, asdict, dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+MODEL_TYPES = ("Dream", "qwen2")
+FIXED_FIELDS: dict[str, tuple] = {
+    "hidden_act": ("silu",),
+    "rope_scaling": (None,),
+    "use_sliding_window": (False, None),
+    "use_mrope": (False, None),
+    "attention_dropout": (0, 0.0),
+    "attention_bias": (True,),
+    "mlp_bias": (False,),
+    "quantization_config": (None,),
+}
+"""Fields of config.json that change the function, and the only values this implementation computes."""
+
+INERT_FIELDS = frozenset(
+    (
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "dtype",
+        "full_attn_mask_ratio",
+        "id2label",
+        "label2id",
+        "max_window_layers",
+        "sliding_window",
+        "torch_dtype",
+        "transformers_version",
+        "unsloth_version",
+        "use_cache",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+    )
+)
+"""Fields of config.json that leave the function as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DreamConfig:
+    """Shape of a Dream model, read from a checkpoint's config.json.
+
+    There are no defaults for sizes: the class defaults of the published code are not the values of the
+    published models.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool = False
+    mask_token_id: int | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    initializer_range: float = 0.02
+    model_type: str = "Dream"
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        for name in (*sizes, "num_key_value_heads", "max_position_embeddings"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"config {name}={value!r}: must be a positive integer")
+        if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
+            raise ValueError(
+                f"config hidden_size={self.hidden_size}: must be num_attention_heads={self.num_attention_heads} "
+                "times an even head dimension"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"config num_key_value_heads={self.num_key_value_heads}: must divide "
+                f"num_attention_heads={self.num_attention_heads}"
+            )
+        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
+            raise ValueError(f"config mask_token_id={self.mask_token_id}: must lie in [0, {self.vocab_size})")
+        if self.model_type not in MODEL_TYPES:
+            raise ValueError(f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "DreamConfig":
+        """Read the fields of a config.json.
+
+        Raises:
+            ValueError: a size is missing, or a field asks for a function that is not computed here.
+        """
+        fields = dict(fields)
+        rope = fields.pop("rope_parameters", None) or {}
+        if rope.get("rope_type", "default") != "default":
+            raise ValueError(f"config rope_parameters={rope!r}: only rope_type 'default' is supported")
+        if "rope_theta" in rope:
+            fields.setdefault("rope_theta", rope["rope_theta"])
+        if set(fields.pop("layer_types", None) or ()) - {"full_attention"}:
+            raise ValueError("config layer_types: only full_attention is supported")
+        for name, allowed in FIXED_FIELDS.items():
+            if name in fields and (value := fields.pop(name)) not in allowed:
+                raise ValueError(f"config {name}={value!r}: only {' or '.join(map(repr, allowed))} is supported")
+        head_dim = fields.pop("head_dim", None)
+        known = set(cls.__dataclass_fields__)
+        unknown = sorted(set(fields) - known - INERT_FIELDS)
+        if unknown:
+            raise ValueError(f"config field {unknown[0]!r} is not known and may change the model; not loading it")
+        required = [field.name for field in dataclass_fields(cls) if field.default is MISSING]
+        missing = [name for name in required if name not in fields]
+        if missing:
+            raise ValueError(f"config.json lacks {', '.join(missing)}")
+        config = cls(**{name: value for name, value in fields.items() if name in known})
+        if head_dim not in (None, config.head_dim):
+            raise ValueError(f"config head_dim={head_dim}: only hidden_size / num_attention_heads is supported")
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields for a config.json that `from_dict` and the PyTorch implementation both read."""
+        published = {
+            "architectures": ["DreamModel"],
+            "auto_map": {
+                "AutoConfig": "configuration_dream.DreamConfig",
+                "AutoModel": "modeling_dream.DreamModel",
+            },
+        }
+        fixed = {name: FIXED_FIELDS[name][0] for name in ("hidden_act", "rope_scaling", "use_sliding_window")}
+        return (published if self.model_type == "Dream" else {}) | fixed | asdict(self)
