@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion import unmasking
 from jax_lm.diffusion.masking import shift_right
@@ -85,7 +85,7 @@ class SamplerState(NamedTuple):
     confidence: Float[Array, "b t"]
     step: Int[Array, ""]
     forwards: Int[Array, ""]
-    keys: PRNGKeyArray
+    keys: Key[Array, "b"]
 
     def history(self, steps: int, mask_id: int) -> Int[np.ndarray, "s b t"]:
         """The canvas after each step: a decided token never changes, so that its commit step tells all."""
@@ -211,13 +211,13 @@ def step(
     return state._replace(step=state.step + 1)
 
 
-def step_keys(state: SamplerState) -> PRNGKeyArray:
+def step_keys(state: SamplerState) -> Key[Array, "3 b"]:
     """Keys [3, b] of this step: for tokens, for random scores, for the choice of positions."""
     now = jax.vmap(partial(jax.random.fold_in, data=state.step))(state.keys)
     return jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(now), 1, 0)
 
 
-def propose(keys: PRNGKeyArray, logits: Float[Array, "b r v"], config: SamplingConfig, mask_id: int) -> Proposal:
+def propose(keys: Key[Array, "3 b"], logits: Float[Array, "b r v"], config: SamplingConfig, mask_id: int) -> Proposal:
     """Filter, draw and score every position of the region."""
     candidates = unmasking.filtered(logits, config, mask_id)
     tokens, probability = unmasking.draw(keys[0], candidates, config)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
 PREFILTER = 1024
@@ -133,7 +133,7 @@ def nucleus_cutoff(logits: Float[Array, "b r v"], top_p: float, prefilter: int) 
 
 
 def draw(
-    keys: PRNGKeyArray, candidates: Candidates, config: SamplingConfig
+    keys: Key[Array, "b"], candidates: Candidates, config: SamplingConfig
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
     """A token for each position, and its probability; one key per row, so that rows do not disturb each other."""
     if config.temperature > 0:
@@ -146,7 +146,7 @@ def draw(
 
 
 def confidence(
-    keys: PRNGKeyArray, candidates: Candidates, probability: Float[Array, "b r"], alg: str
+    keys: Key[Array, "b"], candidates: Candidates, probability: Float[Array, "b r"], alg: str
 ) -> Float[Array, "b r"]:
     """How sure each position is, by the measure of `alg`; larger is committed earlier."""
     match alg:
@@ -167,7 +167,7 @@ def confidence(
             return probability
 
 
-def uniform(keys: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "b r"]:
+def uniform(keys: Key[Array, "b"], shape: tuple[int, ...]) -> Float[Array, "b r"]:
     """Uniform numbers, one key per row."""
     return jax.vmap(lambda key: jax.random.uniform(key, shape[1:]))(keys)
 
@@ -178,7 +178,7 @@ def commit_counts(masked: Bool[Array, "b t"], ratio: Float[Array, ""]) -> Int[Ar
 
 
 def choose(
-    keys: PRNGKeyArray,
+    keys: Key[Array, "b"],
     scores: Float[Array, "b r"],
     masked: Bool[Array, "b r"],
     counts: Int[Array, "b"],
