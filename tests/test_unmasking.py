@@ -143,9 +143,7 @@ def test_equal_scores_go_left_to_right():
 def test_alg_temp_draws_from_the_softmax_of_confidence():
     scores, draws = jnp.log(jnp.array([0.6, 0.3, 0.1])), 20_000
     keys = jax.random.split(jax.random.key(0), draws)
-    chosen = choose(
-        keys, jnp.tile(scores, (draws, 1)), jnp.ones((draws, 3), bool), jnp.ones(draws, jnp.int32), 1.0
-    )
+    chosen = choose(keys, jnp.tile(scores, (draws, 1)), jnp.ones((draws, 3), bool), jnp.ones(draws, jnp.int32), 1.0)
     np.testing.assert_array_equal(chosen.sum(axis=1), np.ones(draws))
     # Four standard errors of a share at 20,000 draws.
     np.testing.assert_allclose(chosen.mean(axis=0), [0.6, 0.3, 0.1], atol=4 * 0.0035)

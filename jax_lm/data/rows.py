@@ -82,12 +82,7 @@ def split_row(prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end:
     return Row((*fixed, *written), (False,) * len(fixed) + (True,) * len(written))
 
 
-ROW_SHARES: Mapping[Callable[[Task, DiffuCoderTokenizer, random.Random], Row], float] = {
-    completion_row: 0.72,
-    continuation_row: 0.1,
-    infilling_row: 0.08,
-    chat_row: 0.1,
-}
+RowKind = Callable[[Task, DiffuCoderTokenizer, random.Random], Row]
 
 
 def collate(rows: Sequence[Row], length: int, pad_id: int) -> Batch:
@@ -112,18 +107,19 @@ def stream_batches(
     seed: int,
     tokens_per_batch: int,
     lengths: Sequence[int],
-    longer_share: float = 0.15,
+    shares: Mapping[RowKind, float],
+    longer_share: float,
 ) -> Iterator[Batch]:
     """An endless, seeded stream of batches over the training side of the corpus.
 
-    Each row goes to the shortest of `lengths` that holds it, or with `longer_share` to a random longer
+    `shares` weighs the kinds of rows. Each row goes to the shortest of `lengths` that holds it, or with `longer_share` to a random longer
     one (so that the model has seen canvases far longer than its answers); a length is emitted when it
     has `tokens_per_batch` tokens. The few rows that fit no length are drawn anew.
     """
     rng = random.Random(seed)
     waiting: dict[int, list[Row]] = {length: [] for length in lengths}
     while True:
-        draw_row = rng.choices(list(ROW_SHARES), list(ROW_SHARES.values()))[0]
+        draw_row = rng.choices(list(shares), list(shares.values()))[0]
         row = draw_row(draw_task(rng), tokenizer, rng)
         fitting = [length for length in sorted(lengths) if length >= len(row.ids)]
         if not fitting:

@@ -1,9 +1,13 @@
-"""Masked-diffusion training of a Dream model: the loss of adaptation, and the loop that minimises it.
+"""Masked-diffusion training of a Dream model: two objectives, and the loop that minimises them.
 
-L = sum(m * q * w(t)) / (number of canvas positions), with q the negative log-likelihood of a masked token
-in float32, m the mask, t ~ U(0, 1) per row and w(t) = 1/t up to a stated bound (the evidence bound of
-masked diffusion; DiffuCoder's stage-1 and stage-2 objective). Float32 weights and moments, products in
-`compute_dtype`. Takes any iterator of batches; knows no corpus.
+`evidence_bound`: L = sum(m * q * w(t)) / (number of canvas positions), with q the negative log-likelihood of a
+masked token in float32, m the mask, t ~ U(0, 1) per row and w(t) = 1/t up to a stated bound (the evidence bound
+of masked diffusion; DiffuCoder's stage-1 and stage-2 objective).
+
+`masked_mean`: the plain mean of q over masked tokens, with t = 1 - u^2: a third of the rows have nine of ten
+positions masked. It bounds nothing, but it practises what generation starts from, the nearly empty canvas.
+
+Float32 weights and moments, products in `compute_dtype`. Takes any iterator of batches; knows no corpus.
 """
 
 import json
@@ -12,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +38,8 @@ class AdaptationConfig:
     """Hyperparameters of a run. Learning rates warm up linearly, then fall to 0 along a cosine.
 
     With `muon_learning_rate` the matrices of the layers are updated by Muon (orthogonalised momentum), which
-    needs about half the steps of AdamW on the built-in model; everything else stays with AdamW.
+    needs about half the steps of AdamW on the built-in model; everything else stays with AdamW. `stop_after` ends
+    a run before its schedule does.
     """
 
     steps: int
@@ -43,7 +49,9 @@ class AdaptationConfig:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     betas: tuple[float, float] = (0.9, 0.98)
+    objective: Literal["evidence_bound", "masked_mean"] = "evidence_bound"
     max_weight: float = 20.0
+    stop_after: int | None = None
     compute_dtype: str = "float32"
     seed: int = 0
     log_every: int = 50
@@ -52,6 +60,8 @@ class AdaptationConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_steps < self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps}: must lie in [0, steps={self.steps})")
+        if self.stop_after is not None and not 1 <= self.stop_after <= self.steps:
+            raise ValueError(f"stop_after={self.stop_after}: must lie in [1, steps={self.steps}]")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate={self.learning_rate}: must be positive")
         if self.max_weight < 1:
@@ -70,6 +80,14 @@ def diffusion_loss(
     losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)
     weights = jnp.minimum(1.0 / levels, max_weight)[:, None] * masked
     return jnp.sum(losses * weights) / jnp.sum(canvas)
+
+
+def masked_mean(
+    logits: Float[Array, "b t v"], tokens: Int[Array, "b t"], masked: Bool[Array, "b t"]
+) -> Float[Array, ""]:
+    """Mean negative log-likelihood of the masked tokens; `logits` are aligned."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)
+    return jnp.sum(losses * masked) / jnp.sum(masked)
 
 
 def optimizer(config: AdaptationConfig) -> optax.GradientTransformation:
@@ -110,8 +128,12 @@ def make_step(graph: nnx.GraphDef, config: AdaptationConfig, mask_id: int) -> Ca
         key_level, key_mask = jax.random.split(key)
         tokens, canvas, attention_mask = map(jnp.asarray, batch)
         levels = noise_levels(key_level, tokens.shape[0])
+        if config.objective == "masked_mean":
+            levels = 1 - (1 - levels) ** 2
         noisy, masked = forward_process(key_mask, tokens, canvas, levels, mask_id)
         logits = model.logits(shift_right(model.model(noisy, attention_mask)))
+        if config.objective == "masked_mean":
+            return masked_mean(logits, tokens, masked)
         return diffusion_loss(logits, tokens, masked, canvas, levels, config.max_weight)
 
     def step(params: dict, state: optax.OptState, key: PRNGKeyArray, batch: Batch) -> tuple:
@@ -143,12 +165,13 @@ def train(model: DreamForCausalLM, batches: Iterator[Batch], config: AdaptationC
     losses: list[Array] = []
     start, tokens = time.monotonic(), 0
     with (out / "metrics.jsonl").open("w", encoding="utf-8") as log:
-        for step in range(1, config.steps + 1):
+        last = config.stop_after or config.steps
+        for step in range(1, last + 1):
             batch = next(batches)
             tokens += batch.tokens.size
             params, optimizer_state, loss = update(params, optimizer_state, jax.random.fold_in(root, step), batch)
             losses.append(loss)
-            if step % config.log_every == 0 or step == config.steps:
+            if step % config.log_every == 0 or step == last:
                 mean = float(jnp.mean(jnp.stack(losses)))
                 if not jnp.isfinite(mean):
                     raise FloatingPointError(f"loss is {mean} at step {step}")
@@ -160,7 +183,7 @@ def train(model: DreamForCausalLM, batches: Iterator[Batch], config: AdaptationC
                     "step %d/%d  loss %.4f  %.0f tokens/s  %.0f s", step, config.steps, mean, tokens / elapsed, elapsed
                 )
                 losses.clear()
-            if step % config.save_every == 0 and step < config.steps:
+            if step % config.save_every == 0 and step < last:
                 nnx.merge(graph, params).save_pretrained(out)
     model = nnx.merge(graph, params)
     model.save_pretrained(out)

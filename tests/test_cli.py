@@ -1,0 +1,186 @@
+"""The command line: what it prints, and that wrong input is one line and exit status 2."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import GOLDEN
+
+from jax_lm import cli
+
+QUICK = ["--max-new-tokens", "48", "--temperature", "0"]
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    """The user's compilation cache is left alone."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def run(capsys, *arguments):
+    status = cli.main(list(arguments))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def one_error_line(err):
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    return len(lines) == 1 and "Traceback" not in err
+
+
+def test_generate_prints_the_program_and_nothing_else(capsys):
+    status, out, err = run(capsys, "generate", "def add(a, b):", *QUICK)
+    assert status == 0
+    compile(out, "generated", "exec")
+    assert out.startswith("def add(a, b):")
+    assert "demonstration model" in err
+
+
+def test_generate_only_new(capsys):
+    _, out, _ = run(capsys, "generate", "def add(a, b):", "--only-new", *QUICK)
+    assert "def add" not in out
+
+
+def test_watch_without_a_terminal_is_plain_text(capsys):
+    _, watched, _ = run(capsys, "generate", "def add(a, b):", "--watch", *QUICK)
+    _, plain, _ = run(capsys, "generate", "def add(a, b):", *QUICK)
+    assert watched == plain
+    assert "\x1b" not in watched
+
+
+@pytest.mark.parametrize("argument", [[], ["-"]])
+def test_prompt_from_standard_input(argument):
+    result = subprocess.run(
+        [sys.executable, "-m", "jax_lm.cli", "generate", *argument, *QUICK],
+        input="def add(a, b):",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.startswith("def add(a, b):")
+    assert "Traceback" not in result.stderr
+
+
+def test_empty_standard_input_is_refused():
+    result = subprocess.run(
+        [sys.executable, "-m", "jax_lm.cli", "generate", "-"], input="\n", capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr == "error: prompt: standard input was empty\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--model", "/no/such/folder"], "/no/such/folder"),
+        (["--max-new-tokens", "0"], "max_new_tokens=0"),
+        (["--max-new-tokens", "-1"], "max_new_tokens=-1"),
+        (["--num-steps", "0"], "num_steps=0"),
+        (["--top-p", "0"], "top_p=0.0"),
+        (["--top-p", "1.01"], "top_p=1.01"),
+        (["--top-k", "0"], "top_k=0"),
+        (["--temperature", "-1"], "temperature=-1.0"),
+        (["--alg", "argmax"], "alg='argmax'"),
+        (["--dtype", "float8"], "dtype='float8'"),
+        (["--max-new-tokens", "5000"], "the context holds 512 tokens"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(capsys, options, named):
+    status, out, err = run(capsys, "generate", "def f():", *options)
+    assert status == 2
+    assert out == ""
+    assert one_error_line(err)
+    assert named in err
+
+
+def test_debug_shows_the_traceback(capsys):
+    status, _, err = run(capsys, "generate", "def f():", "--debug", "--alg", "argmax")
+    assert status == 2
+    assert "Traceback" in err
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_damaged_weights_are_one_line(capsys, tmp_path, builtin_folder, damage):
+    model = shutil.copytree(builtin_folder, tmp_path / "model")
+    weights = model / "model.safetensors"
+    if damage == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:100_000])
+    status, out, err = run(capsys, "generate", "x", "--model", str(model))
+    assert (status, out) == (2, "")
+    assert one_error_line(err)
+    assert "model.safetensors" in err
+
+
+def test_info_of_a_folder_with_only_a_config(capsys, tmp_path):
+    shutil.copy(GOLDEN / "checkpoint" / "config.json", tmp_path)
+    status, out, _ = run(capsys, "info", "--model", str(tmp_path))
+    assert status == 0
+    assert "196,160 in 39 tensors" in out
+    assert "GiB weights" in out
+
+
+def test_info_of_the_built_in_model(capsys):
+    status, out, _ = run(capsys, "info")
+    assert status == 0
+    assert "1,536 tokens" in out
+    assert "cpu" in out
+
+
+def test_parity_check_prints_a_table_and_fails_when_asked_too_much(capsys, tmp_path):
+    folder = shutil.copytree(GOLDEN, tmp_path / "golden")
+    cases = json.loads((folder / "cases.json").read_text())
+    cases["generate"] = cases["generate"][:1]
+    (folder / "cases.json").write_text(json.dumps(cases))
+    status, out, _ = run(capsys, "parity", "check", str(folder))
+    assert status == 0
+    assert "10 of 10 within bounds" in out
+    status, out, _ = run(capsys, "parity", "check", str(folder), "--tolerance", "1e-9")
+    assert status == 1
+    assert "FAILED" in out
+
+
+def test_parity_check_of_no_folder(capsys, tmp_path):
+    status, _, err = run(capsys, "parity", "check", str(tmp_path / "nothing"))
+    assert status == 2
+    assert one_error_line(err)
+
+
+def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
+    out_file = tmp_path / "attempts.jsonl"
+    arguments = ["--limit", "4", "--batch-size", "2", "--max-new-tokens", "64", "--out", str(out_file)]
+    status, out, _ = run(capsys, "eval", "builtin", *arguments)
+    assert status == 0
+    assert "pass@1" in out
+    attempts = [json.loads(line) for line in out_file.read_text().splitlines()]
+    assert len(attempts) == 4
+    assert {attempt["outcome"] for attempt in attempts} <= {"passed", "failed", "timeout"}
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["info"], ["eval"], ["parity", "check"], ["parity", "record"]])
+def test_every_command_has_help(capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "usage: diffucoder" in text
+    assert not command or "Examples" in text or "diffucoder" in text
+
+
+def test_parsing_imports_nothing_heavy():
+    probe = "import sys; import jax_lm.cli; print(sorted({'jax', 'flax', 'numpy', 'tokenizers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_module_entry_point():
+    result = subprocess.run(
+        [sys.executable, "-m", "jax_lm.inference", "--prompt", "def add(a, b):", "--max-new-tokens", "32"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.startswith("def add(a, b):")

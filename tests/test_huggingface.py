@@ -1,0 +1,408 @@
+"""Checkpoints on disk: bits in and out, and everything that is refused."""
+
+import fnmatch
+import json
+import pickle
+import random
+import re
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from flax import nnx
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints.huggingface import INDEX, WEIGHTS, CheckpointError, load_tensors, resolve
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameter_shapes, parameters
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+UP, KEY_BIAS = "model.layers.1.mlp.up_proj.weight", "model.layers.2.self_attn.k_proj.bias"
+FIRST_SHARD_NAME = "model.embed_tokens.weight"
+HUB_NAME = "apple/DiffuCoder-7B-Instruct"
+
+
+def bits(array):
+    """What makes two arrays the same: NaN equals NaN here, 0.0 differs from -0.0."""
+    array = np.asarray(array)
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def stored(folder):
+    """All tensors of a folder, as safetensors reads them."""
+    return {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
+
+
+def assert_same_bits(ours, theirs):
+    assert set(ours) == set(theirs)
+    assert [name for name in ours if bits(ours[name]) != bits(theirs[name])] == []
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A copy of the recorded checkpoint, to be damaged."""
+    return Path(shutil.copytree(GOLDEN / "checkpoint", tmp_path / "checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def odd_model(tiny_model):
+    """Float32 weights with the values that careless copying changes."""
+    model = nnx.merge(*nnx.split(tiny_model))
+    odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-42, 3.4e38, 1 + 2**-23, -1.5], np.float32)
+    model.model.norm.weight[...] = jnp.asarray(np.tile(odd, 4))
+    return model
+
+
+def test_sharded_checkpoint_is_read_bit_for_bit(golden_model):
+    assert_same_bits(parameters(golden_model), stored(GOLDEN / "checkpoint"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_round_trip_keeps_every_bit(odd_model, tmp_path, dtype):
+    first, second = tmp_path / "new" / "first", tmp_path / "second"
+    odd_model.save_pretrained(first, dtype=dtype)
+    loaded = DreamForCausalLM.from_pretrained(first)
+    assert loaded.dtype == jnp.dtype(dtype)
+    assert_same_bits(parameters(loaded), stored(first))
+    assert_same_bits(stored(first), {k: np.asarray(v).astype(dtype) for k, v in parameters(odd_model).items()})
+    loaded.save_pretrained(second)
+    for name in (WEIGHTS, "config.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_saved_folder_holds_one_weight_file_that_pytorch_accepts(odd_model, tmp_path):
+    odd_model.save_pretrained(tmp_path, dtype="bfloat16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", WEIGHTS]
+    with safe_open(tmp_path / WEIGHTS, framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert odd_model.dtype == jnp.float32
+
+
+def test_config_round_trip(odd_model, tmp_path):
+    odd_model.save_pretrained(tmp_path, dtype="bfloat16")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert DreamConfig.from_dict(fields) == DreamForCausalLM.read_config(tmp_path) == odd_model.config
+    assert (fields["architectures"], fields["torch_dtype"]) == (["DreamModel"], "bfloat16")
+
+
+def test_dtype_argument_rounds_to_nearest():
+    loaded = parameters(DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", dtype="bfloat16"))
+    expected = {name: value.astype(ml_dtypes.bfloat16) for name, value in stored(GOLDEN / "checkpoint").items()}
+    assert_same_bits(loaded, expected)
+
+
+def test_dtype_argument_widens_exactly(odd_model, tmp_path):
+    odd_model.save_pretrained(tmp_path, dtype="bfloat16")
+    loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path, dtype="float32"))
+    assert_same_bits(loaded, {name: value.astype(np.float32) for name, value in stored(tmp_path).items()})
+
+
+@pytest.mark.xfail(strict=True, reason="defect: an integer dtype is accepted, and truncates the weights")
+def test_dtype_argument_must_be_a_float():
+    with pytest.raises(ValueError, match="int32"):
+        DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", dtype="int32")
+
+
+def test_progress_rises_to_the_total():
+    calls = []
+    DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", on_progress=lambda *call: calls.append(call))
+    reads, totals = zip(*calls, strict=True)
+    size = sum((GOLDEN / "checkpoint" / shard).stat().st_size for shard in SHARDS)
+    assert set(totals) == {size}
+    assert list(reads) == sorted(reads)
+    assert reads[-1] == size
+    assert len(set(reads)) >= 39  # one step for each tensor
+
+
+@pytest.mark.xfail(strict=True, raises=CheckpointError, reason="defect: the caller's own error is called damage")
+def test_errors_of_the_callback_are_not_taken_for_damage():
+    def hung_up(read, total):
+        raise BrokenPipeError("the terminal is gone")
+
+    with pytest.raises(BrokenPipeError):
+        DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", on_progress=hung_up)
+
+
+def test_tied_model_ignores_a_head_in_the_file(tiny_config, tmp_path):
+    model = DreamForCausalLM(DreamConfig.from_dict(tiny_config.to_dict() | {"tie_word_embeddings": True}))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    save_file(tensors | {"lm_head.weight": np.ones((96, 32), np.float32)}, tmp_path / WEIGHTS)
+    assert_same_bits(parameters(DreamForCausalLM.from_pretrained(tmp_path)), tensors)
+
+
+def test_saving_replaces_what_the_folder_held(odd_model, tiny_model, tmp_path):
+    tiny_model.save_pretrained(tmp_path)
+    odd_model.save_pretrained(tmp_path)
+    assert_same_bits(parameters(DreamForCausalLM.from_pretrained(tmp_path)), parameters(odd_model))
+
+
+@pytest.mark.xfail(strict=True, reason="defect: the old index stays, and the old shards are loaded")
+def test_saving_replaces_a_sharded_checkpoint(checkpoint):
+    model = DreamForCausalLM.from_pretrained(checkpoint)
+    model.model.norm.weight[...] = jnp.full(64, 7.0)
+    model.save_pretrained(checkpoint)
+    assert_same_bits(parameters(DreamForCausalLM.from_pretrained(checkpoint)), parameters(model))
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["disk full", "interrupted"])
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
+def test_interrupted_save_leaves_the_old_files(odd_model, tiny_model, tmp_path, monkeypatch, error, name):
+    tiny_model.save_pretrained(tmp_path)
+    before = (tmp_path / name).read_bytes()
+
+    def half(target, *arguments, **options):
+        Path(target).write_bytes(b"half")
+        raise error
+
+    if name == WEIGHTS:
+        monkeypatch.setattr(huggingface, "save_file", lambda tensors, path, **options: half(path))
+    else:
+        monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(type(error)):
+        odd_model.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", WEIGHTS]
+    assert (tmp_path / name).read_bytes() == before
+
+
+def write(name, text):
+    """A damage: the file now holds this text."""
+    return lambda folder: (folder / name).write_text(text)
+
+
+def remove(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def place(name, shard):
+    """A damage: the index says that `name` lies in `shard`; None takes the name out of the index."""
+
+    def damage(folder):
+        index = json.loads((folder / INDEX).read_text())
+        index["weight_map"][name] = shard
+        if shard is None:
+            del index["weight_map"][name]
+        (folder / INDEX).write_text(json.dumps(index))
+
+    return damage
+
+
+def put(name, change):
+    """A damage: the second shard's tensor becomes `change(tensor)`; None takes it out."""
+
+    def damage(folder):
+        tensors = load_file(folder / SHARDS[1])
+        value = change(tensors.pop(name, None))
+        save_file(tensors if value is None else tensors | {name: value}, folder / SHARDS[1])
+
+    return damage
+
+
+def both(*damages):
+    return lambda folder: [damage(folder) for damage in damages]
+
+
+def leaves(shard):
+    return pytest.param(place(UP, shard), f"names {shard!r}, which is not a file of this folder", id=f"shard {shard!r}")
+
+
+def defect(damage, named, raises, reason):
+    return pytest.param(damage, named, marks=pytest.mark.xfail(strict=True, raises=raises, reason=f"defect: {reason}"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        pytest.param(remove(INDEX, *SHARDS), f"has neither {WEIGHTS} nor {INDEX}", id="no weights"),
+        pytest.param(remove("config.json"), "has no config.json", id="no config"),
+        pytest.param(write("config.json", "{"), "config.json is not valid JSON", id="config cut off"),
+        pytest.param(write("config.json", "[]"), "config.json must hold a JSON object, not list", id="config list"),
+        pytest.param(
+            lambda f: (f / "config.json").write_bytes(b"\xff{}"), "config.json is not valid", id="config bytes"
+        ),
+        pytest.param(write(INDEX, "nonsense"), f"{INDEX} is not valid JSON", id="index no JSON"),
+        pytest.param(write(INDEX, "[]"), f"{INDEX} must hold a JSON object, not list", id="index list"),
+        pytest.param(write(INDEX, "{}"), f"{INDEX} has no weight_map", id="index empty"),
+        pytest.param(write(INDEX, '{"weight_map": []}'), f"{INDEX} has no weight_map", id="map list"),
+        pytest.param(remove(SHARDS[1]), f"names {SHARDS[1]!r}, which is absent", id="absent shard"),
+        pytest.param(place(UP, "other.safetensors"), "names 'other.safetensors', which is absent", id="renamed shard"),
+        pytest.param(place(UP, "config.json"), "config.json is damaged or not a safetensors file", id="shard of JSON"),
+        leaves("../x.safetensors"),
+        leaves("/etc/passwd"),
+        leaves("a/b.safetensors"),
+        leaves(""),
+        leaves(".."),
+        pytest.param(both(put(UP, lambda t: None), place(UP, None)), f"lacks tensor '{UP}'", id="missing tensor"),
+        pytest.param(
+            both(put(KEY_BIAS, lambda t: None), place(KEY_BIAS, None)), f"lacks tensor '{KEY_BIAS}'", id="missing bias"
+        ),
+        pytest.param(
+            both(put("extra.weight", lambda t: np.ones(3, np.float32)), place("extra.weight", SHARDS[1])),
+            "holds the unknown tensor 'extra.weight'",
+            id="unknown tensor",
+        ),
+        pytest.param(
+            put("extra.weight", lambda t: np.ones(3, np.float32)),
+            f"{SHARDS[1]} holds 'extra.weight'",
+            id="not in index",
+        ),
+        pytest.param(put(UP, lambda t: None), f"{SHARDS[1]} lacks '{UP}'", id="not in shard"),
+        pytest.param(place(UP, SHARDS[0]), f"{SHARDS[0]} lacks '{UP}'", id="in another shard"),
+        pytest.param(
+            place(FIRST_SHARD_NAME, SHARDS[1]), f"{SHARDS[0]} holds '{FIRST_SHARD_NAME}'", id="in an earlier shard"
+        ),
+        pytest.param(put(UP, lambda t: t.T.copy()), f"'{UP}' in", id="transposed"),
+        pytest.param(put(UP, lambda t: t.T.copy()), "shape (64, 160), the config asks for (160, 64)", id="shapes"),
+        pytest.param(put(UP, lambda t: t[None]), "shape (1, 160, 64)", id="one dimension more"),
+        pytest.param(put(UP, lambda t: t.astype(np.int32)), f"'{UP}' in", id="integer tensor"),
+        pytest.param(put(UP, lambda t: t.astype(np.int32)), "dtype int32", id="integer dtype"),
+        pytest.param(put(UP, lambda t: t.astype(bool)), "dtype bool", id="boolean dtype"),
+        pytest.param(write(SHARDS[1], "garbage" * 99), f"{SHARDS[1]} is damaged", id="garbage shard"),
+        defect(place(UP, "x" * 300), "x" * 300, OSError, "a shard name too long for the file system"),
+        defect(write("config.json", "[" * 100_000), "config.json", RecursionError, "deeply nested JSON"),
+        defect(write("config.json", "1" * 5000), "config.json", ValueError, "an integer of 5000 digits"),
+    ],
+)
+def test_damage_is_refused_by_name(checkpoint, damage, named):
+    damage(checkpoint)
+    with pytest.raises(CheckpointError, match=re.escape(named)):
+        DreamForCausalLM.from_pretrained(checkpoint)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"garbage" * 99, b"\xff" * 8 + b"{}", pickle.dumps({"a": 1})])
+def test_file_that_is_no_safetensors_is_refused(checkpoint, content):
+    (checkpoint / INDEX).unlink()
+    (checkpoint / WEIGHTS).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{WEIGHTS} is damaged or not a safetensors file"):
+        DreamForCausalLM.from_pretrained(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def whole(odd_model, tmp_path_factory):
+    """One file, its shapes, and what it holds."""
+    folder = tmp_path_factory.mktemp("whole")
+    odd_model.save_pretrained(folder)
+    return (folder / WEIGHTS).read_bytes(), parameter_shapes(odd_model.config), stored(folder)
+
+
+def test_truncated_files_are_refused(whole, tmp_path):
+    content, shapes, _ = whole
+    data = 8 + int.from_bytes(content[:8], "little")
+    edges = [0, 1, 7, 8, 9, data - 1, data, data + 1, len(content) - 4, len(content) - 1]
+    for length in [*edges, *random.Random(0).sample(range(len(content)), 50)]:
+        (tmp_path / WEIGHTS).write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=WEIGHTS):
+            load_tensors(tmp_path, shapes)
+
+
+def test_flipped_header_bits_are_refused_or_change_nothing(whole, tmp_path):
+    content, shapes, expected = whole
+    data = 8 + int.from_bytes(content[:8], "little")
+    rng, refused = random.Random(1), 0
+    for _ in range(150):
+        position, bit = rng.randrange(data), rng.randrange(8)
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << bit
+        (tmp_path / WEIGHTS).write_bytes(damaged)
+        try:
+            loaded = load_tensors(tmp_path, shapes)
+        except CheckpointError:
+            refused += 1
+        else:
+            assert_same_bits(loaded, expected)
+    assert refused >= 100  # the others hit the metadata or the spaces that pad the header
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=re.escape(f"{str(tmp_path / 'none')!r}: no such folder")):
+        resolve(tmp_path / "none")
+
+
+def test_file_in_place_of_a_folder_is_named():
+    path = GOLDEN / "checkpoint" / "config.json"
+    with pytest.raises(CheckpointError, match=re.escape(f"{str(path)!r} is a file")):
+        DreamForCausalLM.from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no/such/thing",
+        "name",
+        "a b/c",
+        "https://huggingface.co/a/b",
+        "/no/where",
+        pytest.param(
+            "~nobody-of-this-name/x",
+            marks=pytest.mark.xfail(strict=True, raises=RuntimeError, reason="defect: expanduser of an unknown user"),
+        ),
+        pytest.param(
+            "x" * 300, marks=pytest.mark.xfail(strict=True, raises=OSError, reason="defect: a name too long for a path")
+        ),
+        pytest.param("", marks=pytest.mark.xfail(strict=True, reason="defect: '' is taken for the current folder")),
+    ],
+)
+def test_text_that_is_no_hub_id_never_reaches_the_hub(monkeypatch, name):
+    monkeypatch.setattr(huggingface, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(CheckpointError, match=re.escape(f"model {name!r}")):
+        resolve(name)
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError, ConnectionError, ValueError])
+def test_hub_id_that_cannot_be_had_is_named_with_the_reason(monkeypatch, error):
+    def offline(repo_id, **options):
+        raise error("no network, and\nnot in the cache")
+
+    monkeypatch.setattr(huggingface, "snapshot_download", offline)
+    with pytest.raises(CheckpointError) as caught:
+        DreamForCausalLM.from_pretrained(HUB_NAME)
+    assert HUB_NAME in str(caught.value)
+    assert str(caught.value).endswith("(no network, and)")
+
+
+def test_only_data_is_downloaded(monkeypatch, golden_model):
+    calls = []
+
+    def download(repo_id, *, allow_patterns):
+        calls.append((repo_id, allow_patterns))
+        return str(GOLDEN / "checkpoint")
+
+    monkeypatch.setattr(huggingface, "snapshot_download", download)
+    assert_same_bits(parameters(DreamForCausalLM.from_pretrained(HUB_NAME)), parameters(golden_model))
+    ((repo_id, patterns),) = calls
+    assert repo_id == HUB_NAME
+    names = ("config.json", INDEX, *SHARDS, "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja")
+    code = ("modeling_dream.py", "pytorch_model.bin", "model.pt", "weights.pkl", "model.ckpt", "run.sh")
+    for name in (*names, *code):
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns) == (name in names)
+
+
+class Trap:
+    """Unpickling this writes the marker."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+def test_code_of_a_checkpoint_is_never_executed(checkpoint, tmp_path):
+    marker = tmp_path / "executed"
+    for name in ("modeling_dream.py", "configuration_dream.py", "__init__.py", "conftest.py", "sitecustomize.py"):
+        (checkpoint / name).write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
+    for name in ("pytorch_model.bin", "model.pkl", "training_args.bin"):
+        (checkpoint / name).write_bytes(pickle.dumps(Trap(marker)))
+    DreamForCausalLM.from_pretrained(checkpoint)
+    remove(INDEX, *SHARDS)(checkpoint)
+    with pytest.raises(CheckpointError, match=WEIGHTS):
+        DreamForCausalLM.from_pretrained(checkpoint)
+    assert not marker.exists()
+    pickle.loads((checkpoint / "model.pkl").read_bytes())
+    assert marker.exists()  # the trap works

@@ -1,0 +1,27 @@
+"""Recording the PyTorch reference gives a folder that the check accepts. Skipped without torch."""
+
+import pytest
+from conftest import GOLDEN
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.evaluation.parity import check
+from jax_lm.evaluation.recording import CASES, Shape, record
+
+SHAPE = Shape(batch=2, prompt_length=9, max_new_tokens=12, seed=7)
+
+
+def test_recorded_reference_passes(tmp_path):
+    record(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)
+    findings = list(check(tmp_path / "recorded", tolerance=2e-5))
+    assert len(findings) == 9 + len(CASES)
+    assert [finding for finding in findings if not finding.passed] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["recorded"]
+
+
+def test_existing_output_is_kept(tmp_path):
+    (tmp_path / "recorded").mkdir()
+    with pytest.raises(CheckpointError, match="exists"):
+        record(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)

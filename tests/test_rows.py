@@ -1,0 +1,253 @@
+"""Tasks as token rows, their batches, and the stream of batches."""
+
+import ast
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from jax_lm.data import rows
+from jax_lm.data.corpus import draw_task
+from jax_lm.data.rows import (
+    REQUESTS,
+    ROW_SHARES,
+    Row,
+    chat_row,
+    collate,
+    completion_row,
+    continuation_row,
+    infilling_row,
+    stream_batches,
+)
+from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
+from jax_lm.training import builtin_model
+
+LENGTHS = (64, 96, 128, 192, 352)
+PAD = 9
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """That of the built-in model, from a tenth of its texts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builtin_model, "TOKENIZER_TASKS", 2000)
+        return builtin_model.build_tokenizer(0)
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    rng = random.Random(5)
+    return [draw_task(rng) for _ in range(80)]
+
+
+@pytest.fixture
+def rng():
+    return random.Random(6)
+
+
+def parts(row, tokenizer):
+    """Text of what stays visible, and text of the canvas."""
+    visible, canvas = ([i for i, c in zip(row.ids, row.canvas, strict=True) if c == kind] for kind in (False, True))
+    return tokenizer.decode(visible), tokenizer.decode(canvas)
+
+
+def starts_and_ends(canvas):
+    """How often the canvas begins or stops along the row."""
+    return int(np.abs(np.diff(np.concatenate([[0], np.asarray(canvas, int), [0]]))).sum())
+
+
+@pytest.mark.parametrize("draw_row", ROW_SHARES)
+def test_canvas_is_one_piece_of_every_row(tasks, tokenizer, rng, draw_row):
+    for task in tasks:
+        row = draw_row(task, tokenizer, rng)
+        assert len(row.ids) == len(row.canvas)
+        assert starts_and_ends(row.canvas) == 2
+
+
+def test_completion_keeps_the_header_and_writes_the_body(tasks, tokenizer, rng):
+    for task in tasks:
+        row = completion_row(task, tokenizer, rng)
+        assert parts(row, tokenizer) == (task.prompt, task.completion + END_OF_TEXT)
+        assert row.open
+
+
+def test_completion_prompt_is_encoded_as_it_is_alone(tasks, tokenizer, rng):
+    for task in tasks:
+        row, prompt = completion_row(task, tokenizer, rng), tokenizer.encode(task.prompt)
+        assert list(row.ids[: len(prompt)]) == prompt
+        assert row.canvas == (False,) * len(prompt) + (True,) * (len(row.ids) - len(prompt))
+
+
+def test_continuation_goes_on_from_anywhere(tasks, tokenizer, rng):
+    cuts = []
+    for task in tasks:
+        row = continuation_row(task, tokenizer, rng)
+        visible, canvas = parts(row, tokenizer)
+        assert visible + canvas == task.prompt + task.completion + END_OF_TEXT
+        assert visible
+        assert canvas != END_OF_TEXT
+        assert row.open
+        assert row.canvas[-1]
+        cuts.append(len(visible) / len(visible + canvas))
+    # Anywhere: four standard errors of the mean of 80 uniform draws, and cuts in every third.
+    assert np.mean(cuts) == pytest.approx(0.5, abs=4 * 0.032)
+    assert set(np.floor(np.multiply(cuts, 3))) == {0, 1, 2}
+
+
+def test_infilling_has_a_hole_of_the_length_of_its_text(tasks, tokenizer, rng):
+    between = 0
+    for task in tasks:
+        row = infilling_row(task, tokenizer, rng)
+        text = task.prompt + task.completion
+        assert tokenizer.decode(row.ids) == text
+        assert not row.open
+        visible, hole = parts(row, tokenizer)
+        assert 1 <= len(hole) <= 160
+        assert len(visible) + len(hole) == len(text)
+        between += not row.canvas[0] and not row.canvas[-1]
+    assert between > 40
+
+
+def test_chat_answers_with_fenced_code_that_passes_the_tests(tasks, tokenizer, rng):
+    for task in tasks:
+        row = chat_row(task, tokenizer, rng)
+        prompt, answer = parts(row, tokenizer)
+        assert row.ids[-1] == tokenizer.token_id(END_OF_TURN)
+        assert row.open
+        assert prompt.startswith(f"{START_OF_TURN}user\n")
+        assert prompt.endswith(f"{END_OF_TURN}\n{START_OF_TURN}assistant\n")
+        assert answer.startswith("```python\n")
+        assert answer.endswith(f"\n```{END_OF_TURN}")
+        code = answer.removeprefix("```python\n").removesuffix(f"\n```{END_OF_TURN}")
+        assert ast.dump(ast.parse(code)) == ast.dump(ast.parse(task.prompt + task.completion))
+        exec("\n".join((code, *task.tests)), {})
+
+
+def test_chat_asks_in_every_way(tasks, tokenizer, rng):
+    task, asked = tasks[0], set()
+    wanted = {
+        form.format(name=task.entry_point, doc=task.description, header=task.prompt.rstrip("\n")) for form in REQUESTS
+    }
+    for _ in range(100):
+        prompt, _ = parts(chat_row(task, tokenizer, rng), tokenizer)
+        asked.add(prompt.split(f"{START_OF_TURN}user\n")[1].split(END_OF_TURN)[0])
+    assert asked == wanted
+
+
+@pytest.mark.parametrize("draw_row", ROW_SHARES)
+def test_rows_depend_on_the_seed_alone(tasks, tokenizer, draw_row):
+    first, again = ([draw_row(task, tokenizer, random.Random(8)) for task in tasks[:20]] for _ in range(2))
+    assert first == again
+
+
+def test_shares_are_probabilities():
+    assert sum(ROW_SHARES.values()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_collate_continues_open_rows_only():
+    open_row, closed_row = Row((1, 2, 3), (False, True, True)), Row((4, 5), (True, False), open=False)
+    batch = collate([open_row, closed_row], 5, PAD)
+    np.testing.assert_array_equal(batch.tokens, [[1, 2, 3, PAD, PAD], [4, 5, PAD, PAD, PAD]])
+    np.testing.assert_array_equal(batch.canvas, [[0, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(batch.attention_mask, [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+
+
+def test_collate_takes_a_row_of_exactly_the_length():
+    batch = collate([Row((1, 2), (False, True))], 2, PAD)
+    np.testing.assert_array_equal(batch.tokens, [[1, 2]])
+    np.testing.assert_array_equal(batch.canvas, [[False, True]])
+
+
+def test_collate_names_both_lengths_of_a_row_too_long():
+    with pytest.raises(ValueError, match=r"row of 3 tokens: longer than length=2"):
+        collate([Row((1, 2, 3), (True,) * 3)], 2, PAD)
+
+
+def take(count, tokenizer, **options):
+    settings = {"seed": 3, "tokens_per_batch": 600, "lengths": LENGTHS} | options
+    return list(itertools.islice(stream_batches(tokenizer, **settings), count))
+
+
+def equal(first, second):
+    return all(
+        np.array_equal(ours, theirs)
+        for a, b in zip(first, second, strict=True)
+        for ours, theirs in zip(a, b, strict=True)
+    )
+
+
+def test_stream_depends_on_the_seed_alone(tokenizer):
+    first = take(8, tokenizer)
+    random.seed(99)
+    assert equal(first, take(8, tokenizer))
+    assert not equal(first, take(8, tokenizer, seed=4))
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 200, 1000])
+def test_batches_are_full_and_no_larger_than_one_row_more(tokenizer, tokens_per_batch):
+    for batch in take(15, tokenizer, tokens_per_batch=tokens_per_batch):
+        count, length = batch.tokens.shape
+        assert length in LENGTHS
+        assert tokens_per_batch <= count * length < tokens_per_batch + length
+
+
+def used(batch, tokenizer):
+    """Length of each row's text, without the padding."""
+    return [max(np.flatnonzero(row != tokenizer.pad_id)) + 1 for row in batch.tokens]
+
+
+def test_rows_go_to_the_shortest_length_that_holds_them(tokenizer):
+    for batch in take(15, tokenizer, longer_share=0.0):
+        shorter = max((length for length in LENGTHS if length < batch.tokens.shape[1]), default=0)
+        assert min(used(batch, tokenizer)) > shorter
+
+
+def test_some_open_rows_go_to_a_longer_canvas(tokenizer):
+    is_longer = {True: 0, False: 0}
+    for batch in take(30, tokenizer, longer_share=1.0):
+        shorter = max((length for length in LENGTHS if length < batch.tokens.shape[1]), default=0)
+        for text, attended in zip(used(batch, tokenizer), batch.attention_mask, strict=True):
+            is_closed = not attended.all()
+            assert not (is_closed and text <= shorter)
+            is_longer[text <= shorter] += 1
+    # Of n fitting lengths n - 1 are longer.
+    assert is_longer[True] > is_longer[False]
+
+
+def test_rows_that_fit_no_length_are_drawn_anew(tokenizer):
+    batches = take(5, tokenizer, lengths=(48,))
+    assert {batch.tokens.shape[1] for batch in batches} == {48}
+
+
+def test_only_the_training_side_is_streamed(tokenizer, monkeypatch):
+    drawn = []
+
+    def record(*arguments, **options):
+        drawn.append(draw_task(*arguments, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(rows, "draw_task", record)
+    batches = take(30, tokenizer)
+    assert len(drawn) >= sum(len(batch.tokens) for batch in batches)
+    assert [task.key for task in drawn if task.held_out] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_kind"),
+    [
+        (chat_row, lambda row, attended, tokenizer: tokenizer.token_id(START_OF_TURN) in row),
+        (infilling_row, lambda row, attended, tokenizer: not attended.all()),
+    ],
+    ids=["chat", "infilling"],
+)
+def test_stream_mixes_rows_in_their_shares(tokenizer, kind, is_kind):
+    # One length for all, so that none waits; a row that fills it does not look closed.
+    batches = take(40, tokenizer, lengths=(384,), tokens_per_batch=10 * 384)
+    seen = [
+        is_kind(row, mask, tokenizer) for b in batches for row, mask in zip(b.tokens, b.attention_mask, strict=True)
+    ]
+    share = ROW_SHARES[kind]
+    assert len(seen) == 400
+    # Four standard errors of a share of 400 rows.
+    assert np.mean(seen) == pytest.approx(share, abs=4 * (share * (1 - share) / 400) ** 0.5)
