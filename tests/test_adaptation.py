@@ -1,6 +1,7 @@
 """The loss of masked diffusion, its optimizer, and the training loop on a tiny model."""
 
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -15,10 +16,12 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.data.rows import Batch
 from jax_lm.diffusion.masking import forward_process, noise_levels, shift_right
 from jax_lm.models.dream import DreamForCausalLM, flatten, parameters
+from jax_lm.training import adaptation
 from jax_lm.training.adaptation import (
     AdaptationConfig,
     diffusion_loss,
     make_step,
+    masked_mean,
     muon_or_adamw,
     optimizer,
     train,
@@ -32,8 +35,16 @@ def settings(**changes):
     return AdaptationConfig(**({"steps": 10, "learning_rate": 1e-3, "warmup_steps": 0} | changes))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_compilation():
+    """Runs of the same model with the same settings share their compiled step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adaptation, "make_step", functools.cache(make_step))
+        yield
+
+
 @pytest.fixture(scope="module")
-def batch(tiny_config):
+def batch():
     """Four rows of which the last has a closed canvas in the middle and padding behind."""
     tokens = np.random.default_rng(0).integers(0, 90, (4, 16)).astype(np.int32)
     canvas = np.broadcast_to(np.arange(16) >= 6, (4, 16)).copy()
@@ -93,6 +104,16 @@ def test_bfloat16_logits_are_summed_in_float32():
     assert loss == diffusion_loss(logits.astype(jnp.float32), *arguments)
 
 
+def test_masked_mean_is_the_mean_over_masked_tokens():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(3, 8, 11)).astype(np.float32) * 4
+    tokens = rng.integers(0, 11, (3, 8)).astype(np.int32)
+    masked = rng.random((3, 8)) < 0.4
+    ours = masked_mean(*map(jnp.asarray, (logits, tokens, masked)))
+    # With every weight 1 and the masked positions for a canvas the formula above is a mean.
+    assert ours == pytest.approx(plain_loss(logits, tokens, masked, masked, np.ones(3), 1.0), rel=2e-6)
+
+
 def test_stratified_levels_are_unbiased_and_less_noisy():
     means = jax.vmap(lambda key: jnp.mean(noise_levels(key, 8) ** 2))(jax.random.split(jax.random.key(0), 4000))
     exact = (1 - MINIMUM**3) / (3 * (1 - MINIMUM))
@@ -132,6 +153,8 @@ def unchecked(changes, named):
         ({"warmup_steps": 10}, "warmup_steps=10"),
         ({"warmup_steps": -1}, "warmup_steps=-1"),
         ({"steps": 0}, "steps=0"),
+        ({"stop_after": 0}, "stop_after=0"),
+        ({"stop_after": 11}, "stop_after=11"),
         ({"learning_rate": 0.0}, r"learning_rate=0\.0"),
         ({"learning_rate": -1e-3}, r"learning_rate=-0\.001"),
         ({"max_weight": 0.5}, r"max_weight=0\.5"),
@@ -206,33 +229,54 @@ def test_muon_equalises_the_directions_of_an_update():
 
 @dataclasses.dataclass
 class Run:
-    """What a training run left, in memory and on disk."""
+    """What a training run took, and what it left in memory and on disk."""
 
     given: DreamForCausalLM
     model: DreamForCausalLM
     config: AdaptationConfig
     out: Path
     saves: list[int]
+    levels: np.ndarray
 
 
-@pytest.fixture(scope="module")
-def run(tiny_config, batch, tmp_path_factory):
-    """Forty steps on one batch."""
-    out, taken, saves = tmp_path_factory.mktemp("run") / "new", itertools.count(), []
+def train_recorded(model_config, config, batch, out):
+    """A run, with the number of batches before each save and the noise levels of each step."""
+    taken, saves, levels = itertools.count(), [], []
     real_save = huggingface.save
 
     def save(*arguments):
         saves.append(next(taken))
         real_save(*arguments)
 
+    def noise(key, tokens, canvas, rows, mask_id):
+        jax.debug.callback(lambda values: levels.append(np.sort(values)), rows)
+        return forward_process(key, tokens, canvas, rows, mask_id)
+
+    given = DreamForCausalLM(model_config, rngs=nnx.Rngs(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface, "save", save)
+        patch.setattr(adaptation, "forward_process", noise)
+        model = train(given, (batch for _ in taken), config, out)
+        jax.effects_barrier()
+    return Run(given, model, config, out, saves, np.stack(levels))
+
+
+@pytest.fixture(scope="module")
+def run(tiny_config, batch, tmp_path_factory):
+    """Forty steps on one batch."""
     config = settings(
         steps=40, learning_rate=0.05, muon_learning_rate=0.1, warmup_steps=4, log_every=8, save_every=20, seed=3
     )
-    given = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(huggingface, "save", save)
-        model = train(given, (batch for _ in taken), config, out)
-    return Run(given, model, config, out, saves)
+    return train_recorded(tiny_config, config, batch, tmp_path_factory.mktemp("run") / "new")
+
+
+ROUNDED = {"steps": 10, "stop_after": 3, "log_every": 2, "compute_dtype": "bfloat16", "objective": "masked_mean"}
+
+
+@pytest.fixture(scope="module")
+def rounded_run(shallow_config, batch, tmp_path_factory):
+    """Three steps in bfloat16 on the second objective."""
+    return train_recorded(shallow_config, settings(**ROUNDED), batch, tmp_path_factory.mktemp("rounded"))
 
 
 def metrics(run):
@@ -288,11 +332,25 @@ def test_weights_are_saved_on_the_way_and_at_the_end(run):
     assert run.saves == [20, 41]
 
 
-def test_bfloat16_products_keep_float32_weights(shallow_config, batch, tmp_path):
-    before = {name: np.asarray(value) for name, value in parameters(DreamForCausalLM(shallow_config)).items()}
-    config = settings(steps=2, compute_dtype="bfloat16")
-    model = train(DreamForCausalLM(shallow_config), itertools.repeat(batch), config, tmp_path)
-    for weights in (parameters(model), parameters(DreamForCausalLM.from_pretrained(tmp_path))):
+def test_run_stops_before_its_schedule_does(rounded_run):
+    assert [entry["step"] for entry in metrics(rounded_run)] == [2, 3]
+    assert rounded_run.saves == [3]
+
+
+def test_noise_levels_of_the_evidence_bound_are_uniform(run):
+    assert run.levels.shape == (40, 4)
+    np.testing.assert_array_equal(np.floor(run.levels * 4), np.tile(np.arange(4), (40, 1)))
+
+
+def test_noise_levels_of_the_masked_mean_are_mostly_high(rounded_run):
+    # t = 1 - u², with u from each of four strata of (0, 1).
+    strata = np.floor((1 - np.sqrt(1 - rounded_run.levels)) * 4)
+    np.testing.assert_array_equal(strata, np.tile(np.arange(4), (3, 1)))
+
+
+def test_bfloat16_products_keep_float32_weights(rounded_run):
+    before = parameters(DreamForCausalLM(rounded_run.model.config, rngs=nnx.Rngs(0)))
+    for weights in (parameters(rounded_run.model), parameters(DreamForCausalLM.from_pretrained(rounded_run.out))):
         assert {value.dtype for value in weights.values()} == {jnp.dtype("float32")}
         for name, value in weights.items():
             assert not np.array_equal(value, before[name])
@@ -315,9 +373,9 @@ def test_products_are_computed_in_the_chosen_dtype(shallow_config, batch, dtype,
 
 def test_loss_that_is_not_finite_stops_the_run(shallow_config, batch, tmp_path):
     model = DreamForCausalLM(shallow_config)
-    model.model.norm.weight[...] = jnp.full(32, jnp.nan)
+    model.model.norm.weight[...] = jnp.full(32, jnp.nan, jnp.float32)
     with pytest.raises(FloatingPointError, match="loss is nan at step 2"):
-        train(model, itertools.repeat(batch), settings(log_every=2), tmp_path)
+        train(model, itertools.repeat(batch), settings(**ROUNDED), tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
 
 

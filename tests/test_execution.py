@@ -11,9 +11,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from jax_lm.evaluation.execution import OUTPUT_HEAD, run_tests
+from jax_lm.evaluation.execution import DETAIL_LENGTH, run_tests
 
-pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 
 WRITER = """
 import os
@@ -125,7 +124,7 @@ def test_large_output_does_not_hang(stream):
 
 def test_detail_is_cut_to_a_readable_length():
     result = run_tests("raise ValueError('x' * 100_000)", [])
-    assert len(result.detail) == OUTPUT_HEAD
+    assert len(result.detail) == DETAIL_LENGTH
 
 
 def test_text_is_utf8_whatever_the_locale():

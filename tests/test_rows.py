@@ -11,7 +11,6 @@ from jax_lm.data import rows
 from jax_lm.data.corpus import draw_task
 from jax_lm.data.rows import (
     REQUESTS,
-    ROW_SHARES,
     Row,
     chat_row,
     collate,
@@ -24,6 +23,7 @@ from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
 from jax_lm.training import builtin_model
 
 LENGTHS = (64, 96, 128, 192, 352)
+SHARES = {completion_row: 0.6, continuation_row: 0.1, infilling_row: 0.1, chat_row: 0.2}
 PAD = 9
 
 
@@ -57,7 +57,7 @@ def starts_and_ends(canvas):
     return int(np.abs(np.diff(np.concatenate([[0], np.asarray(canvas, int), [0]]))).sum())
 
 
-@pytest.mark.parametrize("draw_row", ROW_SHARES)
+@pytest.mark.parametrize("draw_row", SHARES)
 def test_canvas_is_one_piece_of_every_row(tasks, tokenizer, rng, draw_row):
     for task in tasks:
         row = draw_row(task, tokenizer, rng)
@@ -135,14 +135,10 @@ def test_chat_asks_in_every_way(tasks, tokenizer, rng):
     assert asked == wanted
 
 
-@pytest.mark.parametrize("draw_row", ROW_SHARES)
+@pytest.mark.parametrize("draw_row", SHARES)
 def test_rows_depend_on_the_seed_alone(tasks, tokenizer, draw_row):
     first, again = ([draw_row(task, tokenizer, random.Random(8)) for task in tasks[:20]] for _ in range(2))
     assert first == again
-
-
-def test_shares_are_probabilities():
-    assert sum(ROW_SHARES.values()) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_collate_continues_open_rows_only():
@@ -165,7 +161,13 @@ def test_collate_names_both_lengths_of_a_row_too_long():
 
 
 def take(count, tokenizer, **options):
-    settings = {"seed": 3, "tokens_per_batch": 600, "lengths": LENGTHS} | options
+    settings = {
+        "seed": 3,
+        "tokens_per_batch": 600,
+        "lengths": LENGTHS,
+        "shares": SHARES,
+        "longer_share": 0.15,
+    } | options
     return list(itertools.islice(stream_batches(tokenizer, **settings), count))
 
 
@@ -233,21 +235,24 @@ def test_only_the_training_side_is_streamed(tokenizer, monkeypatch):
     assert [task.key for task in drawn if task.held_out] == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_kind"),
-    [
-        (chat_row, lambda row, attended, tokenizer: tokenizer.token_id(START_OF_TURN) in row),
-        (infilling_row, lambda row, attended, tokenizer: not attended.all()),
-    ],
-    ids=["chat", "infilling"],
-)
-def test_stream_mixes_rows_in_their_shares(tokenizer, kind, is_kind):
-    # One length for all, so that none waits; a row that fills it does not look closed.
-    batches = take(40, tokenizer, lengths=(384,), tokens_per_batch=10 * 384)
-    seen = [
-        is_kind(row, mask, tokenizer) for b in batches for row, mask in zip(b.tokens, b.attention_mask, strict=True)
-    ]
-    share = ROW_SHARES[kind]
-    assert len(seen) == 400
-    # Four standard errors of a share of 400 rows.
-    assert np.mean(seen) == pytest.approx(share, abs=4 * (share * (1 - share) / 400) ** 0.5)
+@pytest.mark.parametrize("weight", [1, 10])
+def test_stream_mixes_kinds_by_their_shares(tokenizer, weight):
+    # One length for all, so that no kind waits longer than another.
+    shares = {kind: weight * share for kind, share in SHARES.items()}
+    batches = take(40, tokenizer, lengths=(384,), tokens_per_batch=10 * 384, shares=shares)
+    start = tokenizer.token_id(START_OF_TURN)
+    seen = {
+        chat_row: [start in row for batch in batches for row in batch.tokens],
+        infilling_row: [not mask.all() for batch in batches for mask in batch.attention_mask],
+    }
+    for kind, rows_of_kind in seen.items():
+        assert len(rows_of_kind) == 400
+        # Four standard errors of a share of 400 rows.
+        tolerance = 4 * (SHARES[kind] * (1 - SHARES[kind]) / 400) ** 0.5
+        assert np.mean(rows_of_kind) == pytest.approx(SHARES[kind], abs=tolerance)
+
+
+def test_stream_of_one_kind(tokenizer):
+    for batch in take(5, tokenizer, shares={infilling_row: 1.0}):
+        assert not batch.canvas.all(axis=1).any()
+        assert all(starts_and_ends(canvas) == 2 for canvas in batch.canvas)

@@ -1,12 +1,11 @@
 """Run a generated program against its tests in a child process with limits.
 
-This is no sandbox: limits on time, memory, files and processes, an empty environment and an empty folder
-keep accidents in, not attacks. It is meant for the built-in model's own small functions, nothing else.
+This is no sandbox: limits on time, memory, files and output, an empty environment and an empty folder keep
+accidents in, not attacks. It is meant for the built-in model's own small functions, nothing else.
 """
 
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,8 +15,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 MEMORY_BYTES = 512 * 2**20
-OUTPUT_HEAD = 400
+CPU_SECONDS = 10
+DETAIL_LENGTH = 400
 SENTINEL = "tests-reached-their-end"
+
+# The child limits itself before it reads the program: a function that runs between fork and exec in this
+# process could deadlock with the threads of JAX.
+BOOTSTRAP = f"""
+import resource, sys
+for limit, value in (
+    (resource.RLIMIT_CPU, {CPU_SECONDS}),
+    (resource.RLIMIT_AS, {MEMORY_BYTES}),
+    (resource.RLIMIT_FSIZE, 0),
+    (resource.RLIMIT_NOFILE, 16),
+    (resource.RLIMIT_CORE, 0),
+):
+    resource.setrlimit(limit, (value, value))
+exec(compile(sys.stdin.read(), "<program>", "exec"), {{"__name__": "__main__"}})
+"""
 
 Outcome = Literal["passed", "failed", "timeout"]
 
@@ -40,16 +55,16 @@ def run_tests(program: str, tests: Sequence[str], *, seconds: float = 5.0) -> Re
     source = "\n".join([program, *tests, f"print({SENTINEL!r})"])
     with tempfile.TemporaryDirectory() as folder:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-"],
+            [sys.executable, "-I", "-S", "-B", "-c", BOOTSTRAP],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
             env={},
             text=True,
+            encoding="utf-8",
             errors="replace",
             start_new_session=True,
-            preexec_fn=set_limits,
         )
         try:
             output, errors = child.communicate(source, timeout=seconds)
@@ -60,16 +75,7 @@ def run_tests(program: str, tests: Sequence[str], *, seconds: float = 5.0) -> Re
     if child.returncode == 0 and output.endswith(f"{SENTINEL}\n"):
         return Result("passed")
     lines = errors.strip().splitlines()
-    return Result("failed", lines[-1][:OUTPUT_HEAD] if lines else f"exit status {child.returncode}")
-
-
-def set_limits() -> None:
-    """Called in the child before it runs: CPU seconds, memory, file size, open files, no core dump."""
-    resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return Result("failed", lines[-1][:DETAIL_LENGTH] if lines else f"exit status {child.returncode}")
 
 
 def stop(child: subprocess.Popen) -> None:

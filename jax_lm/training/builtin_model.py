@@ -72,15 +72,16 @@ PHASES = (
     # So the rest practises nearly empty canvases, mostly on completions, and on canvases of many lengths.
     Phase(
         adaptation=AdaptationConfig(
-            steps=3700,
-            learning_rate=3e-3,
-            muon_learning_rate=0.02,
+            steps=2500,
+            learning_rate=1.5e-3,
+            muon_learning_rate=0.006,
+            warmup_steps=50,
             compute_dtype="bfloat16",
             objective="masked_mean",
             seed=1,
         ),
         shares={completion_row: 0.85, continuation_row: 0.05, infilling_row: 0.05, chat_row: 0.05},
-        longer_share=0.2,
+        longer_share=0.12,
         data_seed=2,
     ),
 )

@@ -1,0 +1,52 @@
+"""Errors as one line, and bars only where somebody looks."""
+
+import pytest
+
+from jax_lm import terminal
+
+
+def failing(error):
+    def command():
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (ValueError("steps=0: must be\n  at least 1"), 2, "error: steps=0: must be at least 1\n"),
+        (FileNotFoundError(2, "No such file", "x.txt"), 2, "error: [Errno 2] No such file: 'x.txt'\n"),
+        (ValueError(), 2, "error: ValueError\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_errors_are_one_line(capsys, error, status, line):
+    assert terminal.guarded(failing(error), debug=False) == status
+    assert capsys.readouterr().err == line
+
+
+def test_debug_adds_the_traceback(capsys):
+    assert terminal.guarded(failing(ValueError("no")), debug=True) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("error: no\n")
+
+
+def test_defects_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError):
+        terminal.guarded(failing(ZeroDivisionError()), debug=False)
+
+
+def test_status_is_handed_on():
+    assert terminal.guarded(lambda: 1, debug=False) == 1
+
+
+@pytest.mark.parametrize(("is_terminal", "setting", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
+def test_bars_only_on_a_terminal(monkeypatch, capsys, is_terminal, setting, shown):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("NO_RICH_LOGGING", setting)
+    with terminal.progress("loading") as report:
+        assert (report is not None) == shown
+        if report:
+            report(1, 2)
