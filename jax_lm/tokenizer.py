@@ -63,7 +63,7 @@ class DiffuCoderTokenizer:
         try:
             if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
                 backend = byte_level_bpe(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-                backend.add_tokens(added_tokens(folder))
+                add_in_order(backend, folder)
             elif (folder / "tokenizer.json").is_file():
                 backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             else:
@@ -150,7 +150,7 @@ class DiffuCoderTokenizer:
         try:
             template = environment.from_string(self.chat_template)
             return template.render(messages=list(messages), add_generation_prompt=add_generation_prompt)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program of the checkpoint: it may raise anything
             raise TokenizerError(f"chat template does not accept these messages: {error}") from error
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -175,8 +175,8 @@ def byte_level_bpe(model: models.BPE) -> Tokenizer:
     return backend
 
 
-def added_tokens(folder: Path) -> list[AddedToken]:
-    """Tokens of added_tokens.json in the order of their ids, which must continue the vocabulary."""
+def add_in_order(backend: Tokenizer, folder: Path) -> None:
+    """Add the tokens of added_tokens.json in the order of their ids, which must continue the vocabulary."""
     path = folder / "added_tokens.json"
     if not path.is_file():
         raise TokenizerError(f"tokenizer {str(folder)!r} has no added_tokens.json")
@@ -186,9 +186,10 @@ def added_tokens(folder: Path) -> list[AddedToken]:
     if sorted(ids.values()) != expected:
         raise TokenizerError(f"{path}: ids must run from {expected[0]} to {expected[-1]} without a gap")
     # Qwen2 marks the tool-call tags as ordinary text: they survive decoding without special tokens.
-    return [
-        AddedToken(text, special=text.startswith("<|"), normalized=False) for text in sorted(ids, key=ids.__getitem__)
-    ]
+    for text in sorted(ids, key=ids.__getitem__):
+        backend.add_tokens([AddedToken(text, special=text.startswith("<|"), normalized=False)])
+        if backend.token_to_id(text) != ids[text]:
+            raise TokenizerError(f"{path}: {text!r} cannot have id {ids[text]}: it is in the vocabulary already")
 
 
 def read_chat_template(folder: Path) -> str | None:

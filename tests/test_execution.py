@@ -13,7 +13,6 @@ import pytest
 
 from jax_lm.evaluation.execution import DETAIL_LENGTH, run_tests
 
-
 WRITER = """
 import os
 try:
@@ -133,9 +132,16 @@ def test_text_is_utf8_whatever_the_locale():
     ).passed
 
 
+@pytest.mark.parametrize(
+    "line", ["import pickle\npickle.dumps(A())", "import typing\nassert typing.get_type_hints(A) == {'other': A}"]
+)
+def test_classes_are_found_where_they_say(line):
+    assert run_tests("class A:\n    other: 'A'", [line]).passed
+
+
 def running(marker):
     """Whether a process with this word on its command line is alive."""
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     return marker in listing
 
 
@@ -158,7 +164,6 @@ def test_no_child_is_left_behind(options, outcome):
     assert not running(marker)
 
 
-@pytest.mark.xfail(strict=True, reason="defect: preexec_fn forks the threads of JAX, which may deadlock")
 def test_starting_a_program_does_not_fork_this_process():
     jnp.ones(1).block_until_ready()
     with warnings.catch_warnings(record=True) as caught:

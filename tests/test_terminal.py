@@ -42,7 +42,9 @@ def test_status_is_handed_on():
     assert terminal.guarded(lambda: 1, debug=False) == 1
 
 
-@pytest.mark.parametrize(("is_terminal", "setting", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
+@pytest.mark.parametrize(
+    ("is_terminal", "setting", "shown"), [(True, "", True), (True, "1", False), (False, "", False)]
+)
 def test_bars_only_on_a_terminal(monkeypatch, capsys, is_terminal, setting, shown):
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
     monkeypatch.setenv("NO_RICH_LOGGING", setting)

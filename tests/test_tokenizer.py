@@ -128,11 +128,6 @@ def with_template(tokenizer, template):
     return DiffuCoderTokenizer(tokenizer.backend, template)
 
 
-def unhandled(template, error):
-    reason = "defect: other errors than those of Jinja escape"
-    return pytest.param(template, "chat template", marks=pytest.mark.xfail(strict=True, raises=error, reason=reason))
-
-
 @pytest.mark.parametrize(
     ("template", "named"),
     [
@@ -143,10 +138,10 @@ def unhandled(template, error):
         ("{{ messages[0].picture.url }}", "picture"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% if %}", "Expected an expression"),
-        unhandled("{% for i in range(1000000) %}{% endfor %}", OverflowError),
-        unhandled("{{ 1 // 0 }}", ZeroDivisionError),
-        unhandled("{{ 'a' + 1 }}", TypeError),
-        unhandled("{% include 'other' %}", TypeError),
+        ("{% for i in range(1000000) %}{% endfor %}", "chat template"),
+        ("{{ 1 // 0 }}", "chat template"),
+        ("{{ 'a' + 1 }}", "chat template"),
+        ("{% include 'other' %}", "chat template"),
     ],
 )
 def test_hostile_or_broken_template_is_refused(small, template, named):
@@ -166,11 +161,7 @@ def test_hostile_template_changes_no_message(small):
     [
         ([{"role": "user"}], "content"),
         ([], "no element 0"),
-        pytest.param(
-            [{"role": "user", "content": None}],
-            "chat template",
-            marks=pytest.mark.xfail(strict=True, raises=TypeError, reason="defect: TypeError of the template escapes"),
-        ),
+        ([{"role": "user", "content": None}], "chat template"),
     ],
 )
 def test_messages_that_the_template_does_not_accept(instruct, messages, named):
@@ -286,7 +277,6 @@ def test_added_ids_must_continue_the_vocabulary(saved, change):
         DiffuCoderTokenizer.from_pretrained(saved)
 
 
-@pytest.mark.xfail(strict=True, reason="defect: an added token that the vocabulary has already shifts those behind it")
 def test_added_token_of_the_vocabulary_is_refused(saved):
     path = saved / "added_tokens.json"
     ids = json.loads(path.read_text())

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy, which safetensors needs)
 import numpy as np
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jax.typing import DTypeLike
 from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
@@ -26,32 +25,39 @@ from safetensors.numpy import save_file
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MAX_NAME = 255
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-HUB_FILES = ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
+DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
+WEIGHT_FILES = ["*.safetensors"]
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be loaded as it is; the message names the file or tensor and the reason."""
 
 
-def resolve(path_or_hub_id: str | Path) -> Path:
+def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
     """Local folder of a checkpoint, downloading it into the hub's cache if it is a hub id.
 
-    `HF_HUB_OFFLINE=1` keeps to the cache.
+    `HF_HUB_OFFLINE=1` keeps to the cache. Without weights only configuration and tokenizer are fetched.
 
     Raises:
         CheckpointError: neither a folder here nor a repository that can be had.
     """
-    path = Path(path_or_hub_id).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(path_or_hub_id).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"model {str(path_or_hub_id)!r} is no usable path: {error}") from error
+    if is_folder and str(path_or_hub_id):
         return path
-    if path.exists():
+    if is_file:
         raise CheckpointError(f"model {str(path)!r} is a file; expected a folder with config.json")
     if not HUB_ID.fullmatch(str(path_or_hub_id)):
         raise CheckpointError(f"model {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)")
     try:
-        return Path(snapshot_download(str(path_or_hub_id), allow_patterns=HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        patterns = [*DESCRIPTION_FILES, *(WEIGHT_FILES if with_weights else [])]
+        return Path(snapshot_download(str(path_or_hub_id), allow_patterns=patterns))
+    except Exception as error:  # the hub's client lets exceptions of its HTTP library through
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"model {str(path_or_hub_id)!r}: no such folder, and not to be had from the hub ({reason})"
@@ -69,7 +75,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has no {name}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(fields).__name__}")
@@ -91,7 +97,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{folder / INDEX} has no weight_map")
     for shard in sorted(set(map(str, entries.values()))):
-        if Path(shard).name != shard or shard in ("", ".", ".."):
+        if Path(shard).name != shard or shard in ("", ".", "..") or len(shard) > MAX_NAME:
             raise CheckpointError(f"{folder / INDEX} names {shard!r}, which is not a file of this folder")
         if not (folder / shard).is_file():
             raise CheckpointError(f"{folder / INDEX} names {shard!r}, which is absent")
@@ -119,6 +125,8 @@ def load_tensors(
         CheckpointError: a tensor is missing, unknown, misshapen, not of a float dtype, or not where the
             index says, or a file is damaged.
     """
+    if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        raise CheckpointError(f"dtype={dtype!r}: must be a float dtype, or None for that of the checkpoint")
     files = tensor_files(folder)
     check_names(folder, files, shapes, ignored)
     total = sum(path.stat().st_size for path in set(files.values()))
@@ -133,7 +141,7 @@ def load_tensors(
             for name in (name for name, place in files.items() if place == path and name in shapes):
                 if name not in held:
                     raise CheckpointError(f"{path} lacks {name!r}, which the index places there")
-                value = file.get_tensor(name)
+                value = read_tensor(file, path, name)
                 if value.shape != tuple(shapes[name]):
                     raise CheckpointError(
                         f"{name!r} in {path} has shape {value.shape}, the config asks for {tuple(shapes[name])}"
@@ -163,12 +171,21 @@ def check_names(
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """An open safetensors file; whatever is wrong with it becomes a CheckpointError with its path."""
+    """An open safetensors file; one that is not whole becomes a CheckpointError with its path."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except (SafetensorError, OSError, TypeError, AttributeError) as error:
+        file = safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
+    with file:
+        yield file
+
+
+def read_tensor(file: Any, path: Path, name: str) -> np.ndarray:
+    """One tensor; a dtype that numpy cannot hold becomes a CheckpointError."""
+    try:
+        return file.get_tensor(name)
+    except (SafetensorError, OSError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{name!r} in {path} cannot be read: {error}") from error
 
 
 def save(folder: str | Path, tensors: Mapping[str, Array], config: Mapping[str, Any]) -> None:
@@ -178,6 +195,8 @@ def save(folder: str | Path, tensors: Mapping[str, Array], config: Mapping[str, 
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
     with replacing(folder / WEIGHTS) as path:
         save_file(arrays, path, metadata={"format": "pt"})
+    # An index left by a sharded checkpoint would win over the file just written.
+    (folder / INDEX).unlink(missing_ok=True)
     with replacing(folder / "config.json") as path:
         path.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
 

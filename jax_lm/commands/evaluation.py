@@ -42,7 +42,7 @@ class Evaluate:
     dtype: str | None = None
     limit: int = 300
     batch_size: int = 25
-    max_new_tokens: int = 128
+    max_new_tokens: int = 144
     steps: int | None = None
     temperature: float = 0.0
     alg: str = "entropy"

@@ -35,7 +35,7 @@ class Info:
         from jax_lm.planning import memory_estimate, parameter_count
         from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
-        folder = huggingface.resolve(self.model or BUILTIN_MODEL)
+        folder = huggingface.resolve(self.model or BUILTIN_MODEL, with_weights=False)
         config = DreamForCausalLM.read_config(folder)
         count = parameter_count(config)
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

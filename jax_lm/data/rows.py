@@ -82,6 +82,9 @@ def split_row(prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end:
     return Row((*fixed, *written), (False,) * len(fixed) + (True,) * len(written))
 
 
+SHORTEST_CANVAS = 32
+"""On shorter ones hardly any row fits."""
+
 RowKind = Callable[[Task, DiffuCoderTokenizer, random.Random], Row]
 
 
@@ -112,10 +115,12 @@ def stream_batches(
 ) -> Iterator[Batch]:
     """An endless, seeded stream of batches over the training side of the corpus.
 
-    `shares` weighs the kinds of rows. Each row goes to the shortest of `lengths` that holds it, or with `longer_share` to a random longer
-    one (so that the model has seen canvases far longer than its answers); a length is emitted when it
-    has `tokens_per_batch` tokens. The few rows that fit no length are drawn anew.
+    `shares` weighs the kinds of rows. Each row goes to the shortest of `lengths` that holds it, or with
+    `longer_share` to a random longer one (so that the model has seen canvases far longer than its answers);
+    a length is emitted when it has `tokens_per_batch` tokens. The few rows that fit no length are drawn anew.
     """
+    if min(lengths, default=0) < SHORTEST_CANVAS:
+        raise ValueError(f"lengths={tuple(lengths)}: must hold canvases of at least {SHORTEST_CANVAS} tokens")
     rng = random.Random(seed)
     waiting: dict[int, list[Row]] = {length: [] for length in lengths}
     while True:

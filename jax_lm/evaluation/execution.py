@@ -1,11 +1,12 @@
 """Run a generated program against its tests in a child process with limits.
 
-This is no sandbox: limits on time, memory, files and output, an empty environment and an empty folder keep
+This is no sandbox: limits on time, memory and files, an empty environment and an empty folder keep
 accidents in, not attacks. It is meant for the built-in model's own small functions, nothing else.
 """
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from typing import Literal
 MEMORY_BYTES = 512 * 2**20
 CPU_SECONDS = 10
 DETAIL_LENGTH = 400
-SENTINEL = "tests-reached-their-end"
 
 # The child limits itself before it reads the program: a function that runs between fork and exec in this
 # process could deadlock with the threads of JAX.
@@ -31,7 +31,7 @@ for limit, value in (
     (resource.RLIMIT_CORE, 0),
 ):
     resource.setrlimit(limit, (value, value))
-exec(compile(sys.stdin.read(), "<program>", "exec"), {{"__name__": "__main__"}})
+exec(compile(sys.stdin.read(), "<program>", "exec"), sys.modules["__main__"].__dict__)
 """
 
 Outcome = Literal["passed", "failed", "timeout"]
@@ -52,7 +52,8 @@ class Result:
 def run_tests(program: str, tests: Sequence[str], *, seconds: float = 5.0) -> Result:
     """Execute `program` followed by assert statements; passed means that all of them held."""
     # The last statement proves that the end was reached: a program that exits early has passed nothing.
-    source = "\n".join([program, *tests, f"print({SENTINEL!r})"])
+    sentinel = secrets.token_hex(16)
+    source = "\n".join([program, *tests, f"print({sentinel!r})"])
     with tempfile.TemporaryDirectory() as folder:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", BOOTSTRAP],
@@ -72,7 +73,7 @@ def run_tests(program: str, tests: Sequence[str], *, seconds: float = 5.0) -> Re
             return Result("timeout", f"no end after {seconds:g} s")
         finally:
             stop(child)
-    if child.returncode == 0 and output.endswith(f"{SENTINEL}\n"):
+    if child.returncode == 0 and output.endswith(f"{sentinel}\n"):
         return Result("passed")
     lines = errors.strip().splitlines()
     return Result("failed", lines[-1][:DETAIL_LENGTH] if lines else f"exit status {child.returncode}")

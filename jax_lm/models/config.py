@@ -70,6 +70,12 @@ class DreamConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"config {name}={value!r}: must be a positive integer")
+        for name in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"config {name}={value!r}: must be a positive number")
+        if not isinstance(self.tie_word_embeddings, bool):
+            raise ValueError(f"config tie_word_embeddings={self.tie_word_embeddings!r}: must be true or false")
         if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
             raise ValueError(
                 f"config hidden_size={self.hidden_size}: must be num_attention_heads={self.num_attention_heads} "
@@ -80,8 +86,9 @@ class DreamConfig:
                 f"config num_key_value_heads={self.num_key_value_heads}: must divide "
                 f"num_attention_heads={self.num_attention_heads}"
             )
-        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
-            raise ValueError(f"config mask_token_id={self.mask_token_id}: must lie in [0, {self.vocab_size})")
+        mask_id = self.mask_token_id
+        if mask_id is not None and (type(mask_id) is not int or not 0 <= mask_id < self.vocab_size):
+            raise ValueError(f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}")
         if self.model_type not in MODEL_TYPES:
             raise ValueError(f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}")
 

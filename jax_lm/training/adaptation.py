@@ -12,6 +12,7 @@ Float32 weights and moments, products in `compute_dtype`. Takes any iterator of 
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -62,9 +63,13 @@ class AdaptationConfig:
             raise ValueError(f"warmup_steps={self.warmup_steps}: must lie in [0, steps={self.steps})")
         if self.stop_after is not None and not 1 <= self.stop_after <= self.steps:
             raise ValueError(f"stop_after={self.stop_after}: must lie in [1, steps={self.steps}]")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate={self.learning_rate}: must be positive")
-        if self.max_weight < 1:
+        for name in ("learning_rate", "muon_learning_rate", "clip_norm", "log_every", "save_every"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}={value}: must be positive")
+        if self.compute_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"compute_dtype={self.compute_dtype!r}: must be float32 or bfloat16")
+        if not self.max_weight >= 1:
             raise ValueError(f"max_weight={self.max_weight}: must be at least 1, the weight of a full mask")
 
 
@@ -153,12 +158,13 @@ def train(model: DreamForCausalLM, batches: Iterator[Batch], config: AdaptationC
     Raises:
         FloatingPointError: the loss is not finite.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "adaptation.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "adaptation.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
     graph, state = nnx.split(model)
-    params = nnx.to_pure_dict(state)
+    # The step donates its arguments: the caller's model keeps arrays of its own.
+    params = jax.tree.map(jnp.copy, nnx.to_pure_dict(state))
     optimizer_state = optimizer(config).init(params)
     update = make_step(graph, config, model.config.mask_token_id)
     root = jax.random.key(config.seed)

@@ -103,6 +103,10 @@ class Recipe:
     seed: int = 0
     start_phase: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_phase < len(PHASES):
+            raise ValueError(f"start_phase={self.start_phase}: must lie in [0, {len(PHASES)})")
+
 
 def build_tokenizer(seed: int) -> DiffuCoderTokenizer:
     """A byte-level BPE over the training side of the corpus, with Dream's special tokens."""
