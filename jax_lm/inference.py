@@ -206,7 +206,7 @@ class DiffuCoderInference:
             if on_progress:
                 on_progress(int(state.step), steps)
         assert state is not None
-        rows = np.asarray(state.tokens)[:, -options.max_new_tokens :]
+        rows = np.asarray(state.tokens)[:, -options.max_new_tokens :].tolist()
         return [self.tokenizer.decode_until_stop(row) for row in rows]
 
     def stream(self, prompts: Sequence[str], options: GenerationOptions, *, every: int = 1) -> Iterator[SamplerState]:

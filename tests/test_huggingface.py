@@ -51,9 +51,9 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def odd_model(tiny_model):
+def odd_model(tiny_config):
     """Float32 weights with the values that careless copying changes."""
-    model = nnx.merge(*nnx.split(tiny_model))
+    model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-42, 3.4e38, 1 + 2**-23, -1.5], np.float32)
     model.model.norm.weight[...] = jnp.asarray(np.tile(odd, 4))
     return model

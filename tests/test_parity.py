@@ -101,5 +101,5 @@ def test_missing_recording_is_named(copy):
 
 
 def test_tolerance_must_be_positive(copy):
-    with pytest.raises(ValueError, match="tolerance=0"):
-        list(check(copy, tolerance=0))
+    with pytest.raises(ValueError, match=r"tolerance=0\.0"):
+        list(check(copy, tolerance=0.0))

@@ -10,7 +10,7 @@ from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.evaluation.parity import check
 from jax_lm.evaluation.recording import CASES, Shape, record
 
-SHAPE = Shape(batch=2, prompt_length=9, max_new_tokens=12, seed=7)
+SHAPE = Shape(batch=3, prompt_length=13, max_new_tokens=24, seed=7)
 
 
 def test_recorded_reference_passes(tmp_path):

@@ -33,13 +33,13 @@ def canvas_text(state: SamplerState, tokenizer: DiffuCoderTokenizer, options: Ge
     """The canvas of the first row: tokens up to the first decided stop token, masks as glyphs."""
     columns = slice(-options.max_new_tokens, None)
     tokens, masked, confidence = (
-        np.asarray(values)[0, columns] for values in (state.tokens, state.masked, state.confidence)
+        np.asarray(values)[0, columns].tolist() for values in (state.tokens, state.masked, state.confidence)
     )
     text = Text()
     for token, is_masked, sure in zip(tokens, masked, confidence, strict=True):
         if is_masked:
             text.append(MASK_GLYPH, style="dim")
-        elif int(token) in tokenizer.stop_ids:
+        elif token in tokenizer.stop_ids:
             # What follows an end token will not be part of the answer.
             break
         else:
