@@ -11,6 +11,7 @@ from typing import Annotated, Protocol
 import tyro
 
 from jax_lm import terminal
+from jax_lm.commands.bench import Bench
 from jax_lm.commands.evaluation import Evaluate
 from jax_lm.commands.generate import Generate
 from jax_lm.commands.info import Info
@@ -40,6 +41,7 @@ Commands = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Evaluate, tyro.conf.subcommand("eval")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
 )
 

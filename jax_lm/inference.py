@@ -6,7 +6,6 @@ Chooses device and dtype, checks requests, pads batches; the decoding itself is 
 """
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +19,15 @@ import tyro
 
 from jax_lm import terminal
 from jax_lm.checkpoints import huggingface
-from jax_lm.diffusion.sampler import Canvas, Sampler, SamplerState
-from jax_lm.diffusion.unmasking import SamplingConfig
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.likelihood import Score, log_likelihood
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.step import SamplerState
+from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import DEFAULTS, Batch, DenoisingEvent, Generation, GenerationOptions
 from jax_lm.planning import parameter_count
-from jax_lm.tokenizer import DiffuCoderTokenizer, Message
+from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
 logger = logging.getLogger(__name__)
 
@@ -33,65 +36,14 @@ BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not
 DTYPES = ("float32", "bfloat16")
 Progress = Callable[[int, int], None]
 PROGRESS_UPDATES = 50
-PROMPT_BUCKET = 32
-"""Prompts are left-padded to a multiple of this, so that prompts of similar length share a compilation."""
+WIDTH_BUCKET = 32
+"""Rows are left-padded to a multiple of this, so that rows of similar length share a compilation."""
 
 TRAINED_CONTEXT = 2048
 """Prompt and answer that the published models were tuned on; longer works, with a warning."""
 
 SMALL_MODEL = 250_000_000
 """Parameters below which a CPU runs in float32 without measuring: the weights fit, the result is exact."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationOptions:
-    """How to answer a prompt; the defaults are DiffuCoder's published settings.
-
-    Attributes:
-        max_new_tokens: length of the canvas that is filled.
-        temperature: 0 is greedy.
-        top_p: mass of the nucleus, in (0, 1]; None is off.
-        top_k: number of candidates per position; None is off.
-        num_steps: denoising steps; None takes max_new_tokens / tokens_per_step.
-        tokens_per_step: how many tokens a step commits; more is faster and worse.
-        alg: order of unmasking: origin, maskgit_plus, topk_margin, entropy, random or left_to_right.
-        alg_temp: 0 commits the most confident positions; above 0 they are drawn.
-        seed: of the random draws; a row's draws depend on the seed and its place in the batch.
-    """
-
-    max_new_tokens: int = 256
-    temperature: float = 0.3
-    top_p: float | None = 0.95
-    top_k: int | None = 50
-    num_steps: int | None = None
-    tokens_per_step: int = 1
-    alg: str = "entropy"
-    alg_temp: float = 0.0
-    seed: int = 0
-
-    def sampling(self) -> SamplingConfig:
-        """The sampler's settings; ValueError names the option that is out of range."""
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
-        if self.tokens_per_step < 1:
-            raise ValueError(f"tokens_per_step={self.tokens_per_step}: must be at least 1")
-        if self.num_steps is not None and self.num_steps < 1:
-            raise ValueError(f"num_steps={self.num_steps}: must be at least 1, or None")
-        if self.num_steps is not None and self.tokens_per_step != 1:
-            raise ValueError("num_steps and tokens_per_step both given: each sets the number of steps, give one")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
-        return SamplingConfig(
-            steps=self.num_steps or math.ceil(self.max_new_tokens / self.tokens_per_step),
-            alg=self.alg,
-            alg_temp=self.alg_temp,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-        )
-
-
-DEFAULTS = GenerationOptions()
 
 
 class DiffuCoderInference:
@@ -155,6 +107,7 @@ class DiffuCoderInference:
         alg_temp: float = DEFAULTS.alg_temp,
         seed: int = DEFAULTS.seed,
         return_full_text: bool = True,
+        preset: str = DEFAULTS.preset,
     ) -> str | list[str]:
         """Complete one prompt, or a batch of them; options as in `GenerationOptions`.
 
@@ -175,6 +128,7 @@ class DiffuCoderInference:
             alg=alg,
             alg_temp=alg_temp,
             seed=seed,
+            preset=preset,
         )
         with terminal.progress("generating") as report:
             completions = self.complete(prompts, options, on_progress=report)
@@ -197,45 +151,134 @@ class DiffuCoderInference:
     def complete(
         self, prompts: Sequence[str], options: GenerationOptions, *, on_progress: Progress | None = None
     ) -> list[str]:
-        """Completions of prompts, up to their stop tokens; `on_progress` gets steps done and steps in all."""
-        steps = options.sampling().steps
-        # One compiled loop either way: without anybody to report to, it runs to its end at once.
-        every = steps if on_progress is None else max(1, steps // PROGRESS_UPDATES)
+        """Completions of prompts, up to their stop tokens; `on_progress` gets positions decided, and all."""
+        templates = [Template.completion(prompt, options.max_new_tokens) for prompt in checked(prompts)]
+        return [row.text for row in self.decode(templates, options, on_progress=on_progress).rows]
+
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        max_new_tokens: int = 64,
+        *,
+        middle_length: int | str | None = None,
+        options: GenerationOptions = DEFAULTS,
+    ) -> str:
+        """What stands between `prefix` and `suffix`.
+
+        Args:
+            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier.
+            middle_length: tokens of the hole instead, or "auto": a few lengths up to `max_new_tokens` are decoded
+                side by side, and the one with the highest mean log-probability per token is kept.
+            options: everything else about decoding.
+
+        Raises:
+            ValueError: a length below 1, or a text that does not fit the context.
+        """
+        lengths = candidate_lengths(max_new_tokens, middle_length)
+        rows = self.decode([Template.infilling(prefix, length, suffix) for length in lengths], options).rows
+        return max(rows, key=lambda row: row.mean_log_confidence).text
+
+    def fill(self, text: str, options: GenerationOptions = DEFAULTS, *, on_progress: Progress | None = None) -> str:
+        """The text with every `<|hole|>` filled by `options.max_new_tokens` tokens at most, `<|hole:12|>` by 12."""
+        template = Template.parse(text, options.max_new_tokens)
+        return template.filled(self.decode([template], options, on_progress=on_progress).rows[0].holes)
+
+    def decode(
+        self, templates: Sequence[Template], options: GenerationOptions, *, on_progress: Progress | None = None
+    ) -> Batch:
+        """Fill templates together, with scores and timing."""
+        start = time.perf_counter()
+        canvas = self.canvas(templates)
+        holes = int(canvas.holes.sum())
+        # One compiled loop either way: without anybody to report to, it runs as far as it can.
+        every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         state = None
-        for state in self.stream(prompts, options, every=every):
+        for state in self.states(canvas, options, every=every):
             if on_progress:
-                on_progress(int(state.step), steps)
+                on_progress(holes - int(np.asarray(state.masked).sum()), holes)
         assert state is not None
-        rows = np.asarray(state.tokens)[:, -options.max_new_tokens :].tolist()
-        return [self.tokenizer.decode_until_stop(row) for row in rows]
+        rows = tuple(self.generations(canvas, state))
+        return Batch(rows, forwards=int(state.forwards), seconds=time.perf_counter() - start)
 
-    def stream(self, prompts: Sequence[str], options: GenerationOptions, *, every: int = 1) -> Iterator[SamplerState]:
-        """The canvas after every `every` steps and after the last; arguments are checked before the first."""
-        config = options.sampling()
-        return self.sampler.stream(self.canvas(prompts, options), config, seed=options.seed, every=every)
+    def stream(
+        self, prompts: Sequence[str], options: GenerationOptions = DEFAULTS, *, every: int = 1
+    ) -> Iterator[DenoisingEvent]:
+        """What every step decides, per row; the events of a row tell each of its positions once.
 
-    def canvas(self, prompts: Sequence[str], options: GenerationOptions) -> Canvas:
-        """Left-padded prompts with their canvas; ValueError if one does not fit the context."""
-        if not prompts:
-            raise ValueError("prompt_or_list=[]: must hold at least one prompt")
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                raise ValueError(f"prompt {prompt!r}: must be a string, not {type(prompt).__name__}")
-        ids, mask = self.tokenizer.encode_batch(prompts, multiple_of=PROMPT_BUCKET)
-        longest = int(mask.sum(axis=1).max(initial=0))
+        The texts of the last events are those of `complete`, from the same compiled loop.
+        """
+        canvas = self.canvas([Template.completion(prompt, options.max_new_tokens) for prompt in checked(prompts)])
+        seen = canvas.holes
+        for state in self.states(canvas, options, every=every):
+            masked = np.asarray(state.masked)
+            for row, fresh in enumerate(seen & ~masked):
+                if fresh.any():
+                    yield self.event(canvas, state, row, fresh)
+            seen = masked
+
+    def states(self, canvas: Canvas, options: GenerationOptions, *, every: int | None = 1) -> Iterator[SamplerState]:
+        """The canvas after every `every` steps and at the end; options are checked before the first."""
+        config = options.sampling(self.tokenizer.stop_ids)
+        return self.sampler.stream(canvas, config, options.decoding(), seed=options.seed, every=every)
+
+    def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
+        """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""
+        tokens = [self.tokenizer.encode(text) for text in (prompt, completion)]
+        self.require_context(sum(map(len, tokens)))
+        return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
+
+    def canvas(self, templates: Sequence[Template]) -> Canvas:
+        """Left-padded rows; ValueError if there is none, one does not fit the context, or has nothing to fill."""
+        if not templates:
+            raise ValueError("templates=[]: must hold at least one")
+        rows = [template.encoded(self.tokenizer) for template in templates]
+        self.require_context(max(len(ids) for ids, _ in rows))
+        ids, mask = pad_left([ids for ids, _ in rows], self.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
+        holes, _ = pad_left([is_hole for _, is_hole in rows], 0, multiple_of=WIDTH_BUCKET)
+        return Canvas(ids, holes.astype(bool), mask.astype(bool))
+
+    def require_context(self, tokens: int) -> None:
+        """ValueError if a row is longer than the context, a warning beyond what the models were tuned on."""
         limit = self.config.max_position_embeddings
-        if longest + options.max_new_tokens > limit:
-            raise ValueError(
-                f"prompt of {longest} tokens with max_new_tokens={options.max_new_tokens}: "
-                f"the context holds {limit} tokens"
-            )
-        if longest + options.max_new_tokens > TRAINED_CONTEXT:
-            logger.warning(
-                "prompt and answer take %d tokens; DiffuCoder was tuned on %d",
-                longest + options.max_new_tokens,
-                TRAINED_CONTEXT,
-            )
-        return Canvas.after(ids, mask, options.max_new_tokens)
+        if tokens > limit:
+            raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {limit}")
+        if tokens > TRAINED_CONTEXT:
+            logger.warning("prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT)
+
+    def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
+        """What each row became, hole by hole, up to the stop token of each."""
+        values = [np.asarray(part).tolist() for part in (state.tokens, state.confidence, state.commit_step)]
+        for row, starts in enumerate(canvas.hole_starts.tolist()):
+            places = np.flatnonzero(canvas.holes[row]).tolist()
+            texts, kept, stops = [], [], 0
+            for start in dict.fromkeys(starts[place] for place in places):
+                hole = [place for place in places if starts[place] == start]
+                ids = [values[0][row][place] for place in hole]
+                end = next((k for k, token in enumerate(ids) if token in self.tokenizer.stop_ids), len(ids))
+                stops += end < len(ids)
+                texts.append(self.tokenizer.decode(ids[:end], skip_special_tokens=True))
+                kept.extend(hole[:end])
+            tokens, confidence, steps = (tuple(part[row][place] for place in kept) for part in values)
+            yield Generation(tuple(texts), tokens, confidence, steps, stopped=stops == len(texts))
+
+    def event(self, canvas: Canvas, state: SamplerState, row: int, fresh: np.ndarray) -> DenoisingEvent:
+        """The event of one row whose positions `fresh` were just decided."""
+        tokens, masked = np.asarray(state.tokens)[row], np.asarray(state.masked)[row]
+        places = np.flatnonzero(canvas.holes[row])
+        open_places = places[masked[places]]
+        settled = places[places < open_places[0]] if len(open_places) else places
+        # A character may still lack its last bytes.
+        text = self.tokenizer.decode_until_stop(tokens[settled].tolist()).rstrip("\ufffd" if len(open_places) else "")
+        return DenoisingEvent(
+            row=row,
+            step=int(state.step),
+            positions=tuple((np.flatnonzero(fresh) - places[0]).tolist()),
+            token_ids=tuple(tokens[fresh].tolist()),
+            confidence=tuple(np.asarray(state.confidence)[row][fresh].tolist()),
+            text=text,
+            is_last=not len(open_places),
+        )
 
     def benchmark_inference(
         self, batch_sizes: Sequence[int] = (1, 2, 4, 8), seq_length: int = 128, num_iterations: int = 10
@@ -266,6 +309,16 @@ class DiffuCoderInference:
                 "throughput_tokens_per_second": batch * seq_length / seconds,
             }
         return results
+
+
+def checked(prompts: Sequence[str]) -> Sequence[str]:
+    """The prompts; ValueError if there is none, or one is no string."""
+    if not prompts:
+        raise ValueError("prompt_or_list=[]: must hold at least one prompt")
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt {prompt!r}: must be a string, not {type(prompt).__name__}")
+    return prompts
 
 
 def fitting_dtype(parameter_count: int) -> str:

@@ -24,7 +24,7 @@ MASK, END_OF_TEXT, START_OF_TURN, END_OF_TURN, DIFFUSION_PAD = (
     "<|dlm_pad|>",
 )
 STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD)
-PRE_TOKENIZER = (
+QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -154,21 +154,19 @@ class DiffuCoderTokenizer:
             raise TokenizerError(f"chat template does not accept these messages: {error}") from error
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write vocab.json, merges.txt, added_tokens.json and chat_template.jinja."""
+        """Write tokenizer.json, which holds everything but the template, and chat_template.jinja."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.backend.model.save(str(folder))
-        added = {token.content: token_id for token_id, token in self.backend.get_added_tokens_decoder().items()}
-        (folder / "added_tokens.json").write_text(json.dumps(added, indent=2) + "\n", encoding="utf-8")
+        self.backend.save(str(folder / "tokenizer.json"))
         if self.chat_template is not None:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
 
-def byte_level_bpe(model: models.BPE) -> Tokenizer:
-    """Qwen2's pipeline around a BPE model: NFC, its word pattern, byte-level alphabet, no added ids."""
+def byte_level_bpe(model: models.BPE, word_pattern: str = QWEN_WORDS) -> Tokenizer:
+    """Qwen2's pipeline around a BPE model: NFC, a word pattern, byte-level alphabet, no added ids."""
     backend = Tokenizer(model)
     backend.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(word_pattern), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     backend.decoder = decoders.ByteLevel()
@@ -222,10 +220,18 @@ def pad_left(
 
 
 def train_bpe(
-    texts: Iterable[str], *, vocab_size: int, special_tokens: Sequence[str], chat_template: str | None = None
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    chat_template: str | None = None,
+    word_pattern: str = QWEN_WORDS,
 ) -> DiffuCoderTokenizer:
-    """A small tokenizer of the same kind, trained on `texts`; `vocab_size` counts the special tokens."""
-    backend = byte_level_bpe(models.BPE())
+    """A small tokenizer of the same kind, trained on `texts`; `vocab_size` counts the special tokens.
+
+    `word_pattern` is a regular expression; no token reaches over the end of one of its matches.
+    """
+    backend = byte_level_bpe(models.BPE(), word_pattern)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),

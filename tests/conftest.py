@@ -27,6 +27,12 @@ def cases():
 
 
 @pytest.fixture(scope="session")
+def fast_cases():
+    """Settings of Fast-dLLM's recorded generations."""
+    return json.loads((GOLDEN / "cases.json").read_text())["fast"]
+
+
+@pytest.fixture(scope="session")
 def golden_model():
     """The recorded checkpoint in float32."""
     return DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint")

@@ -20,7 +20,7 @@ LAYERS = (
     ("data.corpus",),
     ("data.rows", "diffusion.sampler", "planning"),
     ("inference", "training.adaptation"),
-    ("training.builtin_model", "evaluation.builtin", "evaluation.parity", "evaluation.recording"),
+    ("training.builtin_model", "evaluation.builtin", "evaluation.parity", "evaluation.recording", "evaluation.speed"),
     ("commands.*",),
     ("cli",),
 )

@@ -134,7 +134,7 @@ def test_attend_equals_the_library():
     q, k, v = (jax.random.normal(jax.random.key(i), (2, 6, heads, 8)) for i, heads in enumerate((4, 2, 2)))
     mask = jnp.arange(6)[None] >= jnp.array([[0], [2]])
     expected = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None, :])
-    np.testing.assert_allclose(attend(q, k, v, mask), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask), expected, rtol=0, atol=1e-5)
 
 
 def test_norm_rounds_before_the_weight():

@@ -1,12 +1,13 @@
 """DiffuCoderInference with the built-in model: requests, refusals, device and dtype."""
 
-import shutil
+import itertools
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.inference import DEFAULTS, DiffuCoderInference, GenerationOptions, fitting_dtype
+from jax_lm.infilling import Template
 from jax_lm.tokenizer import MASK, TokenizerError
 
 GREEDY = {"max_new_tokens": 64, "temperature": 0.0}
@@ -47,13 +48,14 @@ def test_progress_does_not_change_the_text(engine):
 
 def test_tokens_per_step_sets_the_number_of_forward_passes(engine):
     options = GenerationOptions(max_new_tokens=64, temperature=0.0, tokens_per_step=4)
-    *_, state = engine.stream(["def add(a, b):"], options)
-    assert int(state.forwards) == 16
+    assert engine.decode([Template.completion("def add(a, b):", 64)], options).forwards <= 16
+    full = replace(options, early_stop=False)
+    assert engine.decode([Template.completion("def add(a, b):", 64)], full).forwards == 16
 
 
 def test_mask_text_in_the_prompt_stays(engine):
     prompt = f"# {MASK}\ndef add(a, b):"
-    canvas = engine.canvas([prompt], GenerationOptions(max_new_tokens=8))
+    canvas = engine.canvas([Template.completion(prompt, 8)])
     assert engine.tokenizer.mask_id in canvas.tokens[0, :-8]
     assert not canvas.holes[0, :-8].any()
 
@@ -92,6 +94,7 @@ def test_defaults_are_the_published_settings():
         ("x", {"top_p": 1.2}, "top_p=1.2"),
         ("x", {"alg": "best"}, "alg='best'"),
         ("x", {"seed": -1}, "seed=-1"),
+        ("x", {"preset": "best"}, "preset='best'"),
         ("x " * 600, {}, "the context holds 512 tokens"),
         ("x", {"max_new_tokens": 512}, "the context holds 512 tokens"),
     ],
@@ -112,12 +115,10 @@ def test_unknown_model_is_named(tmp_path):
 
 
 def test_tokenizer_of_another_model_is_refused(builtin_folder, tmp_path):
-    for name in ("vocab.json", "merges.txt"):
-        shutil.copy(builtin_folder / name, tmp_path)
-    tokens = (builtin_folder / "added_tokens.json").read_text()
-    swapped = tokens.replace('"<|mask|>"', '"?"').replace('"<|im_end|>"', '"<|mask|>"').replace('"?"', '"<|im_end|>"')
-    assert swapped != tokens
-    (tmp_path / "added_tokens.json").write_text(swapped)
+    text = (builtin_folder / "tokenizer.json").read_text()
+    swapped = text.replace("<|mask|>", "?").replace("<|im_end|>", "<|mask|>").replace("?", "<|im_end|>", 1)
+    assert swapped != text
+    (tmp_path / "tokenizer.json").write_text(swapped)
     with pytest.raises(TokenizerError, match="belongs to another model"):
         DiffuCoderInference(tokenizer_path=tmp_path)
 
@@ -144,7 +145,80 @@ def test_loading_says_what_where_and_how(capsys):
     assert line.count("\n") == 1
 
 
-def test_confidence_is_there_for_every_new_token(engine):
-    *_, state = engine.stream(["def add(a, b):"], GenerationOptions(**GREEDY))
-    confidence = np.asarray(state.confidence)[0, -64:]
-    assert ((confidence > 0) & (confidence <= 1)).all()
+def test_confidence_and_step_are_there_for_every_new_token(engine):
+    (row,) = engine.decode([Template.completion("def add(a, b):", 64)], GenerationOptions(**GREEDY)).rows
+    assert row.stopped
+    assert 0 < len(row.token_ids) == len(row.confidence) == len(row.commit_step) < 64
+    assert all(0 < p <= 1 for p in row.confidence)
+    assert all(0 <= step < 64 for step in row.commit_step)
+    assert engine.tokenizer.decode(row.token_ids) == row.text
+
+
+@pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
+def test_presets_write_code_and_report_their_speed(engine, preset):
+    options = GenerationOptions(preset=preset, **GREEDY)
+    batch = engine.decode([Template.completion("def add(a, b):", 64)], options)
+    assert "return a + b" in batch.rows[0].text
+    assert batch.tokens == len(batch.rows[0].token_ids)
+    assert batch.tokens_per_forward == batch.tokens / batch.forwards
+    assert f"{batch.forwards} forwards" in batch.describe()
+
+
+def test_turbo_takes_fewer_forwards(engine):
+    template = Template.completion("def factorial(n):", 64)
+    exact, turbo = (engine.decode([template], GenerationOptions(preset=name, **GREEDY)) for name in ("exact", "turbo"))
+    assert turbo.forwards < exact.forwards / 2
+
+
+@pytest.mark.parametrize("preset", ["exact", "turbo"])
+def test_early_stop_does_not_change_the_text(engine, preset):
+    prompts = ["def add(a, b):", "def is_even(n):", "def factorial(n):"]
+    early, full = (
+        engine.complete(prompts, GenerationOptions(preset=preset, early_stop=stops, **GREEDY))
+        for stops in (True, False)
+    )
+    assert early == full
+
+
+@pytest.mark.parametrize("preset", ["exact", "fast"])
+def test_events_tell_every_position_once_and_end_in_the_text(engine, preset):
+    prompts, options = ["def add(a, b):", "def factorial(n):"], GenerationOptions(preset=preset, **GREEDY)
+    events = list(engine.stream(prompts, options))
+    texts = engine.complete(prompts, options)
+    for row, text in enumerate(texts):
+        own = [event for event in events if event.row == row]
+        positions = [position for event in own for position in event.positions]
+        assert sorted(positions) == list(range(64))
+        assert [event.step for event in own] == sorted({event.step for event in own})
+        assert own[-1].is_last
+        assert own[-1].text == text
+        # What was settled stays.
+        assert all(later.text.startswith(earlier.text) for earlier, later in itertools.pairwise(own))
+        assert len(own) > 8
+
+
+def test_infilling_keeps_what_is_given(engine):
+    options = GenerationOptions(temperature=0.0)
+    middle = engine.infill("def add(a, b):\n    return", "\n", 4, options=options)
+    assert engine.infill("def add(a, b):\n    return", "\n", 16, middle_length=4, options=options) == middle
+    text = engine.fill("def add(a, b):\n    <|hole:3|>a<|hole:3|>\n", options)
+    assert text.startswith("def add(a, b):\n    ")
+    assert text.endswith("\n")
+    assert "<|" not in text
+
+
+def test_the_likeliest_length_is_kept(engine):
+    options = GenerationOptions(temperature=0.0)
+    prefix, suffix = "def add(a, b):\n", "\n"
+    lengths = [4, 8, 12]
+    rows = [engine.decode([Template.infilling(prefix, n, suffix)], options).rows[0] for n in lengths]
+    best = max(rows, key=lambda row: row.mean_log_confidence)
+    assert engine.infill(prefix, suffix, 12, middle_length="auto", options=options) == best.text
+
+
+def test_score_prefers_the_right_body_and_repeats_for_a_seed(engine):
+    right, again = (engine.score("def add(a, b):\n", "    return a + b\n", seed=3) for _ in range(2))
+    wrong = engine.score("def add(a, b):\n", "    return a * a\n", seed=3)
+    assert right == again
+    assert right.log_likelihood > wrong.log_likelihood + 2
+    assert right.log_likelihood < 0

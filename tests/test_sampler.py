@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 
 from jax_lm.diffusion import sampler as sampler_module
-from jax_lm.diffusion.sampler import NEVER, Canvas, Sampler
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.decoding import PRESETS, Decoding
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.step import NEVER, Hooks
 from jax_lm.diffusion.unmasking import ALGS, SamplingConfig
-from jax_lm.evaluation.parity import check_generation
+from jax_lm.evaluation.parity import check_fast_generation, check_generation
 from jax_lm.models.dream import DreamForCausalLM
 
 PROMPT = np.array([[3, 5, 8, 13, 21]])
@@ -31,6 +34,12 @@ def test_recorded_generation(golden_sampler, golden, cases, number):
     assert finding.measured == ("equal but for the order of 1 exact ties" if number == 9 else "equal")
 
 
+@pytest.mark.parametrize("number", range(11))
+def test_recorded_fast_generation(golden_sampler, golden, fast_cases, number):
+    finding = check_fast_generation(golden_sampler, fast_cases[number], golden)
+    assert finding.passed, finding
+
+
 @pytest.mark.parametrize("alg", ALGS)
 @pytest.mark.parametrize("steps", [1, 5, 12, 30])
 def test_every_hole_is_filled_and_the_prompt_is_kept(tiny, alg, steps):
@@ -47,12 +56,11 @@ def test_stream_equals_the_fused_loop(tiny, alg):
     canvas = Canvas.after(PROMPT, None, 12)
     config = SamplingConfig(steps=9, alg=alg, temperature=0.8)
     states = list(tiny.stream(canvas, config, seed=3))
-    assert [int(state.step) for state in states] == list(range(1, 10))
     whole = tiny.generate(canvas, config, seed=3)
     np.testing.assert_array_equal(tokens_of(states[-1]), tokens_of(whole))
     history = whole.history(9, tiny.mask_id)
-    for state, canvas_then in zip(states, history, strict=True):
-        np.testing.assert_array_equal(tokens_of(state), canvas_then)
+    for state in states:
+        np.testing.assert_array_equal(tokens_of(state), history[int(state.step) - 1])
 
 
 def test_same_seed_same_text_other_seed_other_text(tiny):
@@ -102,20 +110,18 @@ def test_mask_text_in_a_prompt_is_no_hole(tiny):
     assert int(state.commit_step[0, 1]) == -1
 
 
-def test_a_model_that_wants_mask_cannot_hang(tiny_model, monkeypatch):
-    mask_id = tiny_model.config.mask_token_id
-    original = sampler_module.region_logits
-    monkeypatch.setattr(
-        sampler_module,
-        "region_logits",
-        lambda *arguments: lambda tokens: original(*arguments)(tokens).at[..., mask_id].set(1e4),
-    )
-    canvas = Canvas.after(PROMPT, None, 7)
-    # An alg_temp of its own keeps these compilations apart from those of other tests.
-    normal = Sampler(tiny_model).generate(canvas, SamplingConfig(steps=7, alg_temp=0.111))
+def boost_mask(step, tokens, logits):
+    return logits.at[..., 95].set(1e4)
+
+
+@pytest.mark.parametrize("decoding", [Decoding(), PRESETS["fast"], PRESETS["turbo"]])
+def test_a_hook_that_wants_mask_cannot_hang(tiny, decoding):
+    assert tiny.mask_id == 95
+    canvas, hooks = Canvas.after(PROMPT, None, 7), Hooks(logits=boost_mask)
+    normal = tiny.generate(canvas, SamplingConfig(steps=7), decoding, hooks=hooks)
     assert not np.asarray(normal.masked).any()
-    assert mask_id not in tokens_of(normal)
-    strict = Sampler(tiny_model).generate(canvas, SamplingConfig(steps=7, alg_temp=0.111, strict_reference=True))
+    assert tiny.mask_id not in tokens_of(normal)
+    strict = tiny.generate(canvas, SamplingConfig(steps=7, strict_reference=True), decoding, hooks=hooks)
     assert int(strict.step) == 7
     assert np.asarray(strict.masked).any()
 
@@ -180,3 +186,212 @@ def test_model_without_mask_token_is_refused(tiny_config):
     config = type(tiny_config).from_dict(tiny_config.to_dict() | {"mask_token_id": None, "model_type": "qwen2"})
     with pytest.raises(ValueError, match="mask_token_id"):
         Sampler(DreamForCausalLM(config))
+
+
+MODES = {
+    "whole": Decoding(),
+    "blocks": Decoding(block_length=7),
+    "prefix": Decoding(block_length=7, cache="prefix"),
+    "dual": Decoding(block_length=7, cache="dual"),
+    "window, prompt frozen": Decoding(block_length=7, cache="window", freeze_prompt=True),
+    "window, every second block": Decoding(block_length=7, cache="window", refresh_every=2),
+    "forced": Decoding(block_length=7, cache="dual", first_token="force"),
+    "threshold": Decoding(block_length=7, cache="window", commit="threshold", threshold=0.05),
+    "factor": Decoding(block_length=7, cache="dual", commit="factor", factor=5.0),
+    "dynamic": Decoding(block_length=7, commit="dynamic", threshold=0.05),
+}
+in_every_mode = pytest.mark.parametrize("decoding", MODES.values(), ids=MODES)
+
+
+def config_for(decoding, steps=14, **options):
+    return SamplingConfig(steps=steps if decoding.commit == "steps" else None, top_k=20, **options)
+
+
+@in_every_mode
+@pytest.mark.parametrize("alg", ["entropy", "origin"])
+def test_every_mode_fills_every_hole_and_keeps_the_rest(tiny, decoding, alg):
+    canvas = Canvas.after(PROMPT, None, 14)
+    state = tiny.generate(canvas, config_for(decoding, alg=alg, temperature=0.7), decoding, seed=3)
+    assert not np.asarray(state.masked).any()
+    assert tiny.mask_id not in tokens_of(state)
+    np.testing.assert_array_equal(tokens_of(state)[:, :5], PROMPT)
+    blocks = np.asarray(state.commit_step)[0, 5:]
+    if decoding.block_length:
+        assert blocks[:7].max() < blocks[7:].min()
+
+
+@in_every_mode
+def test_ragged_batch_equals_singles_in_every_mode(golden_sampler, decoding):
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 490, size=length) for length in (3, 9, 6)]
+    ids, mask = np.full((3, 9), 500), np.zeros((3, 9), int)
+    for row, prompt in enumerate(prompts):
+        ids[row, -len(prompt) :], mask[row, -len(prompt) :] = prompt, 1
+    config = config_for(decoding)
+    batch = tokens_of(golden_sampler.generate(Canvas.after(ids, mask, 14), config, decoding))
+    for row, prompt in enumerate(prompts):
+        single = golden_sampler.generate(Canvas.after(prompt[None], None, 14), config, decoding)
+        np.testing.assert_array_equal(batch[row, -14:], tokens_of(single)[0, -14:])
+
+
+@in_every_mode
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_more_left_padding_changes_nothing(golden_sampler, decoding, temperature):
+    prompt = np.array([[7, 80, 9, 300]])
+    padded = np.concatenate([np.full((1, 6), 500), prompt], axis=1)
+    config = config_for(decoding, temperature=temperature)
+    plain = golden_sampler.generate(Canvas.after(prompt, None, 14), config, decoding, seed=1)
+    shifted = golden_sampler.generate(Canvas.after(padded, padded != 500, 14), config, decoding, seed=1)
+    np.testing.assert_array_equal(tokens_of(shifted)[:, -14:], tokens_of(plain)[:, -14:])
+
+
+@in_every_mode
+def test_stream_equals_the_fused_loop_in_every_mode(tiny, decoding):
+    canvas, config = Canvas.after(PROMPT, None, 14), config_for(decoding, temperature=0.8)
+    whole = tiny.generate(canvas, config, decoding, seed=5)
+    states = list(tiny.stream(canvas, config, decoding, seed=5))
+    np.testing.assert_array_equal(tokens_of(states[-1]), tokens_of(whole))
+    np.testing.assert_array_equal(states[-1].commit_step, whole.commit_step)
+    assert int(states[-1].forwards) == int(whole.forwards)
+    history = whole.history(tiny.mask_id)
+    for state in states:
+        np.testing.assert_array_equal(tokens_of(state), history[int(state.step) - 1])
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual", "window"])
+@pytest.mark.parametrize("alg", ["entropy", "maskgit_plus", "topk_margin"])
+def test_a_cache_refreshed_every_step_equals_no_cache(golden_sampler, golden, cache, alg):
+    canvas, config = Canvas.after(golden["generate.0.input_ids"], None, 14), SamplingConfig(steps=14, alg=alg)
+    plain = golden_sampler.generate(canvas, config, Decoding(block_length=7))
+    cached = golden_sampler.generate(canvas, config, Decoding(block_length=7, cache=cache, refresh_steps=1))
+    np.testing.assert_array_equal(tokens_of(cached), tokens_of(plain))
+    np.testing.assert_array_equal(cached.commit_step, plain.commit_step)
+
+
+def test_a_stale_cache_is_another_computation(golden_sampler, golden):
+    """Otherwise the test above would prove nothing."""
+    canvas, config = Canvas.after(golden["generate.0.input_ids"], None, 14), SamplingConfig(steps=14)
+    plain = golden_sampler.generate(canvas, config, Decoding(block_length=7))
+    stale = golden_sampler.generate(canvas, config, Decoding(block_length=7, cache="window"))
+    assert (np.asarray(stale.confidence) != np.asarray(plain.confidence)).any()
+
+
+def test_a_cached_row_is_the_row_of_the_full_forward(golden_model, golden):
+    """Keys are stored after the rotary embedding, at the positions that left padding gives."""
+    ids, mask = (jnp.asarray(golden[f"padded.{name}"]) for name in ("input_ids", "attention_mask"))
+    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+    expected = golden_model.model(ids, mask)
+    cache = golden_model.model.empty_cache(*ids.shape)
+    full, cache = golden_model.model.recompute(ids, mask.astype(bool), positions, cache, jnp.int32(0))
+    rows = slice(20, 25)
+    part, _ = golden_model.model.recompute(ids[:, rows], mask.astype(bool), positions[:, rows], cache, jnp.int32(20))
+    real = np.asarray(mask).astype(bool)
+    np.testing.assert_allclose(np.asarray(full)[real], np.asarray(expected)[real], atol=2e-5)
+    np.testing.assert_allclose(part, np.asarray(expected)[:, rows], atol=2e-5)
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "window"])
+def test_the_first_token_of_a_block_obeys_the_rule(golden_sampler, golden, cache):
+    """Under the normal rule it comes when its confidence says so; forced, it comes first."""
+    canvas, start = Canvas.after(golden["generate.0.input_ids"], None, 16), 13
+    config = SamplingConfig(steps=16)
+    ruled = golden_sampler.generate(canvas, config, Decoding(block_length=8, cache=cache))
+    first = np.asarray(ruled.commit_step)[0, start::8]
+    assert (first != np.asarray(ruled.commit_step)[0, start:].reshape(2, 8).min(axis=1)).any()
+    if cache != "none":
+        forced = golden_sampler.generate(canvas, config, Decoding(block_length=8, cache=cache, first_token="force"))
+        steps = np.asarray(forced.commit_step)[0, start:].reshape(2, 8)
+        np.testing.assert_array_equal(steps[:, 0], steps.min(axis=1))
+        assert (steps[:, :1] < steps[:, 1:]).all()
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "window"])
+def test_one_step_per_block_leaves_no_mask(tiny, cache):
+    state = tiny.generate(
+        Canvas.after(PROMPT, None, 12), SamplingConfig(steps=3), Decoding(block_length=4, cache=cache)
+    )
+    assert not np.asarray(state.masked).any()
+    assert int(state.forwards) == 3
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual", "window"])
+def test_alg_changes_the_order_in_cached_mode(golden_sampler, golden, cache):
+    canvas, decoding = Canvas.after(golden["generate.0.input_ids"], None, 16), Decoding(block_length=16, cache=cache)
+    orders = {
+        alg: np.asarray(golden_sampler.generate(canvas, SamplingConfig(steps=16, alg=alg), decoding).commit_step)[
+            :, 13:
+        ]
+        for alg in ALGS
+    }
+    assert len({order.tobytes() for order in orders.values()}) == len(ALGS)
+
+
+@in_every_mode
+def test_early_stop_equals_the_full_text_up_to_the_first_stop_token(golden_sampler, decoding):
+    rng = np.random.default_rng(2)
+    prompts = rng.integers(0, 490, size=(6, 8))
+    full = tokens_of(golden_sampler.generate(Canvas.after(prompts, None, 14), config_for(decoding), decoding))[:, 8:]
+    # Tokens that occur in the middle of the answers stand in for stop tokens.
+    stops = tuple(np.unique(full[:, 4]).tolist())
+    config = config_for(decoding, stop_ids=stops)
+    early = golden_sampler.generate(Canvas.after(prompts, None, 14), config, decoding)
+    assert not np.asarray(early.masked).any()
+    for ours, whole in zip(tokens_of(early)[:, 8:], full, strict=True):
+        end = np.flatnonzero(np.isin(whole, stops))[0]
+        np.testing.assert_array_equal(ours[: end + 1], whole[: end + 1])
+        assert (ours[end:] == ours[end]).all() or np.isin(ours[end:], stops).any()
+
+
+def test_early_stop_saves_forwards(golden_sampler, golden):
+    canvas = Canvas.after(golden["generate.0.input_ids"], None, 16)
+    left_to_right = SamplingConfig(steps=16, alg="left_to_right")
+    full = golden_sampler.generate(canvas, left_to_right)
+    stop = int(tokens_of(full)[0, 13 + 4])
+    first = np.flatnonzero(tokens_of(full)[0, 13:] == stop)[0]
+    early = golden_sampler.generate(canvas, SamplingConfig(steps=16, alg="left_to_right", stop_ids=(stop,)))
+    assert int(early.forwards) == first + 1 < int(full.forwards)
+
+
+def test_a_stop_token_ends_its_own_hole_only(tiny):
+    holes = np.array([[False, True, True, True, False, True, True, False]])
+    canvas = Canvas(np.arange(1, 9, dtype=np.int32)[None], holes, np.ones_like(holes))
+
+    def stop_first(step, tokens, logits):
+        return logits.at[:, 0, 7].set(1e4)
+
+    config = SamplingConfig(steps=5, alg="left_to_right", stop_ids=(7,))
+    state = tiny.generate(canvas, config, hooks=Hooks(logits=stop_first))
+    np.testing.assert_array_equal(tokens_of(state)[0, 1:4], [7, 7, 7])
+    assert (
+        np.asarray(state.commit_step)[0, 1:4].tolist() == [0, 0, 0] or len(set(state.commit_step[0, 1:4].tolist())) == 1
+    )
+    assert int(state.commit_step[0, 5]) > int(state.commit_step[0, 1])
+
+
+def test_a_tokens_hook_may_decide_positions(tiny):
+    calls = []
+
+    def write_twelve(step, tokens, logits):
+        calls.append((isinstance(step, int), logits is None))
+        return tokens.at[:, 6].set(12).at[:, 0].set(12)
+
+    state = tiny.generate(Canvas.after(PROMPT, None, 6), SamplingConfig(steps=6), hooks=Hooks(tokens=write_twelve))
+    assert calls[0] == (True, True)
+    assert (False, False) in calls
+    assert int(state.tokens[0, 6]) == 12
+    # What is not a hole stays, whatever the hook says.
+    assert int(state.tokens[0, 0]) == 3
+
+
+def test_steps_are_needed_by_the_schedule(tiny):
+    with pytest.raises(ValueError, match="steps=None"):
+        tiny.generate(Canvas.after(PROMPT, None, 6), SamplingConfig(steps=None))
+
+
+def test_a_second_prompt_compiles_nothing(tiny):
+    """Same bucket, other prompt, other seed: no new compilation."""
+    config, decoding = SamplingConfig(steps=12, top_k=7), Decoding(block_length=4, cache="window")
+    tiny.generate(Canvas.after(PROMPT, None, 12), config, decoding)
+    before = sampler_module.run._cache_size()
+    tiny.generate(Canvas.after(PROMPT[:, ::-1].copy(), None, 12), config, decoding, seed=9)
+    assert sampler_module.run._cache_size() == before

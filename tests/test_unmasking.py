@@ -6,46 +6,15 @@ import numpy as np
 import pytest
 
 from jax_lm.diffusion import unmasking
-from jax_lm.diffusion.unmasking import SamplingConfig, choose, confidence, draw, filtered, transfer_ratios
+from jax_lm.diffusion.decoding import ranks
+from jax_lm.diffusion.unmasking import SamplingConfig, confidence, disturbed, draw, filtered, position_keys
 
 MASK_ID = 0
 
 
-def counts(masks, steps):
-    """What a row of `masks` masks commits at each step."""
-    committed, masked = [], jnp.ones((1, masks), bool)
-    for ratio in transfer_ratios(steps, 1e-3):
-        count = int(unmasking.commit_counts(masked, jnp.asarray(ratio))[0])
-        committed.append(count)
-        masked = jnp.arange(masks)[None] >= sum(committed)
-    return committed
-
-
-@pytest.mark.parametrize(
-    ("masks", "steps", "expected"),
-    [
-        (256, 256, [0] + [1] * 254 + [2]),
-        (256, 128, [1] + [2] * 126 + [3]),
-        (256, 64, [3] + [4] * 62 + [5]),
-        (32, 32, [0] + [1] * 30 + [2]),
-        (24, 1, [24]),
-    ],
-)
-def test_schedule_of_the_reference(masks, steps, expected):
-    assert counts(masks, steps) == expected
-
-
-@pytest.mark.parametrize(("masks", "steps"), [(24, 48), (7, 3), (1, 5), (100, 33)])
-def test_schedule_leaves_no_mask(masks, steps):
-    assert sum(counts(masks, steps)) == masks
-
-
-def test_ratios_equal_torch_to_the_bit():
-    torch = pytest.importorskip("torch")
-    for steps in range(2, 600):
-        times = torch.linspace(1, 1e-3, steps + 1)
-        expected = (1 - times[1:] / times[:-1]).numpy()
-        np.testing.assert_array_equal(transfer_ratios(steps, 1e-3)[:-1], expected[:-1])
+def keys_for(rows, positions):
+    """Keys [rows, positions]."""
+    return position_keys(jax.random.split(jax.random.key(0), rows), jnp.tile(jnp.arange(positions), (rows, 1)))
 
 
 def plain_filter(logits, top_p, top_k):
@@ -99,60 +68,54 @@ def test_mask_is_a_candidate_only_for_the_strict_reference():
     logits = jnp.zeros((1, 1, 8)).at[..., MASK_ID].set(50.0)
     for strict in (False, True):
         config = SamplingConfig(steps=1, strict_reference=strict)
-        token, _ = draw(jax.random.split(jax.random.key(0), 1), filtered(logits, config, MASK_ID), config)
+        token, _ = draw(keys_for(1, logits.shape[1]), filtered(logits, config, MASK_ID), config.temperature)
         assert (int(token[0, 0]) == MASK_ID) == strict
 
 
 def test_confidences_by_hand():
     probs = jnp.array([0.5, 0.3, 0.2])
     candidates = unmasking.Candidates(jnp.log(probs)[None, None], jnp.array([[[7, 8, 9]]]))
-    keys = jax.random.split(jax.random.key(0), 1)
-    token, probability = draw(keys, candidates, SamplingConfig(steps=1))
+    keys = keys_for(1, 1)
+    token, probability = draw(keys, candidates, 0.0)
     assert int(token[0, 0]) == 7
-    values = {alg: float(confidence(keys, candidates, probability, alg)[0, 0]) for alg in unmasking.ALGS}
+    values = {
+        alg: float(confidence(keys, candidates, probability, jnp.array([[4]]), alg)[0, 0]) for alg in unmasking.ALGS
+    }
     assert values["maskgit_plus"] == pytest.approx(0.5)
     assert values["topk_margin"] == pytest.approx(0.2)
     assert values["entropy"] == pytest.approx(float(jnp.sum(probs * jnp.log(probs))))
     assert 0 <= values["random"] < 1
 
 
-def test_left_to_right_takes_the_first_masks():
-    candidates = unmasking.Candidates(jnp.zeros((1, 5, 1)), jnp.zeros((1, 5, 1), jnp.int32))
-    keys = jax.random.split(jax.random.key(0), 1)
-    scores = confidence(keys, candidates, jnp.ones((1, 5)), "left_to_right")
-    masked = jnp.array([[False, True, False, True, True]])
-    chosen = choose(keys, scores, masked, jnp.array([2]), 0.0)
-    np.testing.assert_array_equal(chosen, [[False, True, False, True, False]])
-
-
-def test_choice_respects_masks_and_counts_per_row():
-    scores = jnp.array([[0.9, 0.8, 0.1, 0.7], [0.1, 0.2, 0.3, 0.4]])
-    masked = jnp.array([[False, True, True, True], [True, True, False, True]])
-    keys = jax.random.split(jax.random.key(0), 2)
-    chosen = choose(keys, scores, masked, jnp.array([2, 0]), 0.0)
-    np.testing.assert_array_equal(chosen, [[False, True, False, True], [False] * 4])
-
-
-def test_equal_scores_go_left_to_right():
-    chosen = choose(
-        jax.random.split(jax.random.key(0), 1), jnp.zeros((1, 6)), jnp.ones((1, 6), bool), jnp.array([2]), 0.0
-    )
-    np.testing.assert_array_equal(chosen, [[True, True, False, False, False, False]])
+def test_left_to_right_scores_by_position():
+    candidates = unmasking.Candidates(jnp.zeros((1, 3, 1)), jnp.zeros((1, 3, 1), jnp.int32))
+    scores = confidence(keys_for(1, 3), candidates, jnp.ones((1, 3)), jnp.array([[9, 2, 5]]), "left_to_right")
+    np.testing.assert_array_equal(ranks(scores, jnp.ones((1, 3), bool)), [[2, 0, 1]])
 
 
 def test_alg_temp_draws_from_the_softmax_of_confidence():
     scores, draws = jnp.log(jnp.array([0.6, 0.3, 0.1])), 20_000
-    keys = jax.random.split(jax.random.key(0), draws)
-    chosen = choose(keys, jnp.tile(scores, (draws, 1)), jnp.ones((draws, 3), bool), jnp.ones(draws, jnp.int32), 1.0)
-    np.testing.assert_array_equal(chosen.sum(axis=1), np.ones(draws))
+    noisy = disturbed(keys_for(draws, 3), jnp.tile(scores, (draws, 1)), 1.0)
+    first = np.asarray(ranks(noisy, jnp.ones((draws, 3), bool))) == 0
+    np.testing.assert_array_equal(first.sum(axis=1), np.ones(draws))
     # Four standard errors of a share at 20,000 draws.
-    np.testing.assert_allclose(chosen.mean(axis=0), [0.6, 0.3, 0.1], atol=4 * 0.0035)
+    np.testing.assert_allclose(first.mean(axis=0), [0.6, 0.3, 0.1], atol=4 * 0.0035)
+
+
+def test_a_draw_depends_on_its_position_alone():
+    logits = jnp.zeros((1, 6, 40))
+    config = SamplingConfig(steps=1, temperature=1.0, top_k=None)
+    keys = keys_for(1, 6)
+    whole, _ = draw(keys, filtered(logits, config, MASK_ID), 1.0)
+    part, _ = draw(keys[:, 2:4], filtered(logits[:, 2:4], config, MASK_ID), 1.0)
+    np.testing.assert_array_equal(part, whole[:, 2:4])
+    assert len(np.unique(np.asarray(whole))) > 1
 
 
 def test_tokens_are_drawn_from_the_tempered_distribution():
     logits = jnp.tile(jnp.log(jnp.array([1e-9, 0.6, 0.3, 0.1])), (1, 20_000, 1))
     config = SamplingConfig(steps=1, temperature=0.5, top_k=None)
-    tokens, probability = draw(jax.random.split(jax.random.key(0), 1), filtered(logits, config, MASK_ID), config)
+    tokens, probability = draw(keys_for(1, logits.shape[1]), filtered(logits, config, MASK_ID), config.temperature)
     expected = np.array([0.36, 0.09, 0.01]) / 0.46
     shares = np.bincount(np.asarray(tokens[0]), minlength=4)[1:] / 20_000
     np.testing.assert_allclose(shares, expected, atol=4 * 0.0035)

@@ -7,8 +7,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from jax_lm.diffusion.sampler import SamplerState
-from jax_lm.inference import DiffuCoderInference, GenerationOptions
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.step import SamplerState
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.infilling import Template
+from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 MASK_GLYPH = "░"
@@ -16,34 +19,43 @@ COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "green"), (1.01, "bright_green"
 """Upper bound of the confidence, and its colour."""
 
 
-def watch(engine: DiffuCoderInference, prompt: str, options: GenerationOptions, *, shown_prompt: str) -> None:
-    """Denoise one prompt live, and leave the finished text on the screen."""
+def watch(engine: DiffuCoderInference, template: Template, options: GenerationOptions, *, shows_given: bool) -> None:
+    """Denoise one template live, and leave the finished text on the screen."""
     console = Console(highlight=False)
-    steps = options.sampling().steps
+    canvas = engine.canvas([template])
     start = time.monotonic()
     with Live(console=console, refresh_per_second=20, vertical_overflow="crop") as live:
-        for state in engine.stream([prompt], options):
-            is_last = int(state.step) == steps
-            text = Text(shown_prompt, style="bold").append_text(canvas_text(state, engine.tokenizer, options))
-            note = footer(state, time.monotonic() - start) if is_last else f"step {int(state.step)}/{steps}  {legend()}"
+        for state in engine.states(canvas, options):
+            left = int(np.asarray(state.masked).sum())
+            text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
+            note = f"step {int(state.step)}, {left} masks left  {legend()}"
+            if not left:
+                note = footer(state, time.monotonic() - start)
             live.update(Group(text, Text(note, style="dim")))
 
 
-def canvas_text(state: SamplerState, tokenizer: DiffuCoderTokenizer, options: GenerationOptions) -> Text:
-    """The canvas of the first row: tokens up to the first decided stop token, masks as glyphs."""
-    columns = slice(-options.max_new_tokens, None)
-    tokens, masked, confidence = (
-        np.asarray(values)[0, columns].tolist() for values in (state.tokens, state.masked, state.confidence)
+def canvas_text(
+    state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
+) -> Text:
+    """The first row: given text bold, each hole's tokens up to its first decided stop token, masks as glyphs."""
+    tokens, masked, confidence, starts = (
+        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence, canvas.hole_starts)
     )
     text = Text()
-    for token, is_masked, sure in zip(tokens, masked, confidence, strict=True):
-        if is_masked:
-            text.append(MASK_GLYPH, style="dim")
-        elif token in tokenizer.stop_ids:
+    ended = -1
+    for place in np.flatnonzero(canvas.attention_mask[0]).tolist():
+        if not canvas.holes[0, place]:
+            if shows_given:
+                text.append(tokenizer.decode([tokens[place]]), style="bold")
+        elif starts[place] == ended:
             # What follows an end token will not be part of the answer.
-            break
+            continue
+        elif masked[place]:
+            text.append(MASK_GLYPH, style="dim")
+        elif tokens[place] in tokenizer.stop_ids:
+            ended = starts[place]
         else:
-            text.append(tokenizer.decode([token]), style=colour(sure))
+            text.append(tokenizer.decode([tokens[place]]), style=colour(confidence[place]))
     return text
 
 

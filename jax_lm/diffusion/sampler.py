@@ -1,96 +1,43 @@
-"""The sampler: one `step` that unmasks some positions of a canvas, and the compiled loop around it.
+"""The sampler: walks a canvas block by block with the compiled loop over `step`.
 
-The model computes, the sampler decides. A canvas is any row of tokens with any set of holes; what is not
-a hole never changes. Streaming runs the same compiled loop, a few steps at a time.
+    state = Sampler(model).generate(Canvas.after(ids, mask, 256), SamplingConfig(steps=256), PRESETS["fast"])
+
+`generate` and `stream` run the same compiled loop; they differ in how often it returns.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.diffusion import unmasking
-from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.diffusion.decoding import Decoding
+from jax_lm.diffusion.step import (
+    NEVER,
+    Cursor,
+    Given,
+    Hooks,
+    Memory,
+    Plan,
+    Proposal,
+    SamplerState,
+    block_hidden,
+    columns,
+    propose,
+    rewrite,
+    skip_idle,
+    step,
+)
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM
 
-LogitsOf = Callable[[Int[Array, "b t"]], Float[Array, "b r v"]]
-NEVER = np.iinfo(np.int32).max
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """What is to be filled.
-
-    Attributes:
-        tokens: ids; those under a hole do not matter.
-        holes: positions to fill.
-        attention_mask: True where there is a token or a hole, False on padding.
-    """
-
-    tokens: Int[np.ndarray, "b t"]
-    holes: Bool[np.ndarray, "b t"]
-    attention_mask: Bool[np.ndarray, "b t"]
-
-    @classmethod
-    def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> "Canvas":
-        """A left-padded prompt [b, t] followed by `new_tokens` holes.
-
-        Raises:
-            ValueError: there is no row, or nothing to fill.
-        """
-        if new_tokens < 1:
-            raise ValueError(f"max_new_tokens={new_tokens}: must be at least 1")
-        if input_ids.ndim != 2 or not len(input_ids):
-            raise ValueError(f"input_ids has shape {input_ids.shape}: must be [batch, time] with at least one row")
-        present = np.ones_like(input_ids, bool) if attention_mask is None else attention_mask.astype(bool)
-        added = np.ones((len(input_ids), new_tokens), bool)
-        return cls(
-            tokens=np.concatenate([input_ids, np.zeros_like(added, np.int32)], axis=1).astype(np.int32),
-            holes=np.concatenate([np.zeros_like(present), added], axis=1),
-            attention_mask=np.concatenate([present, added], axis=1),
-        )
-
-    @property
-    def region(self) -> tuple[int, int]:
-        """First and past-the-last column with a hole; logits are needed only there."""
-        columns = np.flatnonzero(self.holes.any(axis=0))
-        if not len(columns):
-            raise ValueError("canvas has no hole to fill")
-        return int(columns[0]), int(columns[-1]) + 1
-
-
-class SamplerState(NamedTuple):
-    """The canvas between two steps.
-
-    Attributes:
-        tokens: ids, MASK at positions still to be decided.
-        masked: positions still to be decided.
-        commit_step: step at which a position was decided; NEVER for those still masked, -1 for the given ones.
-        confidence: probability of the token when it was decided (after temperature and filters); else 0.
-        step: steps taken.
-        forwards: model evaluations so far; steps that commit nothing need none.
-        keys: one random key per row.
-    """
-
-    tokens: Int[Array, "b t"]
-    masked: Bool[Array, "b t"]
-    commit_step: Int[Array, "b t"]
-    confidence: Float[Array, "b t"]
-    step: Int[Array, ""]
-    forwards: Int[Array, ""]
-    keys: Key[Array, "b"]
-
-    def history(self, steps: int, mask_id: int) -> Int[np.ndarray, "s b t"]:
-        """The canvas after each step: a decided token never changes, so that its commit step tells all."""
-        tokens, commit_step = np.asarray(self.tokens), np.asarray(self.commit_step)
-        return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in range(steps)])
+UNLIMITED = np.iinfo(np.int32).max
+WHOLE_CANVAS = Decoding()
 
 
 class Sampler:
@@ -118,39 +65,122 @@ class Sampler:
             keys=keys,
         )
 
-    def generate(self, canvas: Canvas, config: SamplingConfig, *, seed: int = 0) -> SamplerState:
-        """Fill the canvas; the whole loop is one compiled computation."""
-        *_, last = self.stream(canvas, config, seed=seed, every=config.steps)
+    def generate(
+        self, canvas: Canvas, config: SamplingConfig, decoding: Decoding = WHOLE_CANVAS, *, seed: int = 0,
+        hooks: Hooks | None = None,
+    ) -> SamplerState:  # fmt: skip
+        """Fill the canvas; the loop over a block is one compiled computation."""
+        *_, last = self.stream(canvas, config, decoding, seed=seed, every=None, hooks=hooks)
         return last
 
     def stream(
-        self, canvas: Canvas, config: SamplingConfig, *, seed: int = 0, every: int = 1
+        self,
+        canvas: Canvas,
+        config: SamplingConfig,
+        decoding: Decoding = WHOLE_CANVAS,
+        *,
+        seed: int = 0,
+        every: int | None = 1,
+        hooks: Hooks | None = None,
     ) -> Iterator[SamplerState]:
-        """Yield the state after every `every` steps and after the last, from the loop that `generate` runs."""
+        """Yield the state after every `every` steps (None: as rarely as possible), after each block and at the end.
+
+        Raises:
+            ValueError: no hole, or a schedule without a number of steps.
+        """
+        if config.steps is None and decoding.commit == "steps":
+            raise ValueError("steps=None: commit='steps' needs a number of steps")
+        hooks = hooks or Hooks()
+        given = Given(*map(jnp.asarray, (canvas.attention_mask, canvas.position_ids, canvas.holes, canvas.hole_starts)))
         state = self.start(canvas, seed)
-        mask = jnp.asarray(canvas.attention_mask)
-        for done in range(every, config.steps + every, every):
-            until = jnp.int32(min(done, config.steps))
-            state = run(self.graph, self.params, state, mask, until, config, canvas.region, self.mask_id)
+        if hooks.tokens is not None:
+            state = rewrite(state, hooks.tokens(-1, state.tokens, None), given.holes, self.mask_id)
+        memory = Memory()
+        if decoding.cache != "none":
+            memory = run_empty_memory(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
+        done: list[Block] = []
+        for block in canvas.blocks(decoding.columns(canvas.region.length)):
+            plans = self.plans(canvas, block, done, config, decoding, hooks)
+            state, memory = yield from self.fill(state, memory, given, block, plans, every)
+            done.append(block)
+            if not np.asarray(state.masked).any():
+                break
+
+    def plans(
+        self, canvas: Canvas, block: Block, done: list[Block], config: SamplingConfig, decoding: Decoding, hooks: Hooks
+    ) -> list[tuple[Plan, int]]:
+        """How the block's first step and the others recompute: plans, each with the first row it recomputes."""
+        width, region = canvas.tokens.shape[1], canvas.region
+        steps = None if config.steps is None else max(1, -(-config.steps * block.length // region.length))
+        before = max(block.start - 1, 0)
+        plan = Plan(
+            sampling=config, decoding=decoding, hooks=hooks, mask_id=self.mask_id, steps=steps, length=block.length,
+            rows=None, has_lead=block.start > 0,
+        )  # fmt: skip
+        if decoding.cache == "none":
+            return [(plan, 0)]
+        if done and len(done) % decoding.refresh_every:
+            first_row, last_row = max(done[-1].start - 1, 0), block.end
+        else:
+            first_row, last_row = max(region.start - 1, 0) if done and decoding.freeze_prompt else 0, width
+        refresh = replace(plan, rows=last_row - first_row, forced=decoding.first_token == "force")
+        # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
+        with_lead = decoding.cache != "dual" and decoding.first_token == "rule" and block.start > 0
+        start = before if with_lead else block.start
+        end = width if decoding.cache == "prefix" else block.end
+        uses_tail = decoding.cache == "dual" and block.start > 0
+        window = replace(plan, rows=end - start, has_lead=with_lead, uses_tail=uses_tail)
+        return [(refresh, first_row), (window, start)]
+
+    def fill(
+        self,
+        state: SamplerState,
+        memory: Memory,
+        given: Given,
+        block: Block,
+        plans: list[tuple[Plan, int]],
+        every: int | None,
+    ) -> Generator[SamplerState, None, tuple[SamplerState, Memory]]:
+        """Decode one block, yielding as `stream` does. The first of two plans is for the block's first evaluation."""
+        decoding = plans[0][0].decoding
+        step = first_step = int(state.step)
+        limit = first_step + plans[0][0].step_limit
+        forwards, refreshed = int(state.forwards), None
+        is_open = True
+        while is_open and step < limit:
+            period = decoding.refresh_steps or UNLIMITED
+            is_refresh = len(plans) > 1 and (refreshed is None or forwards - refreshed >= period)
+            plan, first_row = plans[0] if is_refresh else plans[-1]
+            if refreshed is not None:
+                plan = replace(plan, forced=False)
+            until = limit if every is None else min(limit, step + every)
+            most = forwards + 1 if is_refresh else min((refreshed or 0) + period, UNLIMITED)
+            cursor = Cursor(*map(jnp.int32, (block.start, first_row, first_step, until, most)))
+            state, memory, still_open = run(self.graph, self.params, state, memory, given, cursor, plan)
             yield state
+            if is_refresh and int(state.forwards) > forwards:
+                refreshed = forwards
+            step, forwards, is_open = int(state.step), int(state.forwards), bool(still_open)
+        return state, memory
 
     def replay(
         self, tokens: Int[np.ndarray, "b t"], canvas: Canvas, config: SamplingConfig, step: int
     ) -> tuple[Int[np.ndarray, "b t"], Float[np.ndarray, "b t"]]:
-        """One step from any canvas on the way.
+        """One step from any canvas on the way, over the whole canvas.
 
         Returns:
             The tokens after it, and the confidence by which positions were chosen (-inf where nothing was masked).
         """
         holes = canvas.holes & (tokens == self.mask_id)
-        start = self.start(canvas, seed=0)
-        state = start._replace(tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step))
-        mask = jnp.asarray(canvas.attention_mask)
-        arguments = (config, canvas.region, self.mask_id)
-        scores = run_proposal(self.graph, self.params, state, mask, *arguments).scores
-        after = run(self.graph, self.params, state, mask, jnp.int32(step + 1), *arguments)
+        state = self.start(canvas, seed=0)
+        state = state._replace(tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step))
+        given = Given(*map(jnp.asarray, (canvas.attention_mask, canvas.position_ids, canvas.holes, canvas.hole_starts)))
+        ((plan, first_row),) = self.plans(canvas, canvas.region, [], config, WHOLE_CANVAS, Hooks())
+        cursor = Cursor(*map(jnp.int32, (canvas.region.start, first_row, 0, step + 1, UNLIMITED)))
+        scores = run_proposal(self.graph, self.params, state, given, cursor, plan).scores
+        after, _, _ = run(self.graph, self.params, state, Memory(), given, cursor, plan)
         everywhere = np.full(tokens.shape, -np.inf, np.float32)
-        everywhere[:, slice(*canvas.region)] = scores
+        everywhere[:, canvas.region.start : canvas.region.end] = scores
         return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
 
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
@@ -158,118 +188,50 @@ class Sampler:
         return run_forward(self.graph, self.params, tokens)
 
 
-class Proposal(NamedTuple):
-    """What each position of the region would become.
-
-    Attributes:
-        tokens: the drawn token.
-        probability: its probability after temperature and filters.
-        scores: confidence by the measure of `alg`; larger is committed earlier.
-    """
-
-    tokens: Int[Array, "b r"]
-    probability: Float[Array, "b r"]
-    scores: Float[Array, "b r"]
-
-
-def step(
-    state: SamplerState, logits_of: LogitsOf, config: SamplingConfig, region: tuple[int, int], mask_id: int
-) -> SamplerState:
-    """One denoising step: evaluate the model, propose a token per position, commit the chosen ones.
-
-    `logits_of(tokens)` gives aligned float32 logits [b, r, v] of the region. A step whose counts are all zero
-    evaluates nothing: exact at temperature 0, the same distribution above.
-    """
-    ratio = jnp.asarray(unmasking.transfer_ratios(config.steps, config.eps))[state.step]
-    counts = unmasking.commit_counts(state.masked, ratio)
-    columns = slice(*region)
-
-    def commit(state: SamplerState) -> SamplerState:
-        keys = step_keys(state)
-        proposal = propose(keys, logits_of(state.tokens), config, mask_id)
-        masked = state.masked[:, columns]
-        if config.alg == "origin":
-            chosen = masked & (unmasking.uniform(keys[2], masked.shape) < ratio)
-        else:
-            chosen = unmasking.choose(keys[2], proposal.scores, masked, counts, config.alg_temp)
-        # Only the strict reference can propose MASK; such a position stays open, as it does there.
-        chosen &= proposal.tokens != mask_id
-
-        def write(values: Array, new: Array) -> Array:
-            return values.at[:, columns].set(jnp.where(chosen, new, values[:, columns]))
-
-        return state._replace(
-            tokens=write(state.tokens, proposal.tokens),
-            masked=write(state.masked, jnp.zeros_like(chosen)),
-            commit_step=write(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
-            confidence=write(state.confidence, proposal.probability),
-            forwards=state.forwards + 1,
-        )
-
-    needed = jnp.any(state.masked) if config.alg == "origin" else jnp.any(counts > 0)
-    state = jax.lax.cond(needed, commit, lambda state: state, state)
-    return state._replace(step=state.step + 1)
-
-
-def step_keys(state: SamplerState) -> Key[Array, "3 b"]:
-    """Keys [3, b] of this step: for tokens, for random scores, for the choice of positions."""
-    now = jax.vmap(partial(jax.random.fold_in, data=state.step))(state.keys)
-    return jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(now), 1, 0)
-
-
-def propose(keys: Key[Array, "3 b"], logits: Float[Array, "b r v"], config: SamplingConfig, mask_id: int) -> Proposal:
-    """Filter, draw and score every position of the region."""
-    candidates = unmasking.filtered(logits, config, mask_id)
-    tokens, probability = unmasking.draw(keys[0], candidates, config)
-    return Proposal(tokens, probability, unmasking.confidence(keys[1], candidates, probability, config.alg))
-
-
-def region_logits(
-    graph: nnx.GraphDef, params: dict, attention_mask: Bool[Array, "b t"], region: tuple[int, int]
-) -> LogitsOf:
-    """Aligned logits of the region alone: hidden states are cut before the head, which is the costly part."""
-    model = nnx.merge(graph, params)
-
-    def logits_of(tokens: Int[Array, "b t"]) -> Float[Array, "b r v"]:
-        hidden = shift_right(model.model(tokens, attention_mask))
-        return model.logits(hidden[:, slice(*region)])
-
-    return logits_of
-
-
-@partial(jax.jit, static_argnames=("graph", "config", "region", "mask_id"))
+@partial(jax.jit, static_argnames=("graph", "plan"), donate_argnames="memory")
 def run(
     graph: nnx.GraphDef,
     params: dict,
     state: SamplerState,
-    attention_mask: Bool[Array, "b t"],
-    until: Int[Array, ""],
-    config: SamplingConfig,
-    region: tuple[int, int],
-    mask_id: int,
-) -> SamplerState:
-    """Take steps up to `until`."""
-    logits_of = region_logits(graph, params, attention_mask, region)
-    return jax.lax.while_loop(
-        lambda state: state.step < until,
-        lambda state: step(state, logits_of, config, region, mask_id),
-        state,
-    )
+    memory: Memory,
+    given: Given,
+    cursor: Cursor,
+    plan: Plan,
+) -> tuple[SamplerState, Memory, Bool[Array, ""]]:
+    """Take steps until the block is full or the cursor says to return; also whether a mask is left in the block."""
+    model = nnx.merge(graph, params)
+
+    def is_open(state: SamplerState) -> Bool[Array, ""]:
+        return jnp.any(columns(state.masked, cursor, plan))
+
+    def goes_on(carry: tuple[SamplerState, Memory]) -> Bool[Array, ""]:
+        state, _ = carry
+        return is_open(state) & (state.step < cursor.until) & (state.forwards < cursor.forwards)
+
+    def advance(carry: tuple[SamplerState, Memory]) -> tuple[SamplerState, Memory]:
+        return step(model, *carry, given, cursor, plan)
+
+    state, memory = jax.lax.while_loop(goes_on, advance, (skip_idle(state, cursor, plan), memory))
+    return state, memory, is_open(state)
 
 
-@partial(jax.jit, static_argnames=("graph", "config", "region", "mask_id"))
+@partial(jax.jit, static_argnames=("graph", "plan"))
 def run_proposal(
-    graph: nnx.GraphDef,
-    params: dict,
-    state: SamplerState,
-    attention_mask: Bool[Array, "b t"],
-    config: SamplingConfig,
-    region: tuple[int, int],
-    mask_id: int,
+    graph: nnx.GraphDef, params: dict, state: SamplerState, given: Given, cursor: Cursor, plan: Plan
 ) -> Proposal:
-    """What the next step of `run` would propose."""
-    logits = region_logits(graph, params, attention_mask, region)(state.tokens)
-    return propose(step_keys(state), logits, config, mask_id)
+    """What the next step of `run` would propose, without a cache."""
+    model = nnx.merge(graph, params)
+    hidden, _ = block_hidden(model, state.tokens, Memory(), given, cursor, plan)
+    masked, positions = (columns(values, cursor, plan) for values in (state.masked, given.position_ids))
+    return propose(model, hidden, masked, positions, state, plan)[0]
+
+
+@partial(jax.jit, static_argnames=("graph", "shape", "has_tail"))
+def run_empty_memory(graph: nnx.GraphDef, params: dict, shape: tuple[int, int], has_tail: bool) -> Memory:
+    model = nnx.merge(graph, params).model
+    weight = model.embed_tokens.weight[...]
+    tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
+    return Memory(model.empty_cache(*shape), tail)
 
 
 @partial(jax.jit, static_argnames="graph")

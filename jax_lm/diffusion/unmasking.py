@@ -1,17 +1,15 @@
-"""How a masked position is decided: filters, the drawn token, its confidence, the order, how many per step.
+"""What a masked position would become: filters, the drawn token, its confidence by the measure of the order.
 
 Pure functions of logits; they know neither the model nor the loop. Everything is computed in float32:
 confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion_generate` and its
 `sample_tokens`.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
@@ -21,10 +19,11 @@ PREFILTER = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How a canvas is unmasked. Hashable, hence static under jit.
+    """How tokens are drawn and ordered. Hashable, hence static under jit.
 
     Attributes:
-        steps: denoising steps over the whole canvas.
+        steps: denoising steps over the whole canvas, shared out among blocks; None only for commit rules by
+            probability, and then there is no limit.
         alg: order of unmasking: `origin` (each position by chance), or most confident first by the
             chosen token's probability (`maskgit_plus`), the margin of the two best (`topk_margin`) or
             negative entropy (`entropy`); `random` and `left_to_right` are controls with the same counts.
@@ -33,20 +32,23 @@ class SamplingConfig:
         top_p: mass of the nucleus, in (0, 1]; None is off.
         top_k: number of candidates; None is off. The published sampler's hidden default is 50.
         eps: where the noise schedule ends.
+        stop_ids: tokens that end a row: once one has no mask before it, what follows it is not decoded. Lossless
+            for the text up to there; empty decodes everything, as the reference does.
         strict_reference: admit MASK itself as a candidate, as the reference does.
     """
 
-    steps: int
+    steps: int | None
     alg: str = "entropy"
     alg_temp: float = 0.0
     temperature: float = 0.0
     top_p: float | None = None
     top_k: int | None = 50
     eps: float = 1e-3
+    stop_ids: tuple[int, ...] = ()
     strict_reference: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
+        if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
         if self.alg not in ALGS:
             raise ValueError(f"alg={self.alg!r}: must be one of {', '.join(ALGS)}")
@@ -67,23 +69,6 @@ class Candidates(NamedTuple):
 
     log_probs: Float[Array, "b r c"]
     ids: Int[Array, "b r c"]
-
-
-@functools.cache
-def transfer_ratios(steps: int, eps: float) -> np.ndarray:
-    """Share of the remaining masks that each step commits: 1 - s/t on the reference's float32 grid, then 1."""
-    if steps == 1:
-        return np.ones(1, np.float32)
-    # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle, with one rounding
-    # per point (a fused multiply-add, which float64 reproduces). The counts of a step hang on the last bit.
-    start, end = np.float32(1), np.float32(eps)
-    width = float((end - start) / np.float32(steps))
-    index = np.arange(steps + 1)
-    forward, backward = float(start) + width * index, float(end) - width * (steps - index)
-    times = np.where(index < (steps + 1) // 2, forward, backward).astype(np.float32)
-    ratios = np.float32(1) - times[1:] / times[:-1]
-    ratios[-1] = 1
-    return ratios.astype(np.float32)
 
 
 def filtered(
@@ -132,12 +117,17 @@ def nucleus_cutoff(logits: Float[Array, "b r v"], top_p: float, prefilter: int) 
     return jax.lax.cond(jnp.all(reached), lambda: cutoff(size), lambda: cutoff(logits.shape[-1]))
 
 
+def position_keys(keys: Key[Array, "b"], positions: Int[Array, "b r"]) -> Key[Array, "b r"]:
+    """A key per position, so that a draw depends on its row and place alone, not on what is drawn beside it."""
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)
+
+
 def draw(
-    keys: Key[Array, "b"], candidates: Candidates, config: SamplingConfig
+    keys: Key[Array, "b r"], candidates: Candidates, temperature: float
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-    """A token for each position, and its probability; one key per row, so that rows do not disturb each other."""
-    if config.temperature > 0:
-        index = jax.vmap(lambda key, row: jax.random.categorical(key, row))(keys, candidates.log_probs)
+    """A token for each position, and its probability."""
+    if temperature > 0:
+        index = jax.vmap(jax.vmap(jax.random.categorical))(keys, candidates.log_probs)
     else:
         index = jnp.argmax(candidates.log_probs, axis=-1)
     index = index[..., None]
@@ -146,7 +136,11 @@ def draw(
 
 
 def confidence(
-    keys: Key[Array, "b"], candidates: Candidates, probability: Float[Array, "b r"], alg: str
+    keys: Key[Array, "b r"],
+    candidates: Candidates,
+    probability: Float[Array, "b r"],
+    positions: Int[Array, "b r"],
+    alg: str,
 ) -> Float[Array, "b r"]:
     """How sure each position is, by the measure of `alg`; larger is committed earlier."""
     match alg:
@@ -159,39 +153,14 @@ def confidence(
             probs = jnp.exp(candidates.log_probs)
             return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
         case "random":
-            return uniform(keys, probability.shape)
+            return jax.vmap(jax.vmap(jax.random.uniform))(keys)
         case "left_to_right":
-            return jnp.broadcast_to(-jnp.arange(probability.shape[1], dtype=jnp.float32), probability.shape)
+            return -positions.astype(jnp.float32)
         case _:
             # `origin` decides each position by chance alone.
             return probability
 
 
-def uniform(keys: Key[Array, "b"], shape: tuple[int, ...]) -> Float[Array, "b r"]:
-    """Uniform numbers, one key per row."""
-    return jax.vmap(lambda key: jax.random.uniform(key, shape[1:]))(keys)
-
-
-def commit_counts(masked: Bool[Array, "b t"], ratio: Float[Array, ""]) -> Int[Array, "b"]:
-    """How many positions each row commits: the truncated float32 product, counted per row."""
-    return (jnp.sum(masked, axis=1).astype(jnp.float32) * ratio).astype(jnp.int32)
-
-
-def choose(
-    keys: Key[Array, "b"],
-    scores: Float[Array, "b r"],
-    masked: Bool[Array, "b r"],
-    counts: Int[Array, "b"],
-    alg_temp: float,
-) -> Bool[Array, "b r"]:
-    """The `counts` most confident masked positions of each row, or as many drawn without replacement.
-
-    Drawing adds Gumbel noise to the scores: the order of the sums is distributed as draws from the softmax
-    without replacement.
-    """
-    if alg_temp > 0:
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
-        scores = scores / alg_temp + noise
-    order = jnp.argsort(-jnp.where(masked, scores, -jnp.inf), axis=1)
-    rank = jnp.argsort(order, axis=1)
-    return masked & (rank < counts[:, None])
+def disturbed(keys: Key[Array, "b r"], scores: Float[Array, "b r"], alg_temp: float) -> Float[Array, "b r"]:
+    """Scores whose order is distributed as draws from softmax(scores / alg_temp) without replacement (Gumbel noise)."""
+    return scores / alg_temp + jax.vmap(jax.vmap(jax.random.gumbel))(keys) if alg_temp > 0 else scores

@@ -18,7 +18,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from jax_lm.checkpoints.huggingface import CheckpointError
-from jax_lm.diffusion.sampler import Canvas, Sampler
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.decoding import WHOLE_CANVAS, Decoding
+from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -57,6 +59,8 @@ def check(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> I
     sampler = Sampler(model)
     for case in cases["generate"]:
         yield check_generation(sampler, case, golden)
+    for case in cases.get("fast", ()):
+        yield check_fast_generation(sampler, case, golden)
     if tokenizer is not None:
         yield check_tokenizer(folder / "tokenizer_cases.json", tokenizer)
 
@@ -142,7 +146,7 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     state = sampler.generate(canvas, config)
     title = f"{name} {config.alg}, {config.steps} steps"
     sequences_equal = np.array_equal(np.asarray(state.tokens), recorded(golden, f"{name}.sequences"))
-    ours = state.history(config.steps, sampler.mask_id)
+    ours = state.history(sampler.mask_id)
     theirs = recorded(golden, f"{name}.history")
     allowed = "sequences and history equal"
     if not sequences_equal:
@@ -153,6 +157,36 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     if ties is None:
         return Finding(title, f"history differs, {first_difference(ours, theirs)}", allowed, False)
     return Finding(title, f"equal but for the order of {ties} exact ties", allowed, True)
+
+
+def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Finding:
+    """Final sequences of Fast-dLLM's confidence-threshold decoding.
+
+    With a cache: blocks whose first token is forced, no limit of steps. Without: the whole canvas, and at most
+    masks / steps tokens per step, what was not used carried over.
+    """
+    name, is_cached = f"fast.{case['case']}", case["cache"] != "none"
+    config = SamplingConfig(
+        steps=None if is_cached else case["steps"],
+        alg="maskgit_plus",
+        temperature=case["temperature"],
+        top_p=case["top_p"],
+        top_k=case["top_k"],
+        strict_reference=True,
+    )
+    decoding = Decoding(
+        commit="threshold",
+        threshold=case["threshold"],
+        block_length=case["block_length"] if is_cached else WHOLE_CANVAS,
+        cache=case["cache"],
+        first_token="force" if is_cached else "rule",
+    )
+    prompt, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
+    state = sampler.generate(Canvas.after(prompt, mask, case["max_new_tokens"]), config, decoding)
+    ours, theirs = np.asarray(state.tokens), recorded(golden, f"{name}.sequences")
+    differing = int((ours != theirs).sum())
+    title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
+    return Finding(title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing)
 
 
 def first_difference(ours: np.ndarray, theirs: np.ndarray) -> str:

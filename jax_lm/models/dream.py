@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,20 @@ from jax_lm.models.config import DreamConfig
 Batch = Int[Array, "b t"]
 Mask = Bool[Array, "b t"] | Int[Array, "b t"]
 Hidden = Float[Array, "b t d"]
+
+
+class KeyValues(NamedTuple):
+    """Keys (after the rotary embedding) and values of one layer; what its queries attend to."""
+
+    keys: Float[Array, "b k s h"]
+    values: Float[Array, "b k s h"]
+
+    def rewritten(self, fresh: "KeyValues", start: Int[Array, ""]) -> "KeyValues":
+        """With the positions from `start` on replaced by `fresh`."""
+        keys, values = (
+            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2) for old, new in zip(self, fresh, strict=True)
+        )
+        return KeyValues(keys, values)
 
 
 class DreamLinear(nnx.Module):
@@ -91,12 +105,24 @@ class DreamAttention(nnx.Module):
         self.v_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=True, init=init)
         self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
 
-    def __call__(self, x: Hidden, rotary: tuple[Array, Array], attention_mask: Bool[Array, "b t"] | None) -> Hidden:
+    def __call__(
+        self,
+        x: Hidden,
+        rotary: tuple[Array, Array],
+        attention_mask: Bool[Array, "b s"] | None,
+        past: KeyValues | None = None,
+        start: Int[Array, ""] | None = None,
+    ) -> tuple[Hidden, KeyValues]:
+        """The rows of `x` attend to themselves, or to `past` with themselves written in at `start`."""
         b, t, _ = x.shape
         q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
         k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
         v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
-        return self.o_proj(attend(q, k, v, attention_mask).reshape(b, t, -1))
+        seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+        if past is not None:
+            assert start is not None
+            seen = past.rewritten(seen, start)
+        return self.o_proj(attend(q, *seen, attention_mask).reshape(b, t, -1)), seen
 
 
 class DreamMLP(nnx.Module):
@@ -121,9 +147,17 @@ class DreamDecoderLayer(nnx.Module):
         self.post_attention_layernorm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
         self.mlp = DreamMLP(config, init=init)
 
-    def __call__(self, x: Hidden, rotary: tuple[Array, Array], attention_mask: Bool[Array, "b t"] | None) -> Hidden:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, attention_mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def __call__(
+        self,
+        x: Hidden,
+        rotary: tuple[Array, Array],
+        attention_mask: Bool[Array, "b s"] | None,
+        past: KeyValues | None = None,
+        start: Int[Array, ""] | None = None,
+    ) -> tuple[Hidden, KeyValues]:
+        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past, start)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), seen
 
 
 class DreamEmbedding(nnx.Module):
@@ -157,8 +191,45 @@ class DreamModel(nnx.Module):
         x = self.embed_tokens(input_ids)
         for layer in self.layers:
             yield x
-            x = layer(x, rotary, attention_mask)
+            x, _ = layer(x, rotary, attention_mask)
         yield self.norm(x)
+
+    def recompute(
+        self,
+        input_ids: Batch,
+        attention_mask: Bool[Array, "b s"],
+        position_ids: Batch,
+        cache: tuple[KeyValues, ...],
+        start: Int[Array, ""],
+    ) -> tuple[Hidden, tuple[KeyValues, ...]]:
+        """Last hidden states of the rows [start, start + t) alone, with every other position taken from the cache.
+
+        Args:
+            input_ids: of these rows.
+            attention_mask: which of all s positions may be attended to.
+            position_ids: of these rows.
+
+        Returns:
+            Hidden states, and the cache with these rows rewritten.
+        """
+        rotary = self.rotary_emb(position_ids)
+        x = self.embed_tokens(input_ids)
+        rewritten = []
+        for layer, past in zip(self.layers, cache, strict=True):
+            x, seen = layer(x, rotary, attention_mask, past, start)
+            rewritten.append(seen)
+        return self.norm(x), tuple(rewritten)
+
+    def empty_cache(self, batch: int, length: int) -> tuple[KeyValues, ...]:
+        """Zeros for every layer; the first `recompute` must cover every position that is attended to."""
+        weight = self.embed_tokens.weight[...]
+
+        def zeros(layer: DreamDecoderLayer) -> Array:
+            attention = layer.self_attn
+            heads = attention.k_proj.weight[...].shape[0] // attention.head_dim
+            return jnp.zeros((batch, heads, length, attention.head_dim), weight.dtype)
+
+        return tuple(KeyValues(zeros(layer), zeros(layer)) for layer in self.layers)
 
     def __call__(
         self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
@@ -290,8 +361,8 @@ def contract(a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...
 
 def attend(
     q: Float[Array, "b t n h"],
-    k: Float[Array, "b s k h"],
-    v: Float[Array, "b s k h"],
+    k: Float[Array, "b k s h"],
+    v: Float[Array, "b k s h"],
     attention_mask: Bool[Array, "b s"] | None,
 ) -> Float[Array, "b t n h"]:
     """Grouped-query attention over all keys that the mask admits; softmax in float32.
@@ -299,14 +370,14 @@ def attend(
     The query heads of a group become further rows of their key head, so that keys are never repeated.
     """
     b, t, n, h = q.shape
-    groups = n // k.shape[2]
+    groups = n // k.shape[1]
     q = q.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4).reshape(b, -1, groups * t, h)
-    scores = product(q, k.transpose(0, 2, 1, 3)) / h**0.5
+    scores = product(q, k) / h**0.5
     if attention_mask is not None:
         # Only keys are masked: a padded query sees the real keys, so that no row is empty.
         scores = jnp.where(attention_mask[:, None, None, :], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    y = product(weights, v.transpose(0, 2, 3, 1)).astype(q.dtype)
+    y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 

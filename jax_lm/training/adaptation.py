@@ -106,7 +106,11 @@ def optimizer(config: AdaptationConfig) -> optax.GradientTransformation:
     clip = optax.clip_by_global_norm(config.clip_norm)
     if config.muon_learning_rate is None:
         return optax.chain(clip, adamw)
-    muon = optax.contrib.muon(schedule(config.muon_learning_rate), weight_decay=config.weight_decay)
+    muon = optax.contrib.muon(
+        schedule(config.muon_learning_rate),
+        weight_decay=config.weight_decay,
+        muon_weight_dimension_numbers=out_in_matrices,
+    )
     return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": adamw}, muon_or_adamw))
 
 
@@ -117,6 +121,11 @@ def muon_or_adamw(params: optax.Params) -> optax.Params:
         return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
 
     return jax.tree_util.tree_map_with_path(label, params)
+
+
+def out_in_matrices(params: optax.Params) -> optax.Params:
+    """Our matrices are [out, in], as PyTorch's are; optax assumes [in, out]."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params)
 
 
 def is_matrix(params: optax.Params) -> optax.Params:

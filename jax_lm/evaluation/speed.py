@@ -1,0 +1,494 @@
+"""How fast a model decodes here: limits of the machine, forward passes, whole generations, recompilations.
+
+Every time is a median after a warm-up. What is timed are the compiled pieces that `Sampler` runs. Prompts are random:
+speed does not depend on them, except for commit rules by probability, whose number of forwards follows from how sure
+the model is. Entry: `diffucoder bench`.
+"""
+
+import datetime
+import functools
+import math
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.decoding import PRESETS
+from jax_lm.diffusion.sampler import Sampler, run, run_empty_memory
+from jax_lm.diffusion.step import Cursor, Given, Hooks, Memory, Plan, block_hidden
+from jax_lm.diffusion.unmasking import SamplingConfig
+from jax_lm.inference import WIDTH_BUCKET
+from jax_lm.models.config import DreamConfig
+from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes, product
+
+SEVEN_B = DreamConfig(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    max_position_embeddings=131072,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    mask_token_id=151666,
+)
+SMALL = DreamConfig(
+    vocab_size=152064,
+    hidden_size=512,
+    intermediate_size=2048,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    mask_token_id=151666,
+)
+SHAPES = {"small": SMALL, "7b": SEVEN_B}
+"""Shapes for random weights: that of DiffuCoder, and its vocabulary on a body that a CPU computes in no time."""
+
+COPY_BYTES = 2**30
+"""Array over which the bandwidth is measured: above the shared cache of a large server."""
+
+CACHE_SWITCH = "jax_enable_compilation_cache"
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+RESET_PEAK = "5"
+"""Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What to generate: all combinations of preset, batch size and length.
+
+    Attributes:
+        prompt_tokens: length of the random prompts.
+        repeats: timed calls, of which the median counts.
+    """
+
+    presets: tuple[str, ...] = tuple(PRESETS)
+    batch_sizes: tuple[int, ...] = (1, 8)
+    new_tokens: tuple[int, ...] = (64, 256)
+    prompt_tokens: int = 64
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("presets", "batch_sizes", "new_tokens"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}=(): must name at least one")
+        for preset in self.presets:
+            if preset not in PRESETS:
+                raise ValueError(f"presets: {preset!r} is none of {', '.join(PRESETS)}")
+        for name in ("batch_sizes", "new_tokens"):
+            if min(getattr(self, name)) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: each must be at least 1")
+        for name in ("prompt_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    @property
+    def cells(self) -> list[tuple[str, int, int]]:
+        """Preset, batch size and new tokens of every measurement."""
+        return [(p, b, n) for n in self.new_tokens for b in self.batch_sizes for p in self.presets]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine does at best, as measured.
+
+    Attributes:
+        matmul_flops: floating-point operations per second of a large product with operands of the model's dtype.
+        copy_bytes: bytes read and written per second.
+    """
+
+    matmul_flops: float
+    copy_bytes: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least a forward pass has to do: operations, and bytes of weights, keys and values."""
+
+    flops: int
+    bytes: int
+
+    def seconds(self, limits: Limits) -> float:
+        """The roofline: no implementation is faster on this machine."""
+        return max(self.flops / limits.matmul_flops, self.bytes / limits.copy_bytes)
+
+    def limit(self, limits: Limits) -> str:
+        """Which of the two limits it is."""
+        is_compute = self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes
+        return "compute" if is_compute else "memory"
+
+
+@dataclass(frozen=True)
+class ForwardTime:
+    """One forward pass, and the denoising step around it, with every position of the block masked.
+
+    Attributes:
+        window: which rows are recomputed: the whole `canvas` without a cache, all of them into the cache (`refresh`),
+            or the block and the row before it (`window`).
+        rows: rows recomputed, per row of the batch.
+        head_rows: rows whose logits are computed.
+        seconds: of the forward pass with its logits.
+        step_seconds: of the whole step.
+        overhead: share of the step that is not the forward pass: filters, draw, choice, bookkeeping.
+        bound_seconds: the roofline.
+        bound: the limit that sets it, compute or memory.
+        roofline: share of it that the forward pass reaches.
+    """
+
+    window: str
+    batch: int
+    canvas: int
+    rows: int
+    head_rows: int
+    seconds: float
+    step_seconds: float
+    overhead: float
+    bound_seconds: float
+    bound: str
+    roofline: float
+
+
+@dataclass(frozen=True)
+class GenerationTime:
+    """One cell of the workload.
+
+    Attributes:
+        forwards: model evaluations for the whole batch.
+        tokens_per_forward: tokens that a row gains per evaluation.
+        compile_seconds: first call minus the median.
+        compilations: of the first call, on another prompt of the same bucket.
+        recompilations: of all later calls; must be 0.
+        peak_bytes: see `PeakMemory`.
+    """
+
+    preset: str
+    batch: int
+    new_tokens: int
+    forwards: int
+    seconds: float
+    tokens_per_second: float
+    tokens_per_forward: float
+    compile_seconds: float
+    compilations: int
+    recompilations: int
+    peak_bytes: int
+
+
+class Compilations:
+    """Counts what XLA compiles in this process. One listener for good: JAX cannot be relied on to take it back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self.hear)
+
+    def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count += event == COMPILE_EVENT
+
+
+@functools.cache
+def compilations() -> Compilations:
+    """The counter of this process."""
+    return Compilations()
+
+
+@contextmanager
+def without_stored_compilations() -> Iterator[None]:
+    """Compile for real: a result from the cache on disk would say nothing about compile time."""
+    before = getattr(jax.config, CACHE_SWITCH)
+    jax.config.update(CACHE_SWITCH, False)
+    # The switch is read once, at the first compilation; after a reset, again.
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update(CACHE_SWITCH, before)
+        compilation_cache.reset_cache()
+
+
+class PeakMemory:
+    """Largest memory in use: of the device where it counts, else of the process, which includes the program itself."""
+
+    def __init__(self) -> None:
+        self.on_device = "peak_bytes_in_use" in (jax.devices()[0].memory_stats() or {})
+        self.resettable = not self.on_device and os.access("/proc/self/clear_refs", os.W_OK)
+
+    def start(self) -> None:
+        """Forget earlier peaks, where the system can."""
+        if self.resettable:
+            Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+
+    def read(self) -> int:
+        """Bytes."""
+        if self.on_device:
+            stats = jax.devices()[0].memory_stats()
+            assert stats is not None
+            return int(stats["peak_bytes_in_use"])
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    @property
+    def source(self) -> str:
+        """What the number is, in words."""
+        if self.on_device:
+            return "device, peak_bytes_in_use since the start of the process"
+        return f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
+
+
+def about() -> dict[str, Any]:
+    """Date, versions, machine and command: what a number means nothing without."""
+    device = jax.devices()[0]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": version("jaxlib"),
+        "flax": flax.__version__,
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": len(jax.devices()),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Wall time of one call, until its result is there."""
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
+
+
+def median_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Median wall time after one call that does not count."""
+    seconds_of(call)
+    return statistics.median(seconds_of(call) for _ in range(repeats))
+
+
+def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0) -> DreamForCausalLM:
+    """A model with random weights, made on the device tensor by tensor; a 7B shape fits where its weights do."""
+
+    @partial(jax.jit, static_argnames="shape")
+    def matrix(key: Array, shape: tuple[int, ...]) -> Array:
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(config.initializer_range, dtype)
+
+    def tensor(index: int, name: str, shape: tuple[int, ...]) -> Array:
+        if len(shape) == 1:
+            return jnp.full(shape, 0 if name.endswith("bias") else 1, dtype)
+        return matrix(jax.random.fold_in(root, index), shape)
+
+    root = jax.random.key(seed, impl="rbg")
+    tensors = {name: tensor(i, name, shape) for i, (name, shape) in enumerate(parameter_shapes(config).items())}
+    graph, state = nnx.split(DreamForCausalLM.abstract(config, dtype))
+    return nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
+
+
+def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> Int[np.ndarray, "b t"]:
+    """Token ids without MASK."""
+    ids = np.random.default_rng(seed).integers(0, config.vocab_size - 1, (batch, length), dtype=np.int32)
+    return ids if config.mask_token_id is None else ids + (ids >= config.mask_token_id).astype(np.int32)
+
+
+def random_canvas(config: DreamConfig, batch: int, prompt_tokens: int, new_tokens: int, *, seed: int) -> Canvas:
+    """Random prompts and holes after them, left-padded to a width that `inference` pads requests to.
+
+    Raises:
+        ValueError: they do not fit the context.
+    """
+    if prompt_tokens + new_tokens > config.max_position_embeddings:
+        raise ValueError(
+            f"prompt_tokens={prompt_tokens} with new_tokens={new_tokens}: "
+            f"the context holds {config.max_position_embeddings} tokens"
+        )
+    padding = ((0, 0), (-(prompt_tokens + new_tokens) % WIDTH_BUCKET, 0))
+    ids = random_prompts(config, batch, prompt_tokens, seed=seed)
+    return Canvas.after(np.pad(ids, padding), np.pad(np.ones_like(ids), padding), new_tokens)
+
+
+def published_settings(new_tokens: int, commit: str = "steps") -> SamplingConfig:
+    """DiffuCoder's: one token per step, or as many steps as a commit rule by probability needs; no early stop."""
+    steps = new_tokens if commit == "steps" else None
+    return SamplingConfig(steps=steps, alg="entropy", temperature=0.2, top_p=0.95, top_k=50, stop_ids=())
+
+
+def machine_limits(dtype: DTypeLike, *, repeats: int, copy_bytes: int = COPY_BYTES) -> Limits:
+    """Rate of a large square product and of a copy, by the same compiler that runs the model."""
+    size = 2048 if jax.default_backend() == "cpu" else 8192
+    a, b = (jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(dtype) for i in range(2))
+    multiply = jax.jit(lambda a, b: product(a, b).astype(dtype))
+    matmul = median_seconds(lambda: multiply(a, b), repeats)
+    # In place: a fresh result would measure how fast the system hands out pages.
+    add = jax.jit(lambda values: values + 1, donate_argnums=0)
+    values = jnp.zeros(copy_bytes // 4, jnp.float32)
+
+    def copy() -> Array:
+        nonlocal values
+        values = add(values)
+        return values
+
+    return Limits(2 * size**3 / matmul, 2 * copy_bytes / median_seconds(copy, repeats))
+
+
+def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int, canvas: int, head_rows: int) -> Cost:
+    """Operations and bytes of one forward pass.
+
+    Args:
+        rows: rows recomputed per row of the batch; they attend to `canvas` positions.
+        head_rows: rows per row of the batch whose logits are computed.
+    """
+    body = sum(
+        math.prod(shape)
+        for name, shape in parameter_shapes(config).items()
+        if name.startswith("model.layers.") and len(shape) == 2
+    )
+    head = config.vocab_size * config.hidden_size
+    # Scores, and values weighted by them: two products over the width of all heads, which is the hidden size.
+    attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
+    flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
+    key_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
+    return Cost(flops, (body + head + batch * key_values) * jnp.dtype(dtype).itemsize)
+
+
+@partial(jax.jit, static_argnames=("graph", "plan"), donate_argnames="memory")
+def run_block_logits(
+    graph: nnx.GraphDef,
+    params: dict,
+    tokens: Int[Array, "b t"],
+    memory: Memory,
+    given: Given,
+    cursor: Cursor,
+    plan: Plan,
+) -> tuple[Float[Array, "b r v"], Memory]:
+    """What a step of `sampler.run` computes before it decides anything."""
+    model = nnx.merge(graph, params)
+    hidden, memory = block_hidden(model, tokens, memory, given, cursor, plan)
+    return model.logits(hidden), memory
+
+
+def forward_times(sampler: Sampler, canvas: Canvas, limits: Limits, *, repeats: int) -> list[ForwardTime]:
+    """Times of a forward pass and of a step by the rows they recompute, on the first block of the canvas."""
+    batch, width = canvas.tokens.shape
+    given = Given(*map(jnp.asarray, (canvas.attention_mask, canvas.position_ids, canvas.holes, canvas.hole_starts)))
+    state = sampler.start(canvas, seed=0)
+    dtype = sampler.params["model"]["embed_tokens"]["weight"].dtype
+    config = published_settings(canvas.region.length)
+    times = []
+    for preset, names in (("exact", ("canvas",)), ("fast", ("refresh", "window"))):
+        decoding = PRESETS[preset]
+        memory = Memory()
+        if decoding.cache != "none":
+            memory = run_empty_memory(sampler.graph, sampler.params, canvas.tokens.shape, False)
+        block = next(canvas.blocks(decoding.columns(canvas.region.length)))
+        plans = sampler.plans(canvas, block, [], config, decoding, Hooks())
+        for name, (plan, first_row) in zip(names, plans, strict=True):
+            cursor = Cursor(*map(jnp.int32, (block.start, first_row, 0, plan.step_limit, 1)))
+
+            def forward(cursor: Cursor = cursor, plan: Plan = plan) -> Array:
+                nonlocal memory
+                logits, memory = run_block_logits(
+                    sampler.graph, sampler.params, state.tokens, memory, given, cursor, plan
+                )
+                return logits
+
+            def step(cursor: Cursor = cursor, plan: Plan = plan) -> Array:
+                nonlocal memory
+                after, memory, _ = run(sampler.graph, sampler.params, state, memory, given, cursor, plan)
+                return after.tokens
+
+            rows = width if plan.rows is None else plan.rows
+            cost = forward_cost(sampler.config, dtype, batch=batch, rows=rows, canvas=width, head_rows=plan.length)
+            seconds, whole, bound = (
+                median_seconds(forward, repeats),
+                median_seconds(step, repeats),
+                cost.seconds(limits),
+            )
+            figures = (seconds, whole, 1 - seconds / whole, bound, cost.limit(limits), bound / seconds)
+            times.append(ForwardTime(name, batch, width, rows, plan.length, *figures))
+    return times
+
+
+def generation(sampler: Sampler, preset: str, batch: int, new_tokens: int, workload: Workload) -> GenerationTime:
+    """Compile on one prompt, then time another of the same bucket: what compiles then is a recompilation."""
+    decoding = PRESETS[preset]
+    config = published_settings(new_tokens, decoding.commit)
+    length = workload.prompt_tokens
+    # One token shorter in the same bucket, if there is such a length: the padding differs, the shape does not.
+    shorter = length - (length > 1 and (length + new_tokens) % WIDTH_BUCKET != 1)
+    first, other = (
+        random_canvas(sampler.config, batch, tokens, new_tokens, seed=seed)
+        for seed, tokens in enumerate((shorter, length))
+    )
+    counter, memory = compilations(), PeakMemory()
+    memory.start()
+    before = counter.count
+    first_seconds = seconds_of(lambda: sampler.generate(first, config, decoding))
+    compiled = counter.count
+    state = sampler.start(other, seed=0)
+    times = []
+    for _ in range(workload.repeats):
+        start = time.perf_counter()
+        state = jax.block_until_ready(sampler.generate(other, config, decoding))
+        times.append(time.perf_counter() - start)
+    seconds, forwards = statistics.median(times), int(state.forwards)
+    return GenerationTime(
+        preset=preset,
+        batch=batch,
+        new_tokens=new_tokens,
+        forwards=forwards,
+        seconds=seconds,
+        tokens_per_second=batch * new_tokens / seconds,
+        tokens_per_forward=new_tokens / forwards,
+        compile_seconds=max(first_seconds - seconds, 0.0),
+        compilations=compiled - before,
+        recompilations=counter.count - compiled,
+        peak_bytes=memory.read(),
+    )
+
+
+def measure(
+    sampler: Sampler, workload: Workload, limits: Limits, *, on_progress: Callable[[int, int], None] | None = None
+) -> tuple[list[GenerationTime], list[ForwardTime]]:
+    """All cells of the workload, then the forward passes of each batch size on the longest canvas.
+
+    Raises:
+        ValueError: prompt and answer do not fit the context.
+    """
+    longest = max(workload.new_tokens)
+    canvases = [
+        random_canvas(sampler.config, batch, workload.prompt_tokens, longest, seed=0) for batch in workload.batch_sizes
+    ]
+    total = len(workload.cells) + len(canvases)
+    generations: list[GenerationTime] = []
+    forwards: list[ForwardTime] = []
+    with without_stored_compilations():
+        for cell in workload.cells:
+            generations.append(generation(sampler, *cell, workload))
+            if on_progress:
+                on_progress(len(generations), total)
+        for done, canvas in enumerate(canvases, start=len(generations) + 1):
+            forwards.extend(forward_times(sampler, canvas, limits, repeats=workload.repeats))
+            if on_progress:
+                on_progress(done, total)
+    return generations, forwards

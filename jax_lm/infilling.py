@@ -1,0 +1,78 @@
+"""Templates: given text with holes of a stated number of tokens. A completion is a prompt with one hole after it.
+
+    Template.parse("def area(r):\\n    return <|hole:12|>\\n", 64)
+
+Knows text and tokens, nothing of models.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+HOLE = re.compile(r"<\|hole(?::(\d+))?\|>")
+HOLE_MARKER = "<|hole|>"
+AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Lengths that `middle_length="auto"` tries, as far as they are within the limit."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """Given text and holes in turn: a string is given, a number is a hole of so many tokens."""
+
+    parts: tuple[str | int, ...]
+
+    def __post_init__(self) -> None:
+        lengths = [part for part in self.parts if isinstance(part, int)]
+        if not lengths:
+            raise ValueError(f"template has no hole: mark one with {HOLE_MARKER}")
+        if min(lengths) < 1:
+            raise ValueError(f"hole of {min(lengths)} tokens: must be at least 1")
+
+    @classmethod
+    def completion(cls, prompt: str, new_tokens: int) -> "Template":
+        if new_tokens < 1:
+            raise ValueError(f"max_new_tokens={new_tokens}: must be at least 1")
+        return cls((prompt, new_tokens))
+
+    @classmethod
+    def infilling(cls, prefix: str, length: int, suffix: str) -> "Template":
+        return cls((prefix, length, suffix))
+
+    @classmethod
+    def parse(cls, text: str, default_length: int) -> "Template":
+        """Text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens."""
+        parts: list[str | int] = []
+        end = 0
+        for marker in HOLE.finditer(text):
+            parts += [text[end : marker.start()], int(marker[1] or default_length)]
+            end = marker.end()
+        return cls((*parts, text[end:]))
+
+    def encoded(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
+        """Ids, and 1 where there is a hole. Parts are encoded apart, as what fills a hole cannot be known."""
+        ids: list[int] = []
+        holes: list[int] = []
+        for part in self.parts:
+            is_hole = isinstance(part, int)
+            piece = [tokenizer.mask_id] * part if isinstance(part, int) else tokenizer.encode(part)
+            ids += piece
+            holes += [int(is_hole)] * len(piece)
+        return ids, holes
+
+    def filled(self, texts: Sequence[str]) -> str:
+        """The whole text with the holes' texts in their places."""
+        remaining = iter(texts)
+        return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)
+
+
+def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
+    """Lengths of the hole to try; ValueError names the argument that is out of range."""
+    if limit < 1:
+        raise ValueError(f"max_new_tokens={limit}: must be at least 1")
+    if middle_length == "auto":
+        return [length for length in AUTO_LENGTHS if length <= limit] or [limit]
+    if isinstance(middle_length, str) or (middle_length is not None and middle_length < 1):
+        raise ValueError(f'middle_length={middle_length!r}: must be at least 1, "auto", or None for max_new_tokens')
+    return [limit if middle_length is None else middle_length]
