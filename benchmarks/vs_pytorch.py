@@ -34,7 +34,8 @@ from jax_lm.diffusion.decoding import PRESETS
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.evaluation import recording
-from jax_lm.evaluation.speed import SHAPES, about, random_canvas, random_model, seconds_of
+from jax_lm.evaluation.machine import about, seconds_of
+from jax_lm.evaluation.speed import SHAPES, random_canvas, random_model
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 EPSILON = 1e-3

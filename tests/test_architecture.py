@@ -20,7 +20,14 @@ LAYERS = (
     ("data.corpus",),
     ("data.rows", "diffusion.sampler", "planning"),
     ("inference", "training.adaptation"),
-    ("training.builtin_model", "evaluation.builtin", "evaluation.parity", "evaluation.recording", "evaluation.speed"),
+    (
+        "training.builtin_model",
+        "evaluation.builtin",
+        "evaluation.parity",
+        "evaluation.recording",
+        "evaluation.machine",
+        "evaluation.speed",
+    ),
     ("commands.*",),
     ("cli",),
 )

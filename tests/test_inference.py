@@ -1,6 +1,7 @@
 """DiffuCoderInference with the built-in model: requests, refusals, device and dtype."""
 
 import itertools
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,8 @@ def test_progress_does_not_change_the_text(engine):
     watched = engine.complete(["def add(a, b):"], options, on_progress=lambda done, total: seen.append((done, total)))
     assert watched == engine.complete(["def add(a, b):"], options)
     assert seen[-1] == (64, 64)
-    assert len(seen) > 10
+    # A row ends at its stop token, before all 64 steps.
+    assert len(seen) > 5
 
 
 def test_tokens_per_step_sets_the_number_of_forward_passes(engine):
@@ -115,10 +117,12 @@ def test_unknown_model_is_named(tmp_path):
 
 
 def test_tokenizer_of_another_model_is_refused(builtin_folder, tmp_path):
-    text = (builtin_folder / "tokenizer.json").read_text()
-    swapped = text.replace("<|mask|>", "?").replace("<|im_end|>", "<|mask|>").replace("?", "<|im_end|>", 1)
-    assert swapped != text
-    (tmp_path / "tokenizer.json").write_text(swapped)
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(builtin_folder / name, tmp_path)
+    tokens = (builtin_folder / "added_tokens.json").read_text()
+    swapped = tokens.replace('"<|mask|>"', '"?"').replace('"<|im_end|>"', '"<|mask|>"').replace('"?"', '"<|im_end|>"')
+    assert swapped != tokens
+    (tmp_path / "added_tokens.json").write_text(swapped)
     with pytest.raises(TokenizerError, match="belongs to another model"):
         DiffuCoderInference(tokenizer_path=tmp_path)
 

@@ -12,8 +12,9 @@ import pytest
 from jax_lm import cli
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.evaluation import speed
-from jax_lm.evaluation.speed import SEVEN_B, Cost, Limits, Workload, forward_cost
+from jax_lm.evaluation import machine, speed
+from jax_lm.evaluation.machine import Limits
+from jax_lm.evaluation.speed import SEVEN_B, Cost, Workload, forward_cost
 from jax_lm.models.dream import parameter_shapes, parameters
 
 LIMITS = Limits(matmul_flops=1e11, copy_bytes=1e10)
@@ -106,7 +107,7 @@ def test_random_model_generates(tiny_config):
 
 
 def test_a_compilation_is_counted_once():
-    counter = speed.compilations()
+    counter = machine.compilations()
     double, values = jax.jit(lambda values: values * 2), np.ones(17, np.float32)
     before = counter.count
     double(values)
@@ -118,7 +119,7 @@ def test_a_compilation_is_counted_once():
 
 def test_the_compilation_cache_is_as_it_was():
     before = jax.config.jax_enable_compilation_cache
-    with speed.without_stored_compilations():
+    with machine.without_stored_compilations():
         assert not jax.config.jax_enable_compilation_cache
     assert jax.config.jax_enable_compilation_cache == before
 
@@ -163,14 +164,14 @@ def test_what_is_timed_is_the_forward_pass_of_the_sampler(sampler, tiny_config, 
 
 
 def test_limits_are_positive_and_finite():
-    limits = speed.machine_limits("float32", repeats=1, copy_bytes=2**22)
+    limits = machine.machine_limits("float32", repeats=1, copy_bytes=2**22)
     assert 1e8 < limits.matmul_flops < 1e16
     assert 1e7 < limits.copy_bytes < 1e14
 
 
 def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(speed, "machine_limits", partial(speed.machine_limits, copy_bytes=2**22))
+    monkeypatch.setattr(machine, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
     tiny_model.save_pretrained(tmp_path / "model")
     arguments = ["--model", str(tmp_path / "model"), "--presets", "exact", "turbo"]
     arguments += ["--batch-sizes", "1", "--new-tokens", "8", "--prompt-tokens", "8", "--repeats", "1"]

@@ -81,7 +81,8 @@ class Bench:
     out: Path | None = None
 
     def run(self) -> int:
-        from jax_lm.evaluation.speed import PeakMemory, Workload, about, machine_limits, measure
+        from jax_lm.evaluation.machine import PeakMemory, about, machine_limits
+        from jax_lm.evaluation.speed import Workload, measure
         from jax_lm.planning import parameter_count
 
         if self.model and self.random_shape:

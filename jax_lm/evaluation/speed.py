@@ -1,33 +1,21 @@
-"""How fast a model decodes here: limits of the machine, forward passes, whole generations, recompilations.
+"""How fast a model decodes: forward passes against the roofline, whole generations, recompilations.
 
 Every time is a median after a warm-up. What is timed are the compiled pieces that `Sampler` runs. Prompts are random:
 speed does not depend on them, except for commit rules by probability, whose number of forwards follows from how sure
 the model is. Entry: `diffucoder bench`.
 """
 
-import datetime
-import functools
 import math
-import os
-import platform
-import resource
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -36,9 +24,17 @@ from jax_lm.diffusion.decoding import PRESETS
 from jax_lm.diffusion.sampler import Sampler, run, run_empty_memory
 from jax_lm.diffusion.step import Cursor, Given, Hooks, Memory, Plan, block_hidden
 from jax_lm.diffusion.unmasking import SamplingConfig
+from jax_lm.evaluation.machine import (
+    Limits,
+    PeakMemory,
+    compilations,
+    median_seconds,
+    seconds_of,
+    without_stored_compilations,
+)
 from jax_lm.inference import WIDTH_BUCKET
 from jax_lm.models.config import DreamConfig
-from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes, product
+from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 
 SEVEN_B = DreamConfig(
     vocab_size=152064,
@@ -66,14 +62,6 @@ SMALL = DreamConfig(
 )
 SHAPES = {"small": SMALL, "7b": SEVEN_B}
 """Shapes for random weights: that of DiffuCoder, and its vocabulary on a body that a CPU computes in no time."""
-
-COPY_BYTES = 2**30
-"""Array over which the bandwidth is measured: above the shared cache of a large server."""
-
-CACHE_SWITCH = "jax_enable_compilation_cache"
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-RESET_PEAK = "5"
-"""Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +97,6 @@ class Workload:
     def cells(self) -> list[tuple[str, int, int]]:
         """Preset, batch size and new tokens of every measurement."""
         return [(p, b, n) for n in self.new_tokens for b in self.batch_sizes for p in self.presets]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the machine does at best, as measured.
-
-    Attributes:
-        matmul_flops: floating-point operations per second of a large product with operands of the model's dtype.
-        copy_bytes: bytes read and written per second.
-    """
-
-    matmul_flops: float
-    copy_bytes: float
 
 
 @dataclass(frozen=True)
@@ -181,7 +156,7 @@ class GenerationTime:
         compile_seconds: first call minus the median.
         compilations: of the first call, on another prompt of the same bucket.
         recompilations: of all later calls; must be 0.
-        peak_bytes: see `PeakMemory`.
+        peak_bytes: see `machine.PeakMemory`.
     """
 
     preset: str
@@ -195,96 +170,6 @@ class GenerationTime:
     compilations: int
     recompilations: int
     peak_bytes: int
-
-
-class Compilations:
-    """Counts what XLA compiles in this process. One listener for good: JAX cannot be relied on to take it back."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self.hear)
-
-    def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
-        self.count += event == COMPILE_EVENT
-
-
-@functools.cache
-def compilations() -> Compilations:
-    """The counter of this process."""
-    return Compilations()
-
-
-@contextmanager
-def without_stored_compilations() -> Iterator[None]:
-    """Compile for real: a result from the cache on disk would say nothing about compile time."""
-    before = getattr(jax.config, CACHE_SWITCH)
-    jax.config.update(CACHE_SWITCH, False)
-    # The switch is read once, at the first compilation; after a reset, again.
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update(CACHE_SWITCH, before)
-        compilation_cache.reset_cache()
-
-
-class PeakMemory:
-    """Largest memory in use: of the device where it counts, else of the process, which includes the program itself."""
-
-    def __init__(self) -> None:
-        self.on_device = "peak_bytes_in_use" in (jax.devices()[0].memory_stats() or {})
-        self.resettable = not self.on_device and os.access("/proc/self/clear_refs", os.W_OK)
-
-    def start(self) -> None:
-        """Forget earlier peaks, where the system can."""
-        if self.resettable:
-            Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
-
-    def read(self) -> int:
-        """Bytes."""
-        if self.on_device:
-            stats = jax.devices()[0].memory_stats()
-            assert stats is not None
-            return int(stats["peak_bytes_in_use"])
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-    @property
-    def source(self) -> str:
-        """What the number is, in words."""
-        if self.on_device:
-            return "device, peak_bytes_in_use since the start of the process"
-        return f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
-
-
-def about() -> dict[str, Any]:
-    """Date, versions, machine and command: what a number means nothing without."""
-    device = jax.devices()[0]
-    return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "jaxlib": version("jaxlib"),
-        "flax": flax.__version__,
-        "platform": device.platform,
-        "device": device.device_kind,
-        "devices": len(jax.devices()),
-        "machine": platform.machine(),
-        "cpu_count": os.cpu_count(),
-    }
-
-
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Wall time of one call, until its result is there."""
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - start
-
-
-def median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median wall time after one call that does not count."""
-    seconds_of(call)
-    return statistics.median(seconds_of(call) for _ in range(repeats))
 
 
 def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0) -> DreamForCausalLM:
@@ -333,24 +218,6 @@ def published_settings(new_tokens: int, commit: str = "steps") -> SamplingConfig
     return SamplingConfig(steps=steps, alg="entropy", temperature=0.2, top_p=0.95, top_k=50, stop_ids=())
 
 
-def machine_limits(dtype: DTypeLike, *, repeats: int, copy_bytes: int = COPY_BYTES) -> Limits:
-    """Rate of a large square product and of a copy, by the same compiler that runs the model."""
-    size = 2048 if jax.default_backend() == "cpu" else 8192
-    a, b = (jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(dtype) for i in range(2))
-    multiply = jax.jit(lambda a, b: product(a, b).astype(dtype))
-    matmul = median_seconds(lambda: multiply(a, b), repeats)
-    # In place: a fresh result would measure how fast the system hands out pages.
-    add = jax.jit(lambda values: values + 1, donate_argnums=0)
-    values = jnp.zeros(copy_bytes // 4, jnp.float32)
-
-    def copy() -> Array:
-        nonlocal values
-        values = add(values)
-        return values
-
-    return Limits(2 * size**3 / matmul, 2 * copy_bytes / median_seconds(copy, repeats))
-
-
 def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int, canvas: int, head_rows: int) -> Cost:
     """Operations and bytes of one forward pass.
 
@@ -381,10 +248,23 @@ def run_block_logits(
     cursor: Cursor,
     plan: Plan,
 ) -> tuple[Float[Array, "b r v"], Memory]:
-    """What a step of `sampler.run` computes before it decides anything."""
+    """What a step of `sampler.run` computes before it decides anything, in a loop as there.
+
+    XLA runs the body of a loop otherwise than a bare forward pass: on two cores the latter took 10 to 30 % longer.
+    """
     model = nnx.merge(graph, params)
-    hidden, memory = block_hidden(model, tokens, memory, given, cursor, plan)
-    return model.logits(hidden), memory
+
+    def advance(carry: tuple[Array, Array, Memory]) -> tuple[Array, Array, Memory]:
+        done, _, memory = carry
+        # Tied to the counter, so that nothing is moved out of the loop.
+        read, _ = jax.lax.optimization_barrier((tokens, done))
+        hidden, memory = block_hidden(model, read, memory, given, cursor, plan)
+        return done + 1, model.logits(hidden), memory
+
+    empty = jnp.zeros((len(tokens), plan.length, model.config.vocab_size), jnp.float32)
+    start = (jnp.zeros_like(cursor.forwards), empty, memory)
+    _, logits, memory = jax.lax.while_loop(lambda carry: carry[0] < cursor.forwards, advance, start)
+    return logits, memory
 
 
 def forward_times(sampler: Sampler, canvas: Canvas, limits: Limits, *, repeats: int) -> list[ForwardTime]:
