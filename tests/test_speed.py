@@ -164,7 +164,7 @@ def test_what_is_timed_is_the_forward_pass_of_the_sampler(sampler, tiny_config, 
 
 
 def test_limits_are_positive_and_finite():
-    limits = machine.machine_limits("float32", repeats=1, copy_bytes=2**22)
+    limits = machine.machine_limits("float32", copy_bytes=2**22)
     assert 1e8 < limits.matmul_flops < 1e16
     assert 1e7 < limits.copy_bytes < 1e14
 

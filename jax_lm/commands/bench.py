@@ -49,7 +49,8 @@ class Bench:
     """Measure speed, memory and compilations of a model on this machine.
 
     Prompts are random, nothing stops early, settings are the published ones (temperature 0.2, top_p 0.95, top_k 50,
-    entropy, one token per step; turbo takes as many steps as it needs). Times are medians after a warm-up.
+    entropy, one token per step; turbo takes as many steps as it needs). Times are medians after a
+    warm-up, limits of the machine the best of ten calls.
 
     Examples:
         diffucoder bench --batch-sizes 1 --new-tokens 64
@@ -97,7 +98,7 @@ class Bench:
         if self.out:
             self.out.mkdir(parents=True, exist_ok=True)
         name, dtype = self.chosen()
-        limits = machine_limits(dtype, repeats=self.repeats)
+        limits = machine_limits(dtype)
         start = time.perf_counter()
         sampler = self.load(dtype)
         load_seconds = time.perf_counter() - start
