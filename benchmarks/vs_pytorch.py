@@ -4,9 +4,12 @@
     python benchmarks/vs_pytorch.py --pytorch-model P --dtype bfloat16
 
 The reference is transformers' Qwen2 without a causal mask and the loop of Dream's `diffusion_generate`, written as
-published: logits of every row, a full sort for top_p, one forward per step. It is checked against
-`jax_lm.evaluation.recording`, which restates the same loop at temperature 0. Contestants take turns, so that a busy
-machine slows all alike; medians after a warm-up. Needs torch and transformers (extra `parity`).
+published: logits of every row, a full sort for top_p, one forward per step. Its logits are checked against those of
+`jax_lm.evaluation.recording`, its greedy tokens are compared with ours.
+
+Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow them alike:
+PyTorch's threads wait for each other, so that another process on one of their cores costs it far more. Compare on an
+idle machine (the load before is recorded), or with `--threads 1`. Needs torch and transformers (extra `parity`).
 """
 
 import json
@@ -311,8 +314,9 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
     reference = Reference(folder, config, arguments.dtype, use_remote_code=arguments.use_remote_code)
     difference = None if arguments.use_remote_code else check_reference(reference, folder, config)
     sampler = Sampler(DreamForCausalLM.from_pretrained(folder, dtype=arguments.dtype))
+    machine = about()
     rows = measure(field(arguments, reference, sampler), arguments.repeats)
-    machine = about() | {"torch": torch.__version__, "transformers": transformers.__version__}
+    machine |= {"torch": torch.__version__, "transformers": transformers.__version__}
     machine |= {"torch_device": reference.device, "torch_threads": torch.get_num_threads()}
     asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     return {
@@ -338,7 +342,18 @@ def table(result: dict[str, Any]) -> str:
         target = row["target"]
         wanted, verdict = ("", "") if target is None else (f"{target:g}", "met" if row["ratio"] >= target else "missed")
         lines.append(f"| {row['comparison']} | {row['ratio']:.2f} | {wanted} | {verdict} |")
-    names = ("device", "cpu_count", "torch_device", "torch_threads", "jax", "torch", "transformers", "python", "date")
+    names = (
+        "device",
+        "cpu_count",
+        "torch_device",
+        "torch_threads",
+        "load_average",
+        "jax",
+        "torch",
+        "transformers",
+        "python",
+        "date",
+    )
     facts = ", ".join(f"{name} {result['about'][name]}" for name in names)
     agreed = f"greedy tokens of exact equal to PyTorch's: {result['greedy_agreement']:.1%}"
     return "\n".join([*lines, "", f"{result['arguments']['dtype']}; {agreed}; {facts}"])

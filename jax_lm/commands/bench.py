@@ -49,8 +49,8 @@ class Bench:
     """Measure speed, memory and compilations of a model on this machine.
 
     Prompts are random, nothing stops early, settings are the published ones (temperature 0.2, top_p 0.95, top_k 50,
-    entropy, one token per step; turbo takes as many steps as it needs). Times are medians after a
-    warm-up, limits of the machine the best of ten calls.
+    entropy, one token per step; turbo takes as many steps as it needs). Times are medians after a warm-up,
+    limits of the machine the best of ten calls.
 
     Examples:
         diffucoder bench --batch-sizes 1 --new-tokens 64
@@ -97,6 +97,7 @@ class Bench:
         )
         if self.out:
             self.out.mkdir(parents=True, exist_ok=True)
+        machine = about()
         name, dtype = self.chosen()
         limits = machine_limits(dtype)
         start = time.perf_counter()
@@ -104,11 +105,10 @@ class Bench:
         load_seconds = time.perf_counter() - start
         with terminal.progress("measuring") as report:
             generations, forwards = measure(sampler, workload, limits, on_progress=report)
-        machine = about()
         facts = {
             "model": f"{name}, {parameter_count(sampler.config):,} parameters, {dtype}",
             "machine": f"{machine['devices']} x {machine['device']} ({machine['platform']}, {machine['machine']}), "
-            f"{machine['cpu_count']} CPU cores",
+            f"{machine['cpu_count']} CPU cores, load {machine['load_average']:g}",
             "software": ", ".join(f"{key} {machine[key]}" for key in ("jax", "jaxlib", "flax", "python")),
             "date": machine["date"],
             "command": machine["command"],

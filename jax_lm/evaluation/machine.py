@@ -124,6 +124,7 @@ def about() -> dict[str, Any]:
         "devices": len(jax.devices()),
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
     }
 
 
