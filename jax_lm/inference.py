@@ -242,7 +242,7 @@ class DiffuCoderInference:
         """ValueError if a row is longer than the context, a warning beyond what the models were tuned on."""
         limit = self.config.max_position_embeddings
         if tokens > limit:
-            raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {limit}")
+            raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {limit} tokens")
         if tokens > TRAINED_CONTEXT:
             logger.warning("prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT)
 

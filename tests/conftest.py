@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
@@ -12,6 +13,13 @@ from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_executables():
+    """Forget compiled code after each module: each takes some 250 memory maps, and Linux grants 65,530."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from jax_lm.evaluation.builtin import EVALUATION_SEED, evaluate, held_out_tasks,
 from jax_lm.evaluation.execution import run_tests
 from jax_lm.inference import GenerationOptions
 
-GREEDY = GenerationOptions(max_new_tokens=144, temperature=0.0)
+GREEDY = GenerationOptions(max_new_tokens=144, temperature=0.0, preset="fast")
 
 CLASSICS = [
     ("def fibonacci(n):", ["assert [fibonacci(i) for i in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]"]),

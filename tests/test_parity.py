@@ -9,7 +9,7 @@ from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
 from jax_lm.checkpoints.huggingface import CheckpointError
-from jax_lm.diffusion import sampler as sampler_module
+from jax_lm.diffusion import step as step_module
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.evaluation.parity import check, check_bfloat16, check_forward, check_generation, check_tokenizer, read
 from jax_lm.models.dream import DreamForCausalLM
@@ -50,7 +50,7 @@ def test_one_changed_number_fails(copy, golden, name):
 
 
 def test_dropping_the_shift_fails(golden_model, golden, cases, monkeypatch):
-    monkeypatch.setattr(sampler_module, "shift_right", lambda rows: rows)
+    monkeypatch.setattr(step_module, "shift_right", lambda rows: rows)
     jax.clear_caches()
     try:
         assert not check_generation(Sampler(golden_model), cases[1], golden).passed

@@ -72,6 +72,21 @@ def saved(small, tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def separate(saved, tmp_path):
+    """The same tokenizer in the files of the published checkpoints: vocab.json, merges.txt, added_tokens.json."""
+    content = json.loads((saved / "tokenizer.json").read_text(encoding="utf-8"))
+    added = {token["content"]: token["id"] for token in content["added_tokens"]}
+    vocabulary = {token: number for token, number in content["model"]["vocab"].items() if token not in added}
+    folder = tmp_path / "separate"
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    merges = (" ".join(pair) for pair in content["model"]["merges"])
+    (folder / "merges.txt").write_text("\n".join(merges), encoding="utf-8")
+    (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.parametrize("route", ["instruct", "from_json"])
 def test_recorded_cases(request, route):
     tokenizer = request.getfixturevalue(route)
@@ -236,10 +251,10 @@ def test_template_of_tokenizer_config_is_read(saved):
 
 
 @pytest.mark.parametrize("missing", ["vocab.json", "merges.txt", "added_tokens.json"])
-def test_missing_file_is_named(saved, missing):
-    (saved / missing).unlink()
+def test_missing_file_is_named(separate, missing):
+    (separate / missing).unlink()
     with pytest.raises(TokenizerError, match=f"no .*{re.escape(missing)}"):
-        DiffuCoderTokenizer.from_pretrained(saved)
+        DiffuCoderTokenizer.from_pretrained(separate)
 
 
 def test_missing_folder_is_named(tmp_path):
@@ -248,11 +263,10 @@ def test_missing_folder_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json"])
-def test_damaged_file_is_refused(saved, name):
-    (saved / "chat_template.jinja").unlink()
-    (saved / name).write_bytes(b'\xff{"a": ')
-    with pytest.raises(TokenizerError, match=re.escape(str(saved))):
-        DiffuCoderTokenizer.from_pretrained(saved)
+def test_damaged_file_is_refused(separate, name):
+    (separate / name).write_bytes(b'\xff{"a": ')
+    with pytest.raises(TokenizerError, match=re.escape(str(separate))):
+        DiffuCoderTokenizer.from_pretrained(separate)
 
 
 def test_damaged_tokenizer_json_is_refused(tmp_path):
@@ -269,20 +283,20 @@ def test_damaged_tokenizer_json_is_refused(tmp_path):
         pytest.param(lambda ids: ids | {START_OF_TURN: ids[END_OF_TURN]}, id="doubled"),
     ],
 )
-def test_added_ids_must_continue_the_vocabulary(saved, change):
-    path = saved / "added_tokens.json"
+def test_added_ids_must_continue_the_vocabulary(separate, change):
+    path = separate / "added_tokens.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    first = len(json.loads((saved / "vocab.json").read_text(encoding="utf-8")))
+    first = len(json.loads((separate / "vocab.json").read_text(encoding="utf-8")))
     with pytest.raises(TokenizerError, match=rf"added_tokens\.json: ids must run from {first} to .* without a gap"):
-        DiffuCoderTokenizer.from_pretrained(saved)
+        DiffuCoderTokenizer.from_pretrained(separate)
 
 
-def test_added_token_of_the_vocabulary_is_refused(saved):
-    path = saved / "added_tokens.json"
+def test_added_token_of_the_vocabulary_is_refused(separate):
+    path = separate / "added_tokens.json"
     ids = json.loads(path.read_text())
     path.write_text(json.dumps({"a": min(ids.values())} | {token: number + 1 for token, number in ids.items()}))
     with pytest.raises(TokenizerError, match=r"added_tokens\.json"):
-        DiffuCoderTokenizer.from_pretrained(saved)
+        DiffuCoderTokenizer.from_pretrained(separate)
 
 
 def test_tokenizer_without_mask_is_refused():

@@ -58,7 +58,7 @@ class Sampler:
         return SamplerState(
             tokens=jnp.where(holes, self.mask_id, canvas.tokens),
             masked=holes,
-            commit_step=jnp.where(holes, NEVER, -1),
+            commit_step=jnp.where(holes, jnp.int32(NEVER), jnp.int32(-1)),
             confidence=jnp.zeros(holes.shape, jnp.float32),
             step=jnp.int32(0),
             forwards=jnp.int32(0),
@@ -115,7 +115,7 @@ class Sampler:
         before = max(block.start - 1, 0)
         plan = Plan(
             sampling=config, decoding=decoding, hooks=hooks, mask_id=self.mask_id, steps=steps, length=block.length,
-            rows=None, has_lead=block.start > 0,
+            rows=None,
         )  # fmt: skip
         if decoding.cache == "none":
             return [(plan, 0)]
@@ -129,7 +129,7 @@ class Sampler:
         start = before if with_lead else block.start
         end = width if decoding.cache == "prefix" else block.end
         uses_tail = decoding.cache == "dual" and block.start > 0
-        window = replace(plan, rows=end - start, has_lead=with_lead, uses_tail=uses_tail)
+        window = replace(plan, rows=end - start, uses_tail=uses_tail)
         return [(refresh, first_row), (window, start)]
 
     def fill(

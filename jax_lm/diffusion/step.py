@@ -24,7 +24,7 @@ from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
 NEVER = np.iinfo(np.int32).max
 SMALLEST_HEAD = 8
-HEAD_SHARES = (8, 4, 2, 1)
+HEAD_SHARES = (2, 1)
 """The head runs on the smallest of these fractions of a block that holds its masked rows; each is compiled."""
 
 
@@ -116,8 +116,7 @@ class Plan:
         steps: denoising steps of the block; None is no limit.
         length: columns of the block.
         rows: rows recomputed each step; None is all of them, without a cache.
-        has_lead: whether the row before the block is among them.
-        uses_tail: whether that row is taken from the memory instead.
+        uses_tail: whether the row before the block is taken from the memory.
         forced: commit the block's first column, and nothing else.
     """
 
@@ -128,7 +127,6 @@ class Plan:
     steps: int | None
     length: int
     rows: int | None
-    has_lead: bool
     uses_tail: bool = False
     forced: bool = False
 
@@ -218,14 +216,10 @@ def block_hidden(
             for values in (tokens, given.position_ids)
         )
         hidden, layers = model.model.recompute(tokens, given.attention_mask, positions, memory.layers, cursor.rows)
-    if plan.has_lead:
-        # Row p predicts the token at p + 1: the shift of `masking.shift_right`, cut to the block.
-        aligned = jax.lax.dynamic_slice_in_dim(hidden, cursor.block - cursor.rows - 1, plan.length, axis=1)
-    else:
-        aligned = shift_right(hidden)[:, : plan.length]
-        if plan.uses_tail:
-            assert memory.tail is not None
-            aligned = jnp.concatenate([memory.tail, aligned[:, 1:]], axis=1)
+    aligned = jax.lax.dynamic_slice_in_dim(shift_right(hidden), cursor.block - cursor.rows, plan.length, axis=1)
+    if plan.uses_tail:
+        assert memory.tail is not None
+        aligned = jnp.concatenate([memory.tail, aligned[:, 1:]], axis=1)
     return aligned, Memory(layers, None if memory.tail is None else aligned[:, :1])
 
 
@@ -244,10 +238,10 @@ def propose(
     """
 
     def decide(logits: Float[Array, "b c v"], places: Int[Array, "b c"]) -> Proposal:
-        for_tokens, for_scores, _ = (unmasking.position_keys(keys, places) for keys in step_keys(state))
+        for_token, for_score, _ = noise(state, places)
         candidates = unmasking.filtered(logits, plan.sampling, plan.mask_id)
-        tokens, probability = unmasking.draw(for_tokens, candidates, plan.sampling.temperature)
-        scores = unmasking.confidence(for_scores, candidates, probability, places, plan.sampling.alg)
+        tokens, probability = unmasking.draw(for_token, candidates, plan.sampling.temperature)
+        scores = unmasking.confidence(for_score, candidates, probability, places, plan.sampling.alg)
         return Proposal(tokens, probability, scores)
 
     def gathered(size: int) -> Proposal:
@@ -273,11 +267,11 @@ def choose(proposal: Proposal, state: SamplerState, given: Given, cursor: Cursor
     masked, positions = (columns(values, cursor, plan) for values in (state.masked, given.position_ids))
     if plan.forced:
         return masked & (jnp.arange(plan.length) == 0)
-    keys = unmasking.position_keys(step_keys(state)[2], positions)
+    _, _, for_choice = noise(state, positions)
     by_schedule = plan.decoding.commit == "steps"
     if by_schedule and plan.sampling.alg == "origin":
-        return masked & (jax.vmap(jax.vmap(jax.random.uniform))(keys) < ratio(state.step, cursor, plan))
-    rank = rules.ranks(unmasking.disturbed(keys, proposal.scores, plan.sampling.alg_temp), masked)
+        return masked & (for_choice < ratio(state.step, cursor, plan))
+    rank = rules.ranks(unmasking.disturbed(for_choice, proposal.scores, plan.sampling.alg_temp), masked)
     if by_schedule:
         counts = rules.commit_counts(masked, ratio(state.step, cursor, plan))
         return masked & (rank < counts[:, None])
@@ -313,7 +307,15 @@ def rewrite(state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "
     return state._replace(tokens=tokens, masked=masked, commit_step=jnp.where(masked, NEVER, closed))
 
 
-def step_keys(state: SamplerState) -> Key[Array, "3 b"]:
-    """Keys [3, b] of this step: for tokens, for random scores, for the choice of positions."""
-    now = jax.vmap(partial(jax.random.fold_in, data=state.step))(state.keys)
-    return jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(now), 1, 0)
+def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Array, "b r"], ...]:
+    """Three uniform numbers per position: for the token, for a random score, for the choice of positions.
+
+    They depend on the row, the step and the position alone, not on padding or on what is decoded beside it:
+    counter-based generation gives element (position, i) the same number whatever the width.
+    """
+
+    def of_row(key: Key[Array, ""], places: Int[Array, "r"]) -> Float[Array, "r 3"]:
+        return jax.random.uniform(jax.random.fold_in(key, state.step), (state.tokens.shape[1], 3))[places]
+
+    numbers = jax.vmap(of_row)(state.keys, positions)
+    return numbers[..., 0], numbers[..., 1], numbers[..., 2]

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
 PREFILTER = 1024
 """How many of the largest logits are tried before top_p without top_k falls back to a full sort."""
+CHUNK = 64
+"""Columns that `largest` and `inverse_cdf` look at as one, so that they go over the vocabulary once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def filtered(
     if config.temperature > 0:
         logits = logits / config.temperature
     if config.top_k is not None and config.top_k < logits.shape[-1]:
-        values, ids = jax.lax.top_k(logits, config.top_k)
+        values, ids = largest(logits, config.top_k)
         if config.top_p is not None:
             log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
             values = jnp.where(in_nucleus(values, log_total, config.top_p), values, -jnp.inf)
@@ -108,26 +110,61 @@ def nucleus_cutoff(logits: Float[Array, "b r v"], top_p: float, prefilter: int) 
     size = min(prefilter, logits.shape[-1])
 
     def cutoff(count: int) -> Float[Array, "b r 1"]:
-        values = jax.lax.top_k(logits, count)[0]
+        values = largest(logits, count)[0]
         return jnp.min(jnp.where(in_nucleus(values, log_total, top_p), values, jnp.inf), axis=-1, keepdims=True)
 
     if size == logits.shape[-1]:
         return cutoff(size)
-    reached = jnp.sum(jnp.exp(jax.lax.top_k(logits, size)[0] - log_total), axis=-1) > top_p
+    reached = jnp.sum(jnp.exp(largest(logits, size)[0] - log_total), axis=-1) > top_p
     return jax.lax.cond(jnp.all(reached), lambda: cutoff(size), lambda: cutoff(logits.shape[-1]))
 
 
-def position_keys(keys: Key[Array, "b"], positions: Int[Array, "b r"]) -> Key[Array, "b r"]:
-    """A key per position, so that a draw depends on its row and place alone, not on what is drawn beside it."""
-    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)
+def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+    """`jax.lax.top_k`, order of ties included, in one pass: the largest lie in the chunks of the largest maxima."""
+    vocabulary = values.shape[-1]
+    if vocabulary < 2 * CHUNK * count:
+        return tuple(jax.lax.top_k(values, count))
+    chunks = in_chunks(values, -jnp.inf)
+    # Ascending, so that equal values keep the order of their ids.
+    best = jnp.sort(jax.lax.top_k(jnp.max(chunks, axis=-1), count)[1], axis=-1)
+    near = jnp.take_along_axis(chunks, best[..., None], axis=-2)
+    found, index = jax.lax.top_k(near.reshape(*near.shape[:-2], -1), count)
+    return found, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
+
+
+def in_chunks(values: Float[Array, "b r v"], fill: float) -> Float[Array, "b r n c"]:
+    """Columns grouped by CHUNK, filled up at the end."""
+    padded = jnp.pad(values, ((0, 0), (0, 0), (0, -values.shape[-1] % CHUNK)), constant_values=fill)
+    return padded.reshape(*values.shape[:-1], -1, CHUNK)
+
+
+def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) -> Int[Array, "b r"]:
+    """Index drawn in proportion to the weights: the first whose cumulative weight exceeds `uniform` of the total.
+
+    One random number per draw, where Gumbel noise takes two logarithms per column of the vocabulary.
+    """
+    if weights.shape[-1] > 2 * CHUNK:
+        chunks = in_chunks(weights, 0.0)
+        sums = jnp.sum(chunks, axis=-1)
+        chunk = inverse_cdf(sums, uniform)[..., None]
+        own = jnp.take_along_axis(sums, chunk, axis=-1)[..., 0]
+        before = jnp.sum(jnp.where(jnp.arange(sums.shape[-1]) < chunk, sums, 0.0), axis=-1)
+        rest = jnp.clip((uniform * jnp.sum(sums, axis=-1) - before) / own, 0.0, 1 - 1e-6)
+        return chunk[..., 0] * CHUNK + inverse_cdf(
+            jnp.take_along_axis(chunks, chunk[..., None], axis=-2)[..., 0, :], rest
+        )
+    below = jnp.cumsum(weights, axis=-1)
+    # The weight is looked at too: where the rounding of a sum is not monotone, a filtered column must not pass.
+    passes = (below > (uniform * below[..., -1])[..., None]) & (weights > 0)
+    return jnp.where(jnp.any(passes, axis=-1), jnp.argmax(passes, axis=-1), jnp.argmax(weights, axis=-1))
 
 
 def draw(
-    keys: Key[Array, "b r"], candidates: Candidates, temperature: float
+    uniform: Float[Array, "b r"], candidates: Candidates, temperature: float
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-    """A token for each position, and its probability."""
+    """A token for each position, and its probability; `uniform` in [0, 1) decides if there is a temperature."""
     if temperature > 0:
-        index = jax.vmap(jax.vmap(jax.random.categorical))(keys, candidates.log_probs)
+        index = inverse_cdf(jnp.exp(candidates.log_probs), uniform)
     else:
         index = jnp.argmax(candidates.log_probs, axis=-1)
     index = index[..., None]
@@ -136,7 +173,7 @@ def draw(
 
 
 def confidence(
-    keys: Key[Array, "b r"],
+    uniform: Float[Array, "b r"],
     candidates: Candidates,
     probability: Float[Array, "b r"],
     positions: Int[Array, "b r"],
@@ -153,7 +190,7 @@ def confidence(
             probs = jnp.exp(candidates.log_probs)
             return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
         case "random":
-            return jax.vmap(jax.vmap(jax.random.uniform))(keys)
+            return uniform
         case "left_to_right":
             return -positions.astype(jnp.float32)
         case _:
@@ -161,6 +198,9 @@ def confidence(
             return probability
 
 
-def disturbed(keys: Key[Array, "b r"], scores: Float[Array, "b r"], alg_temp: float) -> Float[Array, "b r"]:
+def disturbed(uniform: Float[Array, "b r"], scores: Float[Array, "b r"], alg_temp: float) -> Float[Array, "b r"]:
     """Scores whose order is distributed as draws from softmax(scores / alg_temp) without replacement (Gumbel noise)."""
-    return scores / alg_temp + jax.vmap(jax.vmap(jax.random.gumbel))(keys) if alg_temp > 0 else scores
+    if alg_temp == 0:
+        return scores
+    gumbel = -jnp.log(-jnp.log(jnp.maximum(uniform, jnp.finfo(jnp.float32).tiny)))
+    return scores / alg_temp + gumbel
