@@ -24,7 +24,8 @@ LAYERS = (
     ("inference", "training.adaptation"),
     (
         "training.builtin_model",
-        "evaluation.builtin",
+        "evaluation.problems",
+        "evaluation.pass_rate",
         "evaluation.parity",
         "evaluation.recording",
         "evaluation.machine",

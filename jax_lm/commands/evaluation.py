@@ -1,11 +1,12 @@
-"""`diffucoder eval`: how often a model solves held-out tasks."""
+"""`diffucoder eval`: how often a model solves problems, by executing what it writes."""
 
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 from rich.console import Console
@@ -13,76 +14,131 @@ from rich.table import Table
 
 from jax_lm import terminal
 
+if TYPE_CHECKING:
+    from jax_lm.evaluation.pass_rate import Attempt
+    from jax_lm.evaluation.problems import Problem
+
+HELD_OUT_LIMIT = 300
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure pass@1 on held-out tasks by executing their unit tests.
+    """Measure pass@1 by executing unit tests.
 
-    The programs run in child processes with limits, which is no sandbox: use it for the built-in corpus only.
+    The programs run in child processes with limits, which is no sandbox: use it on models that you trust.
 
     Examples:
         diffucoder eval builtin
-        diffucoder eval builtin --limit 64 --steps 32 --out attempts.jsonl
+        diffucoder eval builtin --limit 64 --preset turbo --out attempts.jsonl
+        diffucoder eval infilling --data HumanEval-SingleLineInfilling.jsonl.gz --middle-length auto
 
     Attributes:
-        suite: the tasks; builtin is the held-out side of the corpus of the built-in model.
+        suite: builtin is the held-out side of the built-in model's corpus, infilling a HumanEval-infilling file.
+        data: the problems of infilling, .jsonl or .jsonl.gz.
         model: folder or hub id; the built-in model if not given.
         dtype: float32 or bfloat16; chosen by the device if not given.
-        limit: number of tasks.
-        batch_size: tasks decoded together.
-        max_new_tokens: length of the canvas.
+        limit: number of problems, evenly spread over a file; 300 for builtin and all of a file if not given.
+        batch_size: problems decoded together.
+        max_new_tokens: length of the canvas, or the longest gap tried.
+        middle_length: tokens of a gap, "auto" (the likeliest of several) or "oracle" (as many as the canonical
+            filling has); max_new_tokens if not given.
+        canonical: score the canonical fillings instead of a model: all of them must pass.
         steps: denoising steps; one token per step if not given.
         temperature: 0 is greedy.
         alg: order of unmasking.
-        out: file for one JSON line per task.
+        preset: exact, fast or turbo.
+        out: file for one JSON line per problem.
     """
 
-    suite: tyro.conf.Positional[Literal["builtin"]]
+    suite: tyro.conf.Positional[Literal["builtin", "infilling"]]
+    data: Path | None = None
     model: str | None = None
     dtype: str | None = None
-    limit: int = 300
+    limit: int | None = None
     batch_size: int = 25
     max_new_tokens: int = 144
+    middle_length: int | Literal["auto", "oracle"] | None = None
+    canonical: bool = False
     steps: int | None = None
     temperature: float = 0.0
     alg: str = "entropy"
+    preset: str = "exact"
     out: Path | None = None
 
     def run(self) -> int:
-        from jax_lm.evaluation.builtin import Attempt, evaluate, held_out_tasks, standard_error
+        problems = self.problems()
+        start = time.monotonic()
+        attempts = self.attempts(problems)
+        seconds = time.monotonic() - start
+        if self.out:
+            self.out.write_text("".join(json.dumps(line_of(attempt)) + "\n" for attempt in attempts), encoding="utf-8")
+        self.report(attempts, seconds)
+        return 0
+
+    def problems(self) -> "list[Problem]":
+        from jax_lm.evaluation.problems import held_out_problems, infilling_problems
+
+        if (self.suite == "infilling") != (self.data is not None):
+            raise ValueError(f"data={self.data}: infilling needs a file, builtin takes none")
+        if self.data is None:
+            return held_out_problems(HELD_OUT_LIMIT if self.limit is None else self.limit)
+        return infilling_problems(self.data, self.limit)
+
+    def attempts(self, problems: "Sequence[Problem]") -> "list[Attempt]":
+        from jax_lm.evaluation.pass_rate import attempt, evaluate
+
+        if self.canonical:
+            with terminal.progress("executing") as report:
+                done = []
+                for problem in problems:
+                    done.append(attempt(problem, problem.canonical))
+                    if report:
+                        report(len(done), len(problems))
+                return done
         from jax_lm.inference import DiffuCoderInference, GenerationOptions
 
         options = GenerationOptions(
-            max_new_tokens=self.max_new_tokens, num_steps=self.steps, temperature=self.temperature, alg=self.alg
-        )
-        tasks = held_out_tasks(self.limit)
+            max_new_tokens=self.max_new_tokens, num_steps=self.steps, temperature=self.temperature, alg=self.alg,
+            preset=self.preset,
+        )  # fmt: skip
+        options.sampling()
         engine = DiffuCoderInference(self.model, dtype=self.dtype)
-        start = time.monotonic()
-        attempts: list[Attempt] = []
         with terminal.progress("evaluating") as report:
-            attempts.extend(evaluate(engine, tasks, options, batch_size=self.batch_size, on_progress=report))
-        if self.out:
-            lines = (
-                {
-                    "family": attempt.task.family,
-                    "prompt": attempt.task.prompt,
-                    "completion": attempt.completion,
-                    "outcome": attempt.result.outcome,
-                    "detail": attempt.result.detail,
-                }
-                for attempt in attempts
+            return list(
+                evaluate(
+                    engine,
+                    problems,
+                    options,
+                    batch_size=self.batch_size,
+                    middle_length=self.middle_length,
+                    on_progress=report,
+                )
             )
-            self.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        table = Table("held-out tasks", "count", "passed", "pass@1", "± s.e.", title=f"{self.limit} tasks, {self.alg}")
-        for group in ("families", "compositions", "all"):
-            chosen = [attempt for attempt in attempts if group in ("all", attempt.group)]
-            if chosen:
-                passed = sum(attempt.result.passed for attempt in chosen)
-                rate, error = passed / len(chosen), standard_error(passed, len(chosen))
-                table.add_row(group, str(len(chosen)), str(passed), f"{rate:.1%}", f"{error:.1%}")
+
+    def report(self, attempts: "Sequence[Attempt]", seconds: float) -> None:
+        from jax_lm.evaluation.pass_rate import standard_error
+
+        what = "canonical fillings" if self.canonical else f"{self.alg}, {self.preset}"
+        table = Table("problems", "count", "passed", "pass@1", "± s.e.", title=f"{len(attempts)} problems, {what}")
+        groups = sorted({attempt.problem.group for attempt in attempts}, reverse=True)
+        for group in [*groups, "all"] if len(groups) > 1 else groups:
+            chosen = [attempt for attempt in attempts if group in ("all", attempt.problem.group)]
+            passed = sum(attempt.passed for attempt in chosen)
+            rate, error = passed / len(chosen), standard_error(passed, len(chosen))
+            table.add_row(group, str(len(chosen)), str(passed), f"{rate:.1%}", f"{error:.1%}")
         console = Console(highlight=False)
         console.print(table)
-        outcomes = Counter(attempt.result.outcome for attempt in attempts)
-        seconds = time.monotonic() - start
+        outcomes = Counter(attempt.outcome for attempt in attempts)
         console.print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) + f" in {seconds:.0f} s")
-        return 0
+
+
+def line_of(attempt: "Attempt") -> dict[str, str]:
+    """What `--out` says of a problem."""
+    return {
+        "name": attempt.problem.name,
+        "prefix": attempt.problem.prefix,
+        "suffix": attempt.problem.suffix,
+        "middle": attempt.middle,
+        "outcome": attempt.outcome,
+        "detail": attempt.detail,
+    }

@@ -1,0 +1,98 @@
+"""pass@1: fill the gaps of problems with a model, and execute what came out."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jax_lm.evaluation.execution import run_tests
+from jax_lm.evaluation.problems import Problem
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.infilling import Template, candidate_lengths
+from jax_lm.options import Generation, GenerationOptions
+
+ORACLE = "oracle"
+TOO_LONG = "too long"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One problem, what was written into its gap, and what became of it."""
+
+    problem: Problem
+    middle: str
+    outcome: str
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+
+def attempt(problem: Problem, middle: str) -> Attempt:
+    """Execute the program with this filling."""
+    result = run_tests(problem.program(middle), problem.tests)
+    return Attempt(problem, middle, result.outcome, result.detail)
+
+
+def evaluate(
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    options: GenerationOptions,
+    *,
+    batch_size: int,
+    middle_length: int | str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Attempt]:
+    """Generate in batches and test each completion; problems of similar length share a batch.
+
+    `middle_length` is as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling. Problems
+    that do not fit the model's context count as not passed.
+
+    Raises:
+        ValueError: a batch size or a length below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    limit = engine.config.max_position_embeddings
+    todo: list[tuple[int, Problem, list[Template]]] = []
+    for problem in problems:
+        templates = candidates(engine, problem, options.max_new_tokens, middle_length)
+        width = max(len(template.encoded(engine.tokenizer)[0]) for template in templates)
+        if width > limit:
+            yield Attempt(problem, "", TOO_LONG, f"takes {width} tokens: the context holds {limit}")
+        else:
+            todo.append((width, problem, templates))
+    todo.sort(key=lambda entry: entry[0])
+    for start in range(0, len(todo), batch_size):
+        batch = todo[start : start + batch_size]
+        rows = [template for *_, templates in batch for template in templates]
+        # A last batch of another size would compile the loop once more.
+        rows += [rows[-1]] * (batch_size * len(batch[0][2]) - len(rows))
+        generations = iter(engine.decode(rows, options).rows)
+        for _, problem, templates in batch:
+            best = max((next(generations) for _ in templates), key=likelihood)
+            yield attempt(problem, best.text)
+        if on_progress:
+            on_progress(start + len(batch), len(todo))
+
+
+def likelihood(generation: Generation) -> float:
+    """By which the best of several lengths is taken."""
+    return generation.mean_log_confidence
+
+
+def candidates(
+    engine: DiffuCoderInference, problem: Problem, limit: int, middle_length: int | str | None
+) -> list[Template]:
+    """The problem with a gap of each length to try."""
+    if middle_length == ORACLE:
+        lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
+    else:
+        lengths = candidate_lengths(limit, middle_length)
+    return [Template.infilling(problem.prefix, length, problem.suffix) for length in lengths]
+
+
+def standard_error(passed: int, count: int) -> float:
+    """Binomial standard error of a pass rate."""
+    rate = passed / count
+    return math.sqrt(rate * (1 - rate) / count)
