@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -300,16 +301,35 @@ def test_without_math_verify_the_error_names_the_extra(monkeypatch):
         score(rewards.accuracy_reward, ["$1$"], solution=["1"])
 
 
-def test_accuracy_compares_values_not_texts():
-    pytest.importorskip("math_verify")
-    texts = [r"so $\frac{84}{2}$", r"\boxed{41}", "no answer", r"$1$, no: \boxed{42}", r"\boxed{1}"]
-    solutions = ["42", "$42$", "42", "42", "unreadable"]
-    assert score(rewards.accuracy_reward, texts, solution=solutions) == [1.0, 0.0, 0.0, 1.0, None]
+OPEN_R1_VERDICTS = {
+    (r"the final answer is $\frac{84}{2}$", "42"): 1.0,
+    (r"$1$, no: \boxed{42}", "42"): 1.0,
+    (r"\boxed{x=3}", "$3$"): 1.0,
+    (r"\boxed{3 \text{ cm}}", "3"): 1.0,
+    (r"\boxed{50\%}", "0.5"): 1.0,
+    (r"\boxed{1,2}", r"$\{1,2\}$"): 1.0,
+    (r"\boxed{41}", "$42$"): 0.0,
+    ("the answer is 42", "42"): 0.0,
+    (r"so $42$", "42"): 0.0,
+    (r"\boxed{\frac12}", "0.5"): 0.0,
+    (r"\boxed{\sqrt2}", r"$\sqrt{2}$"): 0.0,
+    ("", "42"): 0.0,
+    (r"\boxed{1}", "unreadable"): None,
+}
+"""What open-r1's settings of math-verify 0.9 give: only correct LaTeX counts, and only boxed or announced."""
 
 
-def test_accuracy_wants_correct_latex():
+def test_accuracy_is_open_r1s():
     pytest.importorskip("math_verify")
-    assert score(rewards.accuracy_reward, [r"\boxed{\frac{1}{2}}", r"\boxed{\frac12x}"], solution=["0.5"] * 2) == [1, 0]
+    texts, solutions = zip(*OPEN_R1_VERDICTS, strict=True)
+    scores = score(rewards.accuracy_reward, texts, solution=solutions)
+    assert dict(zip(OPEN_R1_VERDICTS, scores, strict=True)) == OPEN_R1_VERDICTS
+
+
+def test_mathematics_outside_the_main_thread_is_refused_with_the_reason():
+    pytest.importorskip("math_verify")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="run in the main thread only"):
+        pool.submit(score, rewards.accuracy_reward, ["$1$"], solution=["1"]).result()
 
 
 def test_cosine_prefers_short_right_answers_and_long_wrong_ones():
