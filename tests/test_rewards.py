@@ -118,6 +118,14 @@ def test_format_is_the_described_one(pieces, strict):
         assert is_well_formed(text, "python", strict_reference=strict) == expected
 
 
+@pytest.mark.parametrize(
+    "text", [GOOD + GOOD, GOOD + "```", "```\n```\n" + GOOD, "```python\n```\n```", GOOD + "```rust\nx\n```\n"]
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_more_than_one_block_is_no_format(text, strict):
+    assert score(rewards.code_format_reward, [text], strict_reference=strict) == [0.0]
+
+
 @given(st.text(max_size=30), st.text(alphabet=" \n\t\r", max_size=5))
 def test_whatever_the_strict_mode_accepts_the_default_accepts(code, end):
     text = f"```python\n{code}\n```{end}"
@@ -146,6 +154,7 @@ def test_code_format_of_another_language_is_not_parsed():
     assert score(rewards.code_format_reward(language="rust"), [text]) == [1.0]
     assert score(rewards.code_format_reward, [text, GOOD], language="rust") == [1.0, 0.0]
     assert score(rewards.code_format_reward(language="c++"), ["```c++\nint x;\n```"]) == [1.0]
+    assert extract_code("```c++\nint x;\n```", "c++") == "int x;\n"
 
 
 @pytest.mark.parametrize("language", ["", " ", "a`b"])
@@ -303,7 +312,7 @@ def test_without_math_verify_the_error_names_the_extra(monkeypatch):
 
 OPEN_R1_VERDICTS = {
     (r"the final answer is $\frac{84}{2}$", "42"): 1.0,
-    (r"$1$, no: \boxed{42}", "42"): 1.0,
+    (r"\boxed{42}, so the final answer is $1$", "42"): 1.0,
     (r"\boxed{x=3}", "$3$"): 1.0,
     (r"\boxed{3 \text{ cm}}", "3"): 1.0,
     (r"\boxed{50\%}", "0.5"): 1.0,
@@ -336,7 +345,7 @@ def test_cosine_prefers_short_right_answers_and_long_wrong_ones():
     pytest.importorskip("math_verify")
     right, wrong = r"\boxed{42}", r"\boxed{41}"
     reward = rewards.cosine_reward(max_len=20)
-    texts = [right, right + " " * 10, right + " " * 90, wrong, wrong + " " * 10, wrong + " " * 90]
+    texts = [right, right + " " * 10, right + " " * 20, wrong, wrong + " " * 10, wrong + " " * 20]
     assert score(reward, texts, solution=["42"] * 6) == pytest.approx([0.75, 0.5, 0.5, -0.75, -0.5, -0.5])
     assert score(reward, [right], solution=["unreadable"]) == [None]
 
