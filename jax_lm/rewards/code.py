@@ -43,9 +43,9 @@ Executor = Callable[[Sequence[Program]], Sequence[Judgement]]
 def run_locally(programs: Sequence[Program]) -> Sequence[Judgement]:
     """The default executor: the sandbox of this machine."""
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
-    from jax_lm.sandbox import run_many
+    from jax_lm.sandbox import Job, run_many
 
-    return run_many(programs)
+    return run_many([Job(code, tuple(tests)) for code, tests in programs])
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:
