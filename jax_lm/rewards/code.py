@@ -1,0 +1,170 @@
+"""Rewards for code: its format, and the share of the tests that it passes.
+
+Names and values follow Apple's DiffuCoder (`code`, `binary_code`, `code_format`); docs/rewards.md lists where the
+defaults differ and why. Programs run in `jax_lm.sandbox`, or wherever `executor` sends them; nothing here executes one.
+"""
+
+import ast
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from jax_lm.rewards.reward import Reward, Scores
+
+logger = logging.getLogger(__name__)
+
+FENCE = "```"
+PYTHON = "python"
+SANDBOX_ERROR = "sandbox_error"
+BINARY_THRESHOLD = 0.99
+
+Program = tuple[str, Sequence[str]]
+"""Code, and the assert statements that judge it."""
+
+
+@runtime_checkable
+class Judgement(Protocol):
+    """What an executor says of a program: how it ended, and the share of its tests that passed."""
+
+    @property
+    def outcome(self) -> str: ...
+
+    @property
+    def share(self) -> float: ...
+
+
+Executor = Callable[[Sequence[Program]], Sequence[Judgement]]
+
+
+def run_locally(programs: Sequence[Program]) -> Sequence[Judgement]:
+    """The default executor: the sandbox of this machine."""
+    # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
+    from jax_lm.sandbox import Job, run_many
+
+    return run_many([Job(code, tuple(tests)) for code, tests in programs])
+
+
+def extract_code(text: str, language: str = PYTHON) -> str:
+    """The content of the first fenced block of that language; empty if there is none."""
+    block = re.search(rf"{FENCE}{re.escape(language)}\n(.*?){FENCE}", text, re.DOTALL)
+    return block[1] if block else ""
+
+
+def is_well_formed(text: str, language: str, *, strict_reference: bool) -> bool:
+    """Whether text is anything, one block fenced with the language's name, and nothing but whitespace.
+
+    The reference wants exactly one newline after the closing fence, so that an answer which ends on the fence,
+    as most do, scores nothing.
+    """
+    parts = text.split(FENCE)
+    if len(parts) != 3 or not parts[1].startswith(f"{language}\n"):
+        return False
+    return parts[2] == "\n" if strict_reference else not parts[2].strip()
+
+
+def parses(code: str) -> bool:
+    """Whether Python's parser accepts the code; nothing is executed."""
+    try:
+        with warnings.catch_warnings():
+            # A doubtful escape is no error, wherever the user's filters turn warnings into errors.
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        # ValueError: null bytes, lone surrogates; the last two: brackets or operators nested without end.
+        return False
+    return True
+
+
+def format_score(text: str, language: str, *, strict_reference: bool) -> float:
+    """1.0 for one well-formed block, 0.5 if it is Python that does not parse, else 0.0."""
+    if not is_well_formed(text, language, strict_reference=strict_reference):
+        return 0.0
+    return 1.0 if language != PYTHON or parses(extract_code(text).strip()) else 0.5
+
+
+def read_tests(cell: Any) -> list[str]:
+    """A cell of the column `test_cases`: a list of assert statements, or the same in JSON."""
+    try:
+        tests = json.loads(cell) if isinstance(cell, str) else list(cell)
+    except (json.JSONDecodeError, TypeError):
+        tests = None
+    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        raise ValueError(f"test_cases must hold lists of assert statements, or such lists in JSON, not {cell!r:.80}")
+    return tests
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeFormat(Reward):
+    """Text without a fence, then one fenced block, then nothing: 1.0; 0.5 if it does not parse; else 0.0.
+
+    Args:
+        language: the word after the opening fence. Only Python is parsed.
+        strict_reference: exactly one newline after the closing fence, as in the reference.
+    """
+
+    name: ClassVar[str] = "code_format"
+    language: str = PYTHON
+    strict_reference: bool = False
+
+    def __post_init__(self):
+        if not isinstance(self.language, str) or not self.language.strip() or "`" in self.language:
+            raise ValueError(f"language must be a word such as 'python', not {self.language!r}")
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        return [format_score(text, self.language, strict_reference=self.strict_reference) for text in texts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code(Reward):
+    """The share of `test_cases` that the code passes; 0 unless its format is right.
+
+    It does not apply to rows without tests. None also where the sandbox could not run the program
+    (`sandbox_error`): that is logged, and never a wrong answer.
+
+    Args:
+        executor: runs all programs of a call; the local sandbox by default.
+        strict_reference: see `CodeFormat`.
+    """
+
+    name: ClassVar[str] = "code"
+    needs: ClassVar[tuple[str, ...]] = ("test_cases",)
+    executor: Executor = run_locally
+    strict_reference: bool = False
+
+    def applies(self, columns: Mapping[str, Sequence[Any]], row: int) -> bool:
+        return super().applies(columns, row) and bool(read_tests(columns["test_cases"][row]))
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        scores: Scores = [0.0] * len(texts)
+        rows = [row for row, text in enumerate(texts) if self.is_acceptable(text)]
+        if not rows:
+            return scores
+        results = self.executor([(extract_code(texts[row]), read_tests(columns["test_cases"][row])) for row in rows])
+        if len(results) != len(rows):
+            raise ValueError(f"the executor returned {len(results)} results for {len(rows)} programs")
+        for row, result in zip(rows, results, strict=True):
+            scores[row] = None if result.outcome == SANDBOX_ERROR else float(result.share)
+        errors = scores.count(None)
+        if errors:
+            logger.warning("reward %r: %d of %d programs not judged (%s)", self.name, errors, len(rows), SANDBOX_ERROR)
+        return scores
+
+    def is_acceptable(self, text: str) -> bool:
+        return format_score(text, PYTHON, strict_reference=self.strict_reference) == 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinaryCode(Code):
+    """1.0 where `Code` gives at least 0.99 (the reference: more than 0.99), else 0.0."""
+
+    name: ClassVar[str] = "binary_code"
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        return [None if share is None else self.rounded(share) for share in super().score(texts, columns)]
+
+    def rounded(self, share: float) -> float:
+        return float(share > BINARY_THRESHOLD if self.strict_reference else share >= BINARY_THRESHOLD)

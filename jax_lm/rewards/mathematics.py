@@ -1,0 +1,123 @@
+"""Rewards for the answer of a mathematical task, judged by math-verify. As in Hugging Face's open-r1.
+
+Needs the extra `math`, and the main thread: math-verify limits the time of an expression by a signal.
+"""
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, ClassVar
+
+from jax_lm.rewards.reward import Reward, Scores
+
+EXTRA = "pip install 'jax-diffucoder[math]'"
+
+
+@cache
+def math_verify() -> ModuleType:
+    """The package math-verify.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return import_module("math_verify")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"rewards for mathematics need math-verify: {EXTRA} ({error})") from error
+
+
+def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool | None]:
+    """Whether each text's LaTeX answer, boxed if any is, equals the solution; None if that cannot be read.
+
+    The answer must be correct LaTeX: misspelt operators are not repaired.
+    """
+    package = math_verify()
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("rewards for mathematics run in the main thread only: math-verify limits time by signals")
+    lenient = package.LatexExtractionConfig()
+    correct_latex = replace(lenient.normalization_config, nits=False, malformed_operators=False)
+    answer = replace(
+        lenient, normalization_config=correct_latex, boxed_match_priority=0, try_extract_without_anchor=False
+    )
+    verdicts: list[bool | None] = []
+    for text, solution in zip(texts, solutions, strict=True):
+        gold = package.parse(solution, extraction_mode="first_match")
+        given = package.parse(text, extraction_config=[answer], extraction_mode="first_match")
+        verdicts.append(bool(package.verify(gold, given)) if gold else None)
+    return verdicts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy(Reward):
+    """1.0 where the answer equals `solution`, else 0.0; None where the solution itself cannot be read."""
+
+    name: ClassVar[str] = "accuracy"
+    needs: ClassVar[tuple[str, ...]] = ("solution",)
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        verdicts = correct_answers(texts, columns["solution"])
+        return [None if correct is None else float(correct) for correct in verdicts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Reward):
+    """Half a cosine of the length: what is right is better short, what is wrong is better long.
+
+    A right answer goes from `max_value_correct` at length 0 to `min_value_correct` at `max_len` characters, a wrong
+    one from `min_value_wrong` to `max_value_wrong`; longer texts stay at the end of the curve.
+    Yeo et al. 2025 (arXiv 2502.03373).
+    """
+
+    name: ClassVar[str] = "cosine"
+    needs: ClassVar[tuple[str, ...]] = ("solution",)
+    min_value_wrong: float = -1.0
+    max_value_wrong: float = -0.5
+    min_value_correct: float = 0.5
+    max_value_correct: float = 1.0
+    max_len: int = 1000
+
+    def __post_init__(self):
+        if self.max_len < 1:
+            raise ValueError(f"max_len must be at least 1, not {self.max_len}")
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        verdicts = correct_answers(texts, columns["solution"])
+        return [
+            None if correct is None else self.value(len(text), correct)
+            for text, correct in zip(texts, verdicts, strict=True)
+        ]
+
+    def value(self, length: int, correct: bool) -> float:
+        start, end = (
+            (self.max_value_correct, self.min_value_correct)
+            if correct
+            else (self.min_value_wrong, self.max_value_wrong)
+        )
+        progress = min(1.0, length / self.max_len)
+        return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length(Reward):
+    """From 0.5 for the shortest text of the call to -0.5 for the longest; a wrong answer gets at most 0.
+
+    All 0 where all are equally long. Kimi k1.5 technical report (arXiv 2501.12599), which compares the answers to one
+    prompt: like open-r1 this compares all texts of a call, so call it with one prompt's.
+    """
+
+    name: ClassVar[str] = "length"
+    needs: ClassVar[tuple[str, ...]] = ("solution",)
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        verdicts = correct_answers(texts, columns["solution"])
+        lengths = [len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None]
+        shortest, span = min(lengths, default=0), max(lengths, default=0) - min(lengths, default=0)
+        scores: Scores = []
+        for text, correct in zip(texts, verdicts, strict=True):
+            value = 0.5 - (len(text) - shortest) / span if span else 0.0
+            scores.append(None if correct is None else value if correct else min(0.0, value))
+        return scores

@@ -1,0 +1,73 @@
+"""Rewards by name, and users' own by import path."""
+
+import difflib
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from jax_lm.rewards.code import BinaryCode, Code, CodeFormat
+from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
+from jax_lm.rewards.reward import Reward, RewardFunction
+from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
+from jax_lm.rewards.weighted_sum import WeightedSum
+
+REWARDS: dict[str, Reward] = {
+    reward.name: reward
+    for reward in (
+        Code(),
+        BinaryCode(),
+        CodeFormat(),
+        Accuracy(),
+        Format(),
+        TagCount(),
+        ReasoningSteps(),
+        Cosine(),
+        Length(),
+        RepetitionPenalty(),
+        SoftOverlongPunishment(),
+    )
+}
+"""Each with its default settings. The names are those of open-r1."""
+
+
+def find_reward(name: str, **settings: Any) -> RewardFunction:
+    """A reward of this package ("code"), or a callable of the user's ("package.module:function"), with settings.
+
+    Raises:
+        ValueError: no such reward or module, no callable, or a setting that it does not have.
+    """
+    if ":" in name:
+        found = imported(name)
+        # A class is made with its settings, a `Reward` takes them over, a function keeps them for its calls.
+        if isinstance(found, type | Reward):
+            return found(**settings)
+        return partial(found, **settings) if settings else found
+    if name not in REWARDS:
+        similar = difflib.get_close_matches(name, REWARDS, n=1)
+        hint = f" Did you mean {similar[0]!r}?" if similar else ""
+        raise ValueError(
+            f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, or 'package.module:function'"
+        )
+    return REWARDS[name](**settings)
+
+
+def imported(path: str) -> Any:
+    """The callable at "package.module:function"."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"reward {path!r} is not callable: {found!r:.80}")
+    return found
+
+
+def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None) -> WeightedSum:
+    """The weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by the same names."""
+    settings = settings or {}
+    unused = settings.keys() - weights.keys()
+    if unused:
+        raise ValueError(f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}")
+    return WeightedSum({name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights))

@@ -1,0 +1,106 @@
+"""Rewards that read the text or count its tokens: tags, steps, repetition, length. As in Hugging Face's open-r1."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jax_lm.rewards.reward import Reward, Scores
+
+TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+ANSWERED = re.compile(r"<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?=\n|\Z)", re.DOTALL)
+STEP = re.compile(r"Step \d+:|\A\d+\.|\n[-*]|(?:First|Second|Next|Finally),")
+"""A numbered item counts at the start of the text alone, a bullet everywhere else: as in open-r1."""
+
+ENOUGH_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(Reward):
+    """1.0 for thoughts and answer, each between its tags on lines of their own; else 0.0.
+
+    The text must start with them and may go on after the line of the last tag.
+    """
+
+    name: ClassVar[str] = "format"
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        return [float(ANSWERED.match(text) is not None) for text in texts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagCount(Reward):
+    """A quarter for each of the four tags, with its line breaks, that occurs exactly once."""
+
+    name: ClassVar[str] = "tag_count"
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        return [sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS) for text in texts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningSteps(Reward):
+    """A third per sign of a step ("Step 1:", a bullet, "Next,"), at most 1.0."""
+
+    name: ClassVar[str] = "reasoning_steps"
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        return [min(1.0, len(STEP.findall(text)) / ENOUGH_STEPS) for text in texts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionPenalty(Reward):
+    """`max_penalty` times the share of word n-grams that repeat an earlier one; 0 for texts of less than one n-gram.
+
+    Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning", appendix C.2 (arXiv 2502.03373). Words are
+    what whitespace separates, in lower case.
+    """
+
+    name: ClassVar[str] = "repetition_penalty"
+    ngram_size: int = 3
+    max_penalty: float = -1.0
+
+    def __post_init__(self):
+        if self.ngram_size < 1:
+            raise ValueError(f"ngram_size must be at least 1, not {self.ngram_size}")
+        if self.max_penalty > 0:
+            raise ValueError(f"max_penalty must not be positive, not {self.max_penalty}")
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        return [self.penalty(text.lower().split()) for text in texts]
+
+    def penalty(self, words: list[str]) -> float:
+        count = len(words) - self.ngram_size + 1
+        if count < 1:
+            return 0.0
+        distinct = {tuple(words[start : start + self.ngram_size]) for start in range(count)}
+        return (1 - len(distinct) / count) * self.max_penalty
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftOverlongPunishment(Reward):
+    """0 up to `max_completion_len - soft_punish_cache` tokens, then down in a line to -1 at the maximum and beyond.
+
+    Yu et al. 2025, "DAPO", equation 13 (arXiv 2503.14476). Lengths are those of the column `completion_ids`.
+    """
+
+    name: ClassVar[str] = "soft_overlong_punishment"
+    needs: ClassVar[tuple[str, ...]] = ("completion_ids",)
+    max_completion_len: int = 16384
+    soft_punish_cache: int = 4096
+
+    def __post_init__(self):
+        if not 0 <= self.soft_punish_cache <= self.max_completion_len:
+            raise ValueError(
+                f"soft_punish_cache must be between 0 and max_completion_len ({self.max_completion_len}), "
+                f"not {self.soft_punish_cache}"
+            )
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        return [self.punishment(len(ids)) for ids in columns["completion_ids"]]
+
+    def punishment(self, length: int) -> float:
+        excess = length - (self.max_completion_len - self.soft_punish_cache)
+        if excess <= 0:
+            return 0.0
+        return -excess / self.soft_punish_cache if length <= self.max_completion_len else -1.0
