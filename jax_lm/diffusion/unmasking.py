@@ -123,7 +123,8 @@ def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b 
     """`jax.lax.top_k`, order of ties included, in one pass: the largest lie in the chunks of the largest maxima."""
     vocabulary = values.shape[-1]
     if vocabulary < 2 * CHUNK * count:
-        return tuple(jax.lax.top_k(values, count))
+        found, ids = jax.lax.top_k(values, count)
+        return found, ids
     chunks = in_chunks(values, -jnp.inf)
     # Ascending, so that equal values keep the order of their ids.
     best = jnp.sort(jax.lax.top_k(jnp.max(chunks, axis=-1), count)[1], axis=-1)
