@@ -1,0 +1,24 @@
+"""One JSON message per line over a socket. Imports the standard library only."""
+
+import json
+import socket
+from typing import Any
+
+from jax_lm.sandbox.inside.wire import MAX_MESSAGE
+
+
+class Channel:
+    """Sends and receives messages; the end of the other side is an EOFError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.socket = socket.socket(fileno=descriptor)
+        self.lines = self.socket.makefile("rb")
+
+    def send(self, message: Any) -> None:
+        self.socket.sendall(json.dumps(message, check_circular=False).encode() + b"\n")
+
+    def receive(self) -> Any:
+        line = self.lines.readline(MAX_MESSAGE)
+        if not line.endswith(b"\n"):
+            raise EOFError("the other side has ended")
+        return json.loads(line)
