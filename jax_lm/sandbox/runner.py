@@ -1,20 +1,25 @@
 """Run programs on this machine: choose the tier, run each test in processes of its own, judge the answers."""
 
 import functools
+import logging
 import os
+import queue
 import secrets
 import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from jax_lm.sandbox.assertions import Call, read_call
 from jax_lm.sandbox.inside.wire import encode, matches
 from jax_lm.sandbox.results import Cancel, Job, Limits, Outcome, Progress, Result, TestResult
 from jax_lm.sandbox.session import CancelledError, Child, SandboxFailureError, Session
 from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, refusal
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 DETAIL_LENGTH = 400
@@ -43,7 +48,8 @@ def reached():
 def why_not(tier: Tier) -> str:
     """Why a tier does not work on this host, empty if it does. Tried once per process."""
     try:
-        result = run_in(tier, Job(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
+        with Session(tier) as session:
+            result = run_in(session, Job(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
     except (SandboxFailureError, SandboxUnavailableError) as error:
         return str(error).removeprefix(f"{tier}: ")
     return "" if result.passed else f"its self-test failed: {result.detail}"
@@ -123,37 +129,72 @@ class Local:
         if not jobs:
             return []
         tier = choose(self.executor, allow_unsafe=self.allow_unsafe)
-        workers = self.workers or os.cpu_count() or 1
-        with ThreadPoolExecutor(min(workers, len(jobs)), thread_name_prefix="sandbox") as pool:
-            futures = [pool.submit(run_with_retries, tier, job, cancel) for job in jobs]
-            for done, _ in enumerate(as_completed(futures), 1):
-                if on_progress:
-                    on_progress(done, len(jobs))
+        workers = min(self.workers or os.cpu_count() or 1, len(jobs))
+        with ExitStack() as stack:
+            # Sessions end after the threads that use them.
+            sandboxes = [stack.enter_context(Sandbox(tier, cancel)) for _ in range(workers)]
+            free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
+            for sandbox in sandboxes:
+                free.put(sandbox)
+
+            def work(job: Job) -> Result:
+                sandbox = free.get()
+                try:
+                    return sandbox.run(job)
+                finally:
+                    free.put(sandbox)
+
+            with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
+                futures = [pool.submit(work, job) for job in jobs]
+                for done, _ in enumerate(as_completed(futures), 1):
+                    if on_progress:
+                        on_progress(done, len(jobs))
         return [future.result() for future in futures]
 
 
-def run_with_retries(tier: Tier, job: Job, cancel: Cancel | None = None) -> Result:
-    """A failure of the sandbox is tried again, then reported as such, never as a wrong answer."""
-    reason = ""
-    for _ in range(ATTEMPTS):
-        try:
-            return run_in(tier, job, cancel)
-        except SandboxFailureError as error:
-            reason = str(error)
-        except CancelledError:
-            return Result.error("cancelled", len(job.tests), tier)
-    return Result.error(reason, len(job.tests), tier)
+class Sandbox:
+    """A session that is replaced when it fails."""
+
+    def __init__(self, tier: Tier, cancel: Cancel | None = None) -> None:
+        self.tier, self.cancel = tier, cancel
+        self.session: Session | None = None
+
+    def run(self, job: Job) -> Result:
+        """A failure of the sandbox is tried again, then reported as such, never as a wrong answer."""
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                self.session = self.session or Session(self.tier, self.cancel)
+                return run_in(self.session, job)
+            except SandboxFailureError as error:
+                logger.warning("the sandbox failed: %s", error)
+                reason = str(error)
+                self.close()
+            except CancelledError:
+                return Result.error("cancelled", len(job.tests), self.tier)
+        return Result.error(reason, len(job.tests), self.tier)
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+        self.session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def run_in(tier: Tier, job: Job, cancel: Cancel | None = None) -> Result:
+def run_in(session: Session, job: Job) -> Result:
     """Run a job once; raises SandboxFailureError if the sandbox fails."""
-    with Session(tier, job.limits, cancel) as session:
-        deadline = time.monotonic() + job.limits.total_seconds
-        results: list[TestResult] = []
-        for test in job.tests or (None,):
-            left = min(job.limits.seconds, deadline - time.monotonic())
-            results.append(run_test(session, job.code, test, left))
-    return Result.of(results, session.text("stdout"), session.text("stderr"), tier)
+    session.begin(job.limits)
+    deadline = time.monotonic() + job.limits.total_seconds
+    results: list[TestResult] = []
+    for test in job.tests or (None,):
+        left = min(job.limits.seconds, deadline - time.monotonic())
+        results.append(run_test(session, job.code, test, left))
+    return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
 
 
 def run_test(session: Session, code: str, test: str | None, seconds: float) -> TestResult:

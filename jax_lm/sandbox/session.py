@@ -5,6 +5,7 @@ Knows processes, pipes and clocks; what the messages mean is `runner`'s business
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -15,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
-from jax_lm.sandbox.inside.zygote import COLLECT, SPAWN
+from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Cancel, Limits
-from jax_lm.sandbox.tiers import BOOTSTRAP, INSIDE, Tier, command, interpreter, readable
+from jax_lm.sandbox.tiers import BOOTSTRAP, INSIDE, SandboxUnavailableError, Tier, command, interpreter, readable
 
-START_SECONDS = 20.0
+logger = logging.getLogger(__name__)
+
+START_SECONDS, STOP_SECONDS = 20.0, 2.0
 """A busy host may take long to start an interpreter; that is not the program's fault."""
 CHUNK = 2**16
 TICK = 0.1
@@ -56,28 +59,21 @@ class Child:
 
 
 class Session:
-    """A zygote in a tier. Use it as a context manager; its end is the end of every process in it."""
+    """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
 
-    def __init__(self, tier: Tier, limits: Limits, cancel: Cancel | None = None) -> None:
-        self.tier, self.limits, self.cancel = tier, limits, cancel
-        self.selector = selectors.DefaultSelector()
+    def __init__(self, tier: Tier, cancel: Cancel | None = None) -> None:
+        self.tier, self.cancel = tier, cancel
+        self.limits = Limits()
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
-        self.replies = self.control.makefile("rb")
-        settings = {
-            "tier": tier,
-            "readable": list(readable()),
-            "memory_bytes": limits.memory_bytes,
-            "seconds": limits.seconds,
-        }
-        arguments = [BOOTSTRAP, str(INSIDE), str(far.fileno()), json.dumps(settings)]
+        arguments = [BOOTSTRAP, str(INSIDE), str(far.fileno()), tier, json.dumps(readable())]
         python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", *arguments]
         try:
             self.process = subprocess.Popen(
                 command(tier, python),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[far.fileno()],
                 # bubblewrap's own environment would be readable in the sandbox.
@@ -86,27 +82,42 @@ class Session:
                 start_new_session=True,
             )
         except OSError as error:
-            self.replies.close()
             self.control.close()
-            self.selector.close()
             raise SandboxFailureError(f"cannot start {error.filename}: {error.strerror}") from error
+        except SandboxUnavailableError:
+            self.control.close()
+            raise
         finally:
             far.close()
-        for name in self.heads:
-            stream = getattr(self.process, name)
-            os.set_blocking(stream.fileno(), False)
-            self.selector.register(stream.fileno(), selectors.EVENT_READ, name)
+        self.replies = self.control.makefile("rb")
+        self.selector = selectors.DefaultSelector()
+        self.pipes = {name: os.pipe() for name in self.heads}
+        for name, (end, _) in self.pipes.items():
+            os.set_blocking(end, False)
+            self.selector.register(end, selectors.EVENT_READ, name)
+        self.start()
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Wait until the zygote is there; what bubblewrap or Python say otherwise is the reason."""
         # If memory runs out, the kernel takes the sandbox first.
         with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file:
             file.write("1000")
         try:
             self.reply()
         except SandboxFailureError:
+            self.kill()
+            reason = self.process.stderr.read().decode("utf-8", "replace").split("\n") if self.process.stderr else []
             self.close()
-            reason = self.text("stderr").strip().splitlines()
-            raise SandboxFailureError(reason[-1] if reason else "the sandbox did not start") from None
+            said = [line for line in reason if line.strip()]
+            raise SandboxFailureError(said[-1] if said else "the sandbox did not start") from None
+
+    def begin(self, limits: Limits) -> None:
+        """The next program: its limits, and no output yet."""
+        self.limits = limits
+        for head in self.heads.values():
+            head.clear()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,12 +164,16 @@ class Session:
                 child.socket.close()
         for child, status in zip(children, statuses, strict=True):
             child.status = status
+        for name in self.heads:
+            self.drain(name)
         return children, not answered
 
     def spawn(self, job: dict[str, Any], peers: list[int]) -> Child:
         near, far = socket.socketpair()
         try:
-            socket.send_fds(self.control, [SPAWN], [far.fileno(), *peers])
+            request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
+            outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
+            socket.send_fds(self.control, [json.dumps(request).encode()], [far.fileno(), *outputs, *peers])
             self.reply()
         except OSError as error:
             near.close()
@@ -194,23 +209,19 @@ class Session:
                 return False
             for key, _ in self.selector.select(min(left, TICK)):
                 if isinstance(key.data, str):
-                    self.drain(key.fd, key.data)
+                    self.drain(key.data)
                 else:
                     self.hear(key.data)
         return True
 
-    def drain(self, descriptor: int, name: str) -> bool:
-        """Read some output, keep its head; False at its end."""
-        try:
-            chunk = os.read(descriptor, CHUNK)
-        except BlockingIOError:
-            return True
-        if not chunk:
-            self.selector.unregister(descriptor)
-            return False
+    def drain(self, name: str) -> None:
+        """Read all output that is there, and keep its head."""
         head = self.heads[name]
-        head += chunk[: self.limits.output_bytes - len(head)]
-        return True
+        with contextlib.suppress(BlockingIOError):
+            # Bounded, as a program may write without end.
+            for _ in range(16):
+                chunk = os.read(self.pipes[name][0], CHUNK)
+                head += chunk[: self.limits.output_bytes - len(head)]
 
     def hear(self, child: Child) -> None:
         """Read from a process: first that it is confined, then its answer; what follows is dropped."""
@@ -237,25 +248,26 @@ class Session:
     def text(self, name: str) -> str:
         return self.heads[name].decode("utf-8", "replace")
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def close(self) -> None:
-        """End everything, collect it, and keep what was still in the pipes."""
+        """End everything and collect it."""
         self.replies.close()
         self.control.close()
         try:
-            self.process.wait(timeout=2.0)
+            self.process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            pass
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            logger.warning("the sandbox did not end by itself within %g s", STOP_SECONDS)
+        self.kill()
         self.process.wait()
-        for name in self.heads:
-            stream = getattr(self.process, name)
-            with contextlib.suppress(KeyError):
-                while self.selector.get_key(stream.fileno()) and self.drain(stream.fileno(), name):
-                    if not self.selector.select(0):
-                        break
-            stream.close()
+        if self.process.stderr:
+            self.process.stderr.close()
         self.selector.close()
+        for pipe in self.pipes.values():
+            for end in pipe:
+                os.close(end)
 
 
 def parse(child: Child) -> Any:

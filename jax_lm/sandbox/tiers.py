@@ -17,13 +17,13 @@ INSIDE = Path(__file__).parent / "inside"
 
 BOOTSTRAP = """
 import json, sys, types
-folder, control, settings = sys.argv[1:]
+folder, control, tier, readable = sys.argv[1:]
 # The packages above are not imported: the sandbox has no use for what they bring.
 for name in ("jax_lm", "jax_lm.sandbox", "jax_lm.sandbox.inside"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder] if name.endswith("inside") else []
 from jax_lm.sandbox.inside import zygote
-zygote.main(int(control), json.loads(settings))
+zygote.main(int(control), tier, json.loads(readable))
 """
 
 

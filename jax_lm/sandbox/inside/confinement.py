@@ -7,9 +7,9 @@ own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_co
 import ctypes
 import math
 import os
-import platform
 import resource
 import struct
+import sys
 
 from jax_lm.sandbox.inside import syscalls
 
@@ -140,7 +140,7 @@ def filter_program(machine: str, pid: int) -> bytes:
 
 def filter_calls() -> None:
     """From now on, only the system calls of the table."""
-    program = filter_program(platform.machine(), os.getpid())
+    program = filter_program(os.uname().machine, os.getpid())
     buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: number of instructions, padding, pointer.
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
@@ -151,10 +151,11 @@ def filter_calls() -> None:
 def confine(tier: str, readable: list[str], memory_bytes: int, seconds: float) -> None:
     """Confine this process as the tier says; raises OSError where the host cannot."""
     limit_resources(memory_bytes, seconds)
+    if sys.platform == "linux":
+        # Whoever kills the zygote kills its children.
+        prctl(PR_SET_PDEATHSIG, SIGKILL)
     if tier == "unsafe":
         return
-    # Whoever kills the zygote kills its children.
-    prctl(PR_SET_PDEATHSIG, SIGKILL)
     prctl(PR_SET_DUMPABLE, 0)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if tier == "landlock":

@@ -61,8 +61,11 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def report(error: BaseException) -> dict[str, Any]:
-    """Describe an exception, and write its traceback for a person."""
-    traceback.print_exception(error)
+    """Describe an exception, and write its traceback for a person, without our own frames."""
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename != FILE:
+        frames = frames.tb_next
+    traceback.print_exception(error.with_traceback(frames))
     return describe(error)
 
 
@@ -143,6 +146,7 @@ class Server:
                 reply = describe(error)
                 known = [self.exceptions[kind] for kind in type(error).__mro__ if kind in self.exceptions]
                 reply["known"] = known[:1]
+            self.output.flush()
             reply["printed"] = self.output.take()
             self.channel.send(reply)
 
