@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Outcome = Literal["passed", "failed", "timeout", "out_of_memory", "sandbox_error"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "timeout", "out_of_memory", "sandbox_error")
@@ -12,6 +12,7 @@ OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
 
 
+@runtime_checkable
 class Cancel(Protocol):
     """A `threading.Event`, or anything else that says whether to stop."""
 
@@ -29,8 +30,8 @@ class Limits:
         output_bytes: how much of each output stream is kept; the rest is read and dropped.
     """
 
-    seconds: float = 5.0
-    total_seconds: float = 60.0
+    seconds: float | int = 5.0
+    total_seconds: float | int = 60.0
     memory_bytes: int = 512 * 2**20
     output_bytes: int = 4096
 
@@ -39,6 +40,7 @@ class Limits:
             value = getattr(self, name)
             if not (isinstance(value, int | float) and math.isfinite(value) and 0 < value <= 3600):
                 raise ValueError(f"{name}={value!r}: must be above 0 and at most 3600 seconds")
+            object.__setattr__(self, name, float(value))
         if not (type(self.memory_bytes) is int and self.memory_bytes >= 64 * 2**20):
             raise ValueError(f"memory_bytes={self.memory_bytes!r}: must be at least {64 * 2**20}, the interpreter's own")
         if not (type(self.output_bytes) is int and 0 <= self.output_bytes <= OUTPUT_CAP):
@@ -115,6 +117,7 @@ class Result:
         return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
 
 
+@runtime_checkable
 class Executor(Protocol):
     """A place where programs run: this machine, a worker, a cluster, a provider."""
 

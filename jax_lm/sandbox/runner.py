@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from jax_lm.sandbox.assertions import Call, read_call
 from jax_lm.sandbox.inside.wire import encode, matches
@@ -179,7 +179,7 @@ class Sandbox:
             self.session.close()
         self.session = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Sandbox":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
@@ -117,7 +117,7 @@ class Session:
         for head in self.heads.values():
             head.clear()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -188,8 +188,10 @@ class Session:
     def give(self, child: Child, seconds: float) -> None:
         """Hand a confined process its job. It reads the job whole before anything else."""
         child.socket.settimeout(seconds + START_SECONDS)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        try:
             child.socket.sendall(json.dumps(child.job).encode() + b"\n")
+        except OSError as error:
+            raise SandboxFailureError(f"a process did not take its job: {error}") from error
 
     def collect(self) -> list[int]:
         """End all processes of the zygote; their wait statuses."""

@@ -17,8 +17,9 @@ class Channel:
     def send(self, message: Any) -> None:
         self.socket.sendall(json.dumps(message, check_circular=False).encode() + b"\n")
 
-    def receive(self) -> Any:
-        line = self.lines.readline(MAX_MESSAGE)
+    def receive(self, limit: int = MAX_MESSAGE) -> Any:
+        """The next message; one that is longer than `limit` (-1: none) is an EOFError too."""
+        line = self.lines.readline(limit)
         if not line.endswith(b"\n"):
             raise EOFError("the other side has ended")
         return json.loads(line)

@@ -77,6 +77,8 @@ def answer_once(job: dict[str, Any]) -> dict[str, Any]:
             return {"ended": True}
         arguments = [decode(argument) for argument in job["arguments"]]
         keywords = {name: decode(value) for name, value in job["keywords"].items()}
+        if job["function"] not in namespace:
+            raise NameError(f"name {job['function']!r} is not defined")
         return {"value": encode(namespace[job["function"]](*arguments, **keywords))}
     except BaseException as error:  # SystemExit too: whatever the program raised is its answer
         return report(error)

@@ -21,8 +21,8 @@ from jax_lm.sandbox.inside.wire import decode, encode
 FILE = "<test>"
 
 
-class ProgramError(Exception):
-    """The program left (SystemExit and the like) where it should have returned."""
+class ProgramError(BaseException):
+    """The program left (SystemExit and the like) where it should have returned; `except Exception` lets it pass."""
 
 
 class Client:
@@ -73,7 +73,7 @@ class Client:
         except Exception as error:  # the test's function may raise anything, and its caller is the program
             return describe(error)
 
-    def error(self, reply: dict[str, Any]) -> Exception:
+    def error(self, reply: dict[str, Any]) -> BaseException:
         """The exception that the program raised, as one of the test's own classes."""
         kind = next((self.exceptions[number] for number in reply.get("known", []) if number in self.exceptions), None)
         kind = kind or getattr(builtins, reply["base"], None)
@@ -84,7 +84,11 @@ class Client:
         return error
 
     def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
-        """Carry out an operation in the program; lists and the like that it changed change here too."""
+        """Carry out an operation in the program.
+
+        Lists and the like that a call changed change here too, if it returned None, as functions do that are
+        meant to change them: emptying the data would otherwise pass `assert f(data) == sorted(data)`.
+        """
         request = {
             "do": operation,
             "arguments": [encode(argument, self.export) for argument in arguments],
@@ -92,7 +96,7 @@ class Client:
         }
         reply = self.ask(request)
         for argument, changed in zip(arguments, reply.get("changed", []), strict=False):
-            if changed:
+            if changed and reply["value"] is None:
                 replace(argument, decode(changed[0], self.load))
         return decode(reply["value"], self.load)
 
@@ -217,8 +221,8 @@ def namespace(client: Client, tree: ast.Module) -> dict[str, Any]:
     Python's abs, `sum(10, 15) == 25` the program's sum.
     """
     read, defined = names_of(tree)
-    theirs = set(client.ask({"do": "names"})["value"])
-    named_like_builtins = {name for name in theirs if hasattr(builtins, name) or name.startswith("__")}
+    theirs = {name for name in client.ask({"do": "names"})["value"] if not name.startswith("__")}
+    named_like_builtins = {name for name in theirs if hasattr(builtins, name)}
     chosen = (read - defined) & (theirs - named_like_builtins) or (read - defined) & named_like_builtins
     # A name that the test both reads and defines may be the program's where it is read first.
     chosen |= read & defined & (theirs - named_like_builtins)
@@ -228,8 +232,9 @@ def namespace(client: Client, tree: ast.Module) -> dict[str, Any]:
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     """Run one test; the word that it passed is said here, where no code of the program runs."""
     client = Client(Channel(peer))
-    module = types.ModuleType(FILE)
-    sys.modules[FILE] = module
+    # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
     try:
         client.channel.receive()
         tree = ast.parse(job["test"], FILE)

@@ -14,7 +14,7 @@ from typing import Any
 
 LARGEST_NUMBER = 2**63
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-6, 1e-9
-MAX_MESSAGE = 8 * 2**20
+MAX_MESSAGE = 4 * 2**20
 """Bytes of one message; a program that answers with more has failed."""
 
 Export = Callable[[Any], Any]
@@ -123,7 +123,7 @@ def matches(expected: Any, wire: Any) -> bool:
     return content == form["v"]
 
 
-def close(expected: float, number: float) -> bool:
+def close(expected: float | int, number: float | int) -> bool:
     if isinstance(expected, int) and isinstance(number, int):
         return expected == number
     try:
