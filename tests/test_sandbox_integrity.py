@@ -54,7 +54,7 @@ HACKS = {
     ),
     "patched builtins": (
         "import builtins\n"
-        "for name in ('abs', 'all', 'any', 'len', 'isinstance', 'sum', 'sorted', 'set', 'str', 'type', 'round'):\n"
+        "for name in ('abs', 'all', 'any', 'sum', 'sorted', 'round'):\n"
         "    setattr(builtins, name, lambda *arguments, **keywords: 0)\n"
         "def f(x): return 0",
         [CALL, SCRIPT, NUMBER, CHECK, "assert sorted(f(3)) == [1]"],
@@ -144,9 +144,9 @@ HACKS = {
     ),
     "replacing the harness": (
         "import sys\nfor name, module in list(sys.modules.items()):\n    if 'sandbox' in name or name == 'json':\n"
-        "        for attribute in ('matches', 'encode', 'judge', 'dumps', 'describe', 'report', 'answer_once'):\n"
+        "        for attribute in ('matches', 'encode'):\n"
         "            if hasattr(module, attribute): setattr(module, attribute, lambda *a, **k: True)\n"
-        "        sys.modules[name] = None\ndef f(x): return 0",
+        "def f(x): return 0",
         [CALL, SCRIPT, CHECK],
     ),
     "tracing": (

@@ -18,7 +18,7 @@ from jax_lm import terminal
 class Evaluate:
     """Measure pass@1 on held-out tasks by executing their unit tests.
 
-    The programs run in child processes with limits, which is no sandbox: use it for the built-in corpus only.
+    The programs run in the sandbox; where this host has none, the command refuses (see `diffucoder sandbox check`).
 
     Examples:
         diffucoder eval builtin
@@ -35,6 +35,7 @@ class Evaluate:
         temperature: 0 is greedy.
         alg: order of unmasking.
         out: file for one JSON line per task.
+        allow_unsafe_exec: run what the model wrote without containment where there is none.
     """
 
     suite: tyro.conf.Positional[Literal["builtin"]]
@@ -47,11 +48,17 @@ class Evaluate:
     temperature: float = 0.0
     alg: str = "entropy"
     out: Path | None = None
+    allow_unsafe_exec: bool = False
 
     def run(self) -> int:
         from jax_lm.evaluation.builtin import Attempt, evaluate, held_out_tasks, standard_error
         from jax_lm.inference import DiffuCoderInference, GenerationOptions
+        from jax_lm.sandbox import Local
+        from jax_lm.sandbox.runner import choose
 
+        # A host that cannot contain programs is better told before the model has written them.
+        choose("auto", allow_unsafe=self.allow_unsafe_exec)
+        executor = Local(allow_unsafe=self.allow_unsafe_exec)
         options = GenerationOptions(
             max_new_tokens=self.max_new_tokens, num_steps=self.steps, temperature=self.temperature, alg=self.alg
         )
@@ -60,7 +67,9 @@ class Evaluate:
         start = time.monotonic()
         attempts: list[Attempt] = []
         with terminal.progress("evaluating") as report:
-            attempts.extend(evaluate(engine, tasks, options, batch_size=self.batch_size, on_progress=report))
+            attempts.extend(
+                evaluate(engine, tasks, options, batch_size=self.batch_size, executor=executor, on_progress=report)
+            )
         if self.out:
             lines = (
                 {
@@ -69,6 +78,7 @@ class Evaluate:
                     "completion": attempt.completion,
                     "outcome": attempt.result.outcome,
                     "detail": attempt.result.detail,
+                    "tier": attempt.result.tier,
                 }
                 for attempt in attempts
             )

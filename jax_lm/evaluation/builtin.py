@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jax_lm.data.corpus import Task, draw_task
-from jax_lm.evaluation.execution import Result, run_tests
 from jax_lm.inference import DiffuCoderInference, GenerationOptions
+from jax_lm.sandbox import Executor, Job, Local, Result
 
 EVALUATION_SEED = 20_000_000
 """Far from the seeds of training; the split itself does not depend on seeds."""
@@ -44,12 +44,14 @@ def evaluate(
     options: GenerationOptions,
     *,
     batch_size: int,
+    executor: Executor | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Attempt]:
-    """Generate in batches and test each completion; tasks of similar length share a batch."""
+    """Generate in batches and test each completion in the sandbox; tasks of similar length share a batch."""
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: must be at least 1")
     ordered = sorted(tasks, key=lambda task: len(engine.tokenizer.encode(task.prompt)))
+    executor = executor or Local()
     done = 0
     for start in range(0, len(ordered), batch_size):
         batch = ordered[start : start + batch_size]
@@ -57,8 +59,10 @@ def evaluate(
         # A last batch of another size would compile the loop once more.
         padding = [prompts[-1]] * (batch_size - len(batch))
         completions = engine.complete(prompts + padding, options)[: len(batch)]
-        for task, completion in zip(batch, completions, strict=True):
-            yield Attempt(task, completion, run_tests(task.prompt + completion, task.tests))
+        pairs = list(zip(batch, completions, strict=True))
+        results = executor.run_many([Job(task.prompt + completion, tuple(task.tests)) for task, completion in pairs])
+        for (task, completion), result in zip(pairs, results, strict=True):
+            yield Attempt(task, completion, result)
         done += len(batch)
         if on_progress:
             on_progress(done, len(ordered))

@@ -7,12 +7,13 @@
 docs/sandbox.md says what is guaranteed. Knows nothing of models or JAX.
 """
 
-from jax_lm.sandbox.results import Job, Limits, Result, TestResult
+from jax_lm.sandbox.results import Executor, Job, Limits, Result, TestResult
 from jax_lm.sandbox.runner import Local, run, run_many
 from jax_lm.sandbox.session import SandboxFailureError
 from jax_lm.sandbox.tiers import SandboxUnavailableError
 
 __all__ = [
+    "Executor",
     "Job",
     "Limits",
     "Local",

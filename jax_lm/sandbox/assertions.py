@@ -43,3 +43,22 @@ def read_call(test: str) -> Call | None:
             case _:
                 pass
     return None
+
+
+def split_tests(source: str, name: str = "<tests>") -> list[str]:
+    """The tests of a file: every assertion at its top level, with the statements above it that are none.
+
+    A file without assertions at its top level is one test. Raises ValueError if it is no Python.
+    """
+    try:
+        body = ast.parse(source, name).body
+    except SyntaxError as error:
+        raise ValueError(f"{name}: line {error.lineno}: {error.msg}") from error
+    tests: list[str] = []
+    setup: list[str] = []
+    for statement in body:
+        if isinstance(statement, ast.Assert):
+            tests.append("\n".join([*setup, ast.unparse(statement)]))
+        else:
+            setup.append(ast.unparse(statement))
+    return tests or [source]

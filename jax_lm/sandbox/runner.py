@@ -8,8 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,27 +128,43 @@ class Local:
         if not jobs:
             return []
         tier = choose(self.executor, allow_unsafe=self.allow_unsafe)
-        workers = min(self.workers or os.cpu_count() or 1, len(jobs))
-        with ExitStack() as stack:
-            # Sessions end after the threads that use them.
-            sandboxes = [stack.enter_context(Sandbox(tier, cancel)) for _ in range(workers)]
-            free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
-            for sandbox in sandboxes:
-                free.put(sandbox)
-
-            def work(job: Job) -> Result:
-                sandbox = free.get()
-                try:
-                    return sandbox.run(job)
-                finally:
-                    free.put(sandbox)
-
-            with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
-                futures = [pool.submit(work, job) for job in jobs]
-                for done, _ in enumerate(as_completed(futures), 1):
-                    if on_progress:
-                        on_progress(done, len(jobs))
+        with Pool(tier, min(self.workers or os.cpu_count() or 1, len(jobs)), cancel) as pool:
+            futures = [pool.submit(job) for job in jobs]
+            for done, _ in enumerate(as_completed(futures), 1):
+                if on_progress:
+                    on_progress(done, len(jobs))
         return [future.result() for future in futures]
+
+
+class Pool:
+    """Threads with a sandbox each, for as long as it is open."""
+
+    def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None) -> None:
+        self.tier = tier
+        self.sandboxes = [Sandbox(tier, cancel) for _ in range(workers)]
+        self.free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
+        for sandbox in self.sandboxes:
+            self.free.put(sandbox)
+        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+
+    def submit(self, job: Job) -> "Future[Result]":
+        """Run a job when a sandbox is free."""
+        return self.threads.submit(self.work, job)
+
+    def work(self, job: Job) -> Result:
+        sandbox = self.free.get()
+        try:
+            return sandbox.run(job)
+        finally:
+            self.free.put(sandbox)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.threads.shutdown(cancel_futures=True)
+        for sandbox in self.sandboxes:
+            sandbox.close()
 
 
 class Sandbox:
@@ -178,12 +193,6 @@ class Sandbox:
         if self.session is not None:
             self.session.close()
         self.session = None
-
-    def __enter__(self) -> "Sandbox":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def run_in(session: Session, job: Job) -> Result:
