@@ -4,9 +4,12 @@ import random
 
 import pytest
 
-from jax_lm.evaluation.builtin import EVALUATION_SEED, evaluate, held_out_tasks, standard_error
-from jax_lm.evaluation.execution import run_tests
+from jax_lm.evaluation.builtin import EVALUATION_SEED, evaluate, held_out_tasks, job_of, standard_error
 from jax_lm.inference import GenerationOptions
+from jax_lm.sandbox import Local, run
+
+ANYWHERE = Local(allow_unsafe=True)
+"""These programs are our own: they may run where nothing contains them."""
 
 GREEDY = GenerationOptions(max_new_tokens=144, temperature=0.0, preset="fast")
 
@@ -53,7 +56,7 @@ def test_classic(completions, number, request):
     prompt, tests = CLASSICS[number]
     if prompt in MISSED:
         request.applymarker(pytest.mark.xfail(reason="a known failure of the present built-in model"))
-    result = run_tests(prompt + completions[number], tests)
+    result = run(prompt + completions[number], ["\n".join(tests)], allow_unsafe=True)
     assert result.passed, f"{result.detail}\n{prompt}{completions[number]}"
 
 
@@ -63,7 +66,7 @@ def test_the_command_of_the_readme_writes_a_function(engine):
     compile(program, "generated", "exec")
     # At this temperature either reading comes out: the n-th number, or the first n of them.
     accepted = "assert fibonacci(10) in (55, [0, 1, 1, 2, 3, 5, 8, 13, 21, 34])"
-    assert run_tests(program, [accepted]).passed
+    assert run(program, [accepted], allow_unsafe=True).passed
 
 
 def test_held_out_tasks_are_distinct_and_held_out():
@@ -77,16 +80,18 @@ def test_held_out_tasks_are_distinct_and_held_out():
 def test_a_sample_of_held_out_tasks(engine):
     """A small sample; `diffucoder eval builtin` measures on 300, and the card states what came out."""
     tasks = held_out_tasks(24)
-    attempts = list(evaluate(engine, tasks, GREEDY, batch_size=24))
+    attempts = list(evaluate(engine, tasks, GREEDY, batch_size=24, executor=ANYWHERE))
     assert len(attempts) == 24
     assert sum(attempt.result.passed for attempt in attempts) >= 24 * 0.6
 
 
 def test_reference_bodies_pass_and_empty_bodies_fail():
     rng = random.Random(EVALUATION_SEED)
-    for task in rng.sample(held_out_tasks(60), 12):
-        assert run_tests(task.prompt + task.completion, task.tests).passed
-        assert not run_tests(f"{task.prompt}\n    pass\n", task.tests).passed
+    tasks = rng.sample(held_out_tasks(300), 100)
+    solved = [job_of(task, task.completion) for task in tasks]
+    empty = [job_of(task, "\n    pass\n") for task in tasks]
+    assert [result.detail for result in ANYWHERE.run_many(solved) if not result.passed] == []
+    assert [result.detail for result in ANYWHERE.run_many(empty) if result.passed] == []
 
 
 def test_standard_error():

@@ -60,12 +60,18 @@ def evaluate(
         padding = [prompts[-1]] * (batch_size - len(batch))
         completions = engine.complete(prompts + padding, options)[: len(batch)]
         pairs = list(zip(batch, completions, strict=True))
-        results = executor.run_many([Job(task.prompt + completion, tuple(task.tests)) for task, completion in pairs])
+        results = executor.run_many([job_of(task, completion) for task, completion in pairs])
         for (task, completion), result in zip(pairs, results, strict=True):
             yield Attempt(task, completion, result)
         done += len(batch)
         if on_progress:
             on_progress(done, len(ordered))
+
+
+def job_of(task: Task, completion: str) -> Job:
+    """The program and its tests: assertions apart, but statements that build on each other are one test."""
+    apart = all(test.startswith("assert ") for test in task.tests)
+    return Job(task.prompt + completion, tuple(task.tests) if apart else ("\n".join(task.tests),))
 
 
 def standard_error(passed: int, count: int) -> float:

@@ -32,6 +32,7 @@ class Client:
         self.channel = channel
         self.functions: list[Callable[..., Any]] = []
         self.exceptions: dict[int, type[BaseException]] = {}
+        self.remotes: dict[int, Remote] = {}
 
     def export(self, value: Any) -> dict[str, Any]:
         """Handles go back as they came; functions of the test can be called from the program."""
@@ -47,13 +48,16 @@ class Client:
 
     def load(self, wire: dict[str, Any]) -> Any:
         if wire["t"] == "exception":
+            if wire["v"] in self.exceptions:
+                return self.exceptions[wire["v"]]
             base = getattr(builtins, wire["base"])
             kind = type(str(wire["name"]), (base if issubclass(base, Exception) else ProgramError,), {})
             self.exceptions[wire["v"]] = kind
             return kind
         if wire["t"] != "object":
             raise TypeError(f"the program answered with a {wire['t']}")
-        return Remote(self, wire)
+        # One stand-in per object, so that `is` means what it says.
+        return self.remotes.setdefault(int(wire["v"]), Remote(self, wire))
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request; serve callbacks until its reply is there."""
