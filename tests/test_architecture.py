@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "tokenizer", "checkpoints.huggingface", "models.config"),
-    ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling"),
-    ("options",),
-    ("data.corpus.tasks", "evaluation.execution"),
+    ("terminal", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
+    ("options", "sandbox"),
+    ("data.corpus.tasks",),
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),
     ("data.corpus.families",),
     ("data.corpus",),

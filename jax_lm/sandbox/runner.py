@@ -54,7 +54,7 @@ def why_not(tier: Tier) -> str:
     return "" if result.passed else f"its self-test failed: {result.detail}"
 
 
-def choose(executor: ExecutorName, *, allow_unsafe: bool = False) -> Tier:
+def choose(executor: str, *, allow_unsafe: bool = False) -> Tier:
     """The tier to run in; raises SandboxUnavailableError, naming what is missing."""
     if executor not in ("auto", *SAFE, "unsafe"):
         raise ValueError(f"executor={executor!r}: must be auto, bubblewrap, landlock or unsafe")
@@ -65,7 +65,7 @@ def choose(executor: ExecutorName, *, allow_unsafe: bool = False) -> Tier:
                 " (allow_unsafe=True)"
             )
         return "unsafe"
-    candidates = SAFE if executor == "auto" else (executor,)
+    candidates = [tier for tier in SAFE if executor in ("auto", tier)]
     reasons: dict[str, str] = {}
     for tier in candidates:
         if not (reason := why_not(tier)):

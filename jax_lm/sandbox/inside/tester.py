@@ -150,7 +150,7 @@ class Remote:
         do("leave", self)
 
     def __instancecheck__(self, value: object) -> bool:
-        return do("instance", value, self)
+        return object.__getattribute__(self, "_client").do("instance", value, self)
 
     def __mro_entries__(self, _: Any) -> Any:
         raise TypeError("a test cannot inherit from a class of the program")
