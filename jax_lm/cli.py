@@ -16,9 +16,16 @@ from jax_lm.commands.evaluation import Evaluate
 from jax_lm.commands.generate import Generate
 from jax_lm.commands.info import Info
 from jax_lm.commands.parity import ParityCheck, ParityRecord
+from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 Parity = Annotated[ParityCheck, tyro.conf.subcommand("check")] | Annotated[ParityRecord, tyro.conf.subcommand("record")]
+
+Sandbox = (
+    Annotated[SandboxCheck, tyro.conf.subcommand("check")]
+    | Annotated[SandboxRun, tyro.conf.subcommand("run")]
+    | Annotated[SandboxServe, tyro.conf.subcommand("serve")]
+)
 
 
 class Command(Protocol):
@@ -37,12 +44,23 @@ class ParityCommand:
         return self.command.run()
 
 
+class SandboxCommand:
+    """Run untrusted programs, contained; check what this host can contain."""
+
+    def __init__(self, command: tyro.conf.OmitSubcommandPrefixes[Sandbox]) -> None:
+        self.command = command
+
+    def run(self) -> int:
+        return self.command.run()
+
+
 Commands = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Evaluate, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
+    | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
 )
 
 

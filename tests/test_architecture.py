@@ -13,13 +13,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "tokenizer", "checkpoints.huggingface", "models.config"),
-    ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling"),
-    ("options",),
-    ("sandbox", "sandbox.*"),
+    ("terminal", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
+    ("options", "sandbox"),
     ("rewards.*",),
     ("rewards",),
-    ("data.corpus.tasks", "evaluation.execution"),
+    ("data.corpus.tasks",),
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),
     ("data.corpus.families",),
     ("data.corpus",),

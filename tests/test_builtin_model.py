@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from jax_lm.evaluation.execution import run_tests
 from jax_lm.evaluation.pass_rate import evaluate
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.inference import GenerationOptions
+from jax_lm.sandbox import Local, run
 
 GREEDY = GenerationOptions(max_new_tokens=144, temperature=0.0)
 FAST = replace(GREEDY, preset="fast")
@@ -55,7 +55,7 @@ def test_classic(completions, number, request):
     prompt, tests = CLASSICS[number]
     if prompt in MISSED:
         request.applymarker(pytest.mark.xfail(reason="a known failure of the present built-in model"))
-    result = run_tests(prompt + completions[number], tests)
+    result = run(prompt + completions[number], ["\n".join(tests)], allow_unsafe=True)
     assert result.passed, f"{result.detail}\n{prompt}{completions[number]}"
 
 
@@ -65,11 +65,11 @@ def test_the_command_of_the_readme_writes_a_function(engine):
     compile(program, "generated", "exec")
     # At this temperature either reading comes out: the n-th number, or the first n of them.
     accepted = "assert fibonacci(10) in (55, [0, 1, 1, 2, 3, 5, 8, 13, 21, 34])"
-    assert run_tests(program, [accepted]).passed
+    assert run(program, [accepted], allow_unsafe=True).passed
 
 
 def test_a_sample_of_held_out_tasks(engine):
     """A small sample; `diffucoder eval builtin` measures on 300, and the card states what came out."""
-    attempts = list(evaluate(engine, held_out_problems(24), FAST, batch_size=24))
+    attempts = list(evaluate(engine, held_out_problems(24), FAST, batch_size=24, executor=Local(allow_unsafe=True)))
     assert len(attempts) == 24
     assert sum(attempt.passed for attempt in attempts) >= 24 * 0.6

@@ -5,7 +5,9 @@ import pytest
 from jax_lm.evaluation.pass_rate import TOO_LONG, candidates, evaluate, standard_error
 from jax_lm.evaluation.problems import Problem, held_out_problems
 from jax_lm.options import GenerationOptions
+from jax_lm.sandbox import Local
 
+ANYWHERE = Local(allow_unsafe=True)
 TURBO = GenerationOptions(max_new_tokens=16, temperature=0.0, preset="turbo")
 
 
@@ -17,7 +19,15 @@ def test_every_problem_is_attempted_once(engine):
     problems = [gap("a"), gap("b", prefix="# longer\n" * 8 + "def double(x):\n    return "), gap("c")]
     progress = []
     attempts = list(
-        evaluate(engine, problems, TURBO, batch_size=2, middle_length=8, on_progress=lambda *now: progress.append(now))
+        evaluate(
+            engine,
+            problems,
+            TURBO,
+            batch_size=2,
+            executor=ANYWHERE,
+            middle_length=8,
+            on_progress=lambda *now: progress.append(now),
+        )
     )
     assert sorted(attempt.problem.name for attempt in attempts) == ["a", "b", "c"]
     assert progress == [(2, 3), (3, 3)]
@@ -31,7 +41,7 @@ def test_every_problem_is_attempted_once(engine):
 
 
 def test_a_problem_beyond_the_context_is_not_passed(engine):
-    (attempt,) = evaluate(engine, [gap("long", prefix="x = 1\n" * 600)], TURBO, batch_size=1)
+    (attempt,) = evaluate(engine, [gap("long", prefix="x = 1\n" * 600)], TURBO, batch_size=1, executor=ANYWHERE)
     assert attempt.outcome == TOO_LONG
     assert not attempt.passed
     assert "the context holds 512" in attempt.detail
@@ -51,7 +61,7 @@ def test_lengths_of_a_gap(engine):
 
 def test_bad_batch_size_is_named(engine):
     with pytest.raises(ValueError, match="batch_size=0"):
-        next(evaluate(engine, held_out_problems(1), TURBO, batch_size=0))
+        next(evaluate(engine, held_out_problems(1), TURBO, batch_size=0, executor=ANYWHERE))
 
 
 def test_standard_error():

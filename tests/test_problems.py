@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm.evaluation.pass_rate import attempt
+from jax_lm.evaluation.pass_rate import judge
 from jax_lm.evaluation.problems import held_out_problems, infilling_problems
+from jax_lm.sandbox import Local
 
 RECORDS = [
     {
@@ -21,6 +22,14 @@ RECORDS = [
     }
     for number in range(10)
 ]
+
+
+ANYWHERE = Local(allow_unsafe=True)
+"""These programs are our own: they may run where nothing contains them."""
+
+
+def outcomes(problems, middles):
+    return [attempt.outcome for attempt in judge(ANYWHERE, list(zip(problems, middles, strict=True)))]
 
 
 def written(path, records):
@@ -38,9 +47,9 @@ def test_held_out_problems_are_distinct():
 
 
 def test_canonical_bodies_pass_and_empty_bodies_fail():
-    for problem in random.Random(0).sample(held_out_problems(60), 12):
-        assert attempt(problem, problem.canonical).passed
-        assert not attempt(problem, "\n    pass\n").passed
+    problems = random.Random(0).sample(held_out_problems(300), 100)
+    assert outcomes(problems, [problem.canonical for problem in problems]) == ["passed"] * 100
+    assert "passed" not in outcomes(problems, ["\n    pass\n"] * 100)
 
 
 @pytest.mark.parametrize("name", ["problems.jsonl", "problems.jsonl.gz"])
@@ -48,9 +57,8 @@ def test_infilling_file_is_read_and_its_middles_pass(tmp_path, name):
     problems = infilling_problems(written(tmp_path / name, RECORDS))
     assert [problem.name for problem in problems] == [record["task_id"] for record in RECORDS]
     assert {problem.group for problem in problems} == {"SingleLineInfilling"}
-    assert attempt(problems[0], problems[0].canonical).passed
-    assert not attempt(problems[0], "    total = a - b\n").passed
-    assert not attempt(problems[0], "").passed
+    middles = [problems[0].canonical, "    total = a - b\n", ""]
+    assert outcomes(problems[:1] * 3, middles) == ["passed", "failed", "failed"]
 
 
 def test_a_line_ends_where_it_ends(tmp_path):

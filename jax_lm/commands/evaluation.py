@@ -25,7 +25,7 @@ HELD_OUT_LIMIT = 300
 class Evaluate:
     """Measure pass@1 by executing unit tests.
 
-    The programs run in child processes with limits, which is no sandbox: use it on models that you trust.
+    The programs run in the sandbox; where this host has none, the command refuses (see `diffucoder sandbox check`).
 
     Examples:
         diffucoder eval builtin
@@ -48,6 +48,7 @@ class Evaluate:
         alg: order of unmasking.
         preset: exact, fast or turbo.
         out: file for one JSON line per problem.
+        allow_unsafe_exec: run what the model wrote without containment where there is none.
     """
 
     suite: tyro.conf.Positional[Literal["builtin", "infilling"]]
@@ -64,6 +65,7 @@ class Evaluate:
     alg: str = "entropy"
     preset: str = "exact"
     out: Path | None = None
+    allow_unsafe_exec: bool = False
 
     def run(self) -> int:
         problems = self.problems()
@@ -85,18 +87,16 @@ class Evaluate:
         return infilling_problems(self.data, self.limit)
 
     def attempts(self, problems: "Sequence[Problem]") -> "list[Attempt]":
-        from jax_lm.evaluation.pass_rate import attempt, evaluate
-
-        if self.canonical:
-            with terminal.progress("executing") as report:
-                done = []
-                for problem in problems:
-                    done.append(attempt(problem, problem.canonical))
-                    if report:
-                        report(len(done), len(problems))
-                return done
+        from jax_lm.evaluation.pass_rate import evaluate, judge
         from jax_lm.inference import DiffuCoderInference, GenerationOptions
+        from jax_lm.sandbox import Local
+        from jax_lm.sandbox.runner import choose
 
+        # A host that cannot contain programs is better told before the model has written them.
+        choose("auto", allow_unsafe=self.allow_unsafe_exec)
+        executor = Local(allow_unsafe=self.allow_unsafe_exec)
+        if self.canonical:
+            return judge(executor, [(problem, problem.canonical) for problem in problems])
         options = GenerationOptions(
             max_new_tokens=self.max_new_tokens, num_steps=self.steps, temperature=self.temperature, alg=self.alg,
             preset=self.preset,
@@ -110,6 +110,7 @@ class Evaluate:
                     problems,
                     options,
                     batch_size=self.batch_size,
+                    executor=executor,
                     middle_length=self.middle_length,
                     on_progress=report,
                 )
@@ -141,4 +142,5 @@ def line_of(attempt: "Attempt") -> dict[str, str]:
         "middle": attempt.middle,
         "outcome": attempt.outcome,
         "detail": attempt.detail,
+        "tier": attempt.tier,
     }

@@ -1,14 +1,14 @@
-"""pass@1: fill the gaps of problems with a model, and execute what came out."""
+"""pass@1: fill the gaps of problems with a model, and execute what came out in the sandbox."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jax_lm.evaluation.execution import run_tests
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.options import Generation, GenerationOptions
+from jax_lm.sandbox import Executor, Job
 
 ORACLE = "oracle"
 TOO_LONG = "too long"
@@ -22,16 +22,21 @@ class Attempt:
     middle: str
     outcome: str
     detail: str = ""
+    tier: str = ""
 
     @property
     def passed(self) -> bool:
         return self.outcome == "passed"
 
 
-def attempt(problem: Problem, middle: str) -> Attempt:
-    """Execute the program with this filling."""
-    result = run_tests(problem.program(middle), problem.tests)
-    return Attempt(problem, middle, result.outcome, result.detail)
+def judge(executor: Executor, written: Sequence[tuple[Problem, str]]) -> list[Attempt]:
+    """Execute programs with their gaps filled like this."""
+    # One test per problem: its statements may build on each other.
+    jobs = [Job(problem.program(middle), ("\n".join(problem.tests),)) for problem, middle in written]
+    return [
+        Attempt(problem, middle, result.outcome, result.detail, result.tier)
+        for (problem, middle), result in zip(written, executor.run_many(jobs), strict=True)
+    ]
 
 
 def evaluate(
@@ -40,6 +45,7 @@ def evaluate(
     options: GenerationOptions,
     *,
     batch_size: int,
+    executor: Executor,
     middle_length: int | str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Attempt]:
@@ -69,9 +75,8 @@ def evaluate(
         # A last batch of another size would compile the loop once more.
         rows += [rows[-1]] * (batch_size * len(batch[0][2]) - len(rows))
         generations = iter(engine.decode(rows, options).rows)
-        for _, problem, templates in batch:
-            best = max((next(generations) for _ in templates), key=likelihood)
-            yield attempt(problem, best.text)
+        best = [max((next(generations) for _ in templates), key=likelihood) for *_, templates in batch]
+        yield from judge(executor, [(entry[1], row.text) for entry, row in zip(batch, best, strict=True)])
         if on_progress:
             on_progress(start + len(batch), len(todo))
 

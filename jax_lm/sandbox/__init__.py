@@ -1,0 +1,26 @@
+"""Run untrusted programs against tests: contained, and without a way to pass but solving.
+
+    from jax_lm.sandbox import Limits, run
+    result = run("def double(x): return 2 * x", ["assert double(2) == 4"], Limits(seconds=2))
+    result.outcome, result.share, result.tests
+
+docs/sandbox.md says what is guaranteed. Knows nothing of models or JAX.
+"""
+
+from jax_lm.sandbox.results import Executor, Job, Limits, Result, TestResult
+from jax_lm.sandbox.runner import Local, run, run_many
+from jax_lm.sandbox.session import SandboxFailureError
+from jax_lm.sandbox.tiers import SandboxUnavailableError
+
+__all__ = [
+    "Executor",
+    "Job",
+    "Limits",
+    "Local",
+    "Result",
+    "SandboxFailureError",
+    "SandboxUnavailableError",
+    "TestResult",
+    "run",
+    "run_many",
+]

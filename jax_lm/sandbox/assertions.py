@@ -1,0 +1,64 @@
+"""Read a test: is it one call whose answer the parent can compare, or a script for the tester?"""
+
+import ast
+import builtins
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """`assert function(*arguments, **keywords) == expected`, all of them literals."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    expected: Any
+
+
+def read_call(test: str) -> Call | None:
+    """The call that a test makes, or None if it is anything but one assertion of one call and one literal.
+
+    A function named like a builtin is left to the tester, which decides by the whole test whom the name means.
+    """
+    try:
+        body = ast.parse(test).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    match body:
+        case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
+            pass
+        case _:
+            return None
+    for call, literal in ((left, right), (right, left)):
+        match call:
+            case ast.Call(func=ast.Name(id=name)) if not hasattr(builtins, name):
+                try:
+                    arguments = tuple(ast.literal_eval(argument) for argument in call.args)
+                    keywords = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
+                    expected = ast.literal_eval(literal)
+                except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                    return None
+                return Call(name, arguments, keywords, expected) if all(w.arg for w in call.keywords) else None
+            case _:
+                pass
+    return None
+
+
+def split_tests(source: str, name: str = "<tests>") -> list[str]:
+    """The tests of a file: every assertion at its top level, with the statements above it that are none.
+
+    A file without assertions at its top level is one test. Raises ValueError if it is no Python.
+    """
+    try:
+        body = ast.parse(source, name).body
+    except SyntaxError as error:
+        raise ValueError(f"{name}: line {error.lineno}: {error.msg}") from error
+    tests: list[str] = []
+    setup: list[str] = []
+    for statement in body:
+        if isinstance(statement, ast.Assert):
+            tests.append("\n".join([*setup, ast.unparse(statement)]))
+        else:
+            setup.append(ast.unparse(statement))
+    return tests or [source]

@@ -1,0 +1,261 @@
+"""Run programs on another machine: a worker that listens on HTTP, and its client.
+
+    DIFFUCODER_SANDBOX_TOKEN=… diffucoder sandbox serve --port 8700
+
+One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}` and the token as a bearer; the answer is
+`{"results": […]}`. A worker that has enough to do answers 503. The token is read from the environment, compared in
+constant time and never printed. There is no encryption: across machines put it behind a proxy or a tunnel.
+"""
+
+import hmac
+import json
+import logging
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from jax_lm.sandbox.results import (
+    Cancel,
+    Job,
+    Progress,
+    Result,
+    job_from_json,
+    job_to_json,
+    result_from_json,
+    result_to_json,
+)
+from jax_lm.sandbox.runner import Pool, choose
+from jax_lm.sandbox.tiers import ExecutorName
+
+logger = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "DIFFUCODER_SANDBOX_TOKEN"
+MIN_TOKEN = 16
+MAX_BODY = 32 * 2**20
+MAX_CONNECTIONS = 64
+READ_SECONDS = 30.0
+
+
+def token_from_environment() -> str:
+    """The shared secret; raises ValueError where there is none."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if len(token) < MIN_TOKEN:
+        raise ValueError(f"{TOKEN_VARIABLE}: set it to a secret of at least {MIN_TOKEN} characters")
+    return token
+
+
+class Worker(ThreadingHTTPServer):
+    """The listening side: a pool of sandboxes behind a bounded queue.
+
+    Args:
+        address: host and port; port 0 takes a free one.
+        workers: programs at once.
+        queue_size: programs that are accepted and not finished; more are refused with 503.
+    """
+
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        workers: int | None = None,
+        queue_size: int = 256,
+        executor: ExecutorName = "auto",
+        allow_unsafe: bool = False,
+    ) -> None:
+        if queue_size < 1:
+            raise ValueError(f"queue_size={queue_size}: must be at least 1")
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers={workers}: must be at least 1")
+        self.token = token_from_environment().encode()
+        tier = choose(executor, allow_unsafe=allow_unsafe)
+        super().__init__(address, Handler)
+        self.pool = Pool(tier, workers or os.cpu_count() or 1)
+        self.queue_size = queue_size
+        self.accepted = 0
+        self.lock = threading.Lock()
+        self.connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def reserve(self, count: int) -> bool:
+        """Take places in the queue, if there are that many."""
+        with self.lock:
+            if self.accepted + count > self.queue_size:
+                return False
+            self.accepted += count
+            return True
+
+    def release(self, count: int) -> None:
+        with self.lock:
+            self.accepted -= count
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Refuse connections beyond the bound: each has a thread."""
+        return self.connections.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.pool.__exit__()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection of the worker."""
+
+    server: Worker
+    timeout = READ_SECONDS
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "diffucoder", ""
+
+    def do_GET(self) -> None:  # noqa: N802
+        if self.authorized():
+            if self.path == "/health":
+                self.respond(200, {"tier": self.server.pool.tier, "accepted": self.server.accepted})
+            else:
+                self.respond(404, {"error": f"no such path: {self.path}"})
+
+    def do_POST(self) -> None:  # noqa: N802
+        if not self.authorized():
+            return
+        if self.path != "/run":
+            return self.respond(404, {"error": f"no such path: {self.path}"})
+        try:
+            jobs = self.read_jobs()
+        except ValueError as error:
+            return self.respond(400, {"error": str(error)})
+        if len(jobs) > self.server.queue_size:
+            return self.respond(413, {"error": f"{len(jobs)} jobs: at most {self.server.queue_size} at once"})
+        if not self.server.reserve(len(jobs)):
+            return self.respond(503, {"error": "the queue is full"}, {"Retry-After": "1"})
+        try:
+            futures = [self.server.pool.submit(job) for job in jobs]
+            results = [result_to_json(future.result()) for future in futures]
+        except Exception as error:  # the border: whatever broke is the worker's fault and named as such
+            logger.exception("a request failed")
+            return self.respond(500, {"error": type(error).__name__})
+        finally:
+            self.server.release(len(jobs))
+        self.respond(200, {"results": results})
+
+    def authorized(self) -> bool:
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
+        if hmac.compare_digest(given, self.server.token):
+            return True
+        self.respond(401, {"error": "the token is missing or wrong"})
+        return False
+
+    def read_jobs(self) -> list[Job]:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
+            self.close_connection = True
+            raise ValueError(f"Content-Length={length!r}: must be a number up to {MAX_BODY}")
+        try:
+            data = json.loads(self.rfile.read(int(length)))
+        except RecursionError as error:
+            raise ValueError("the request is nested too deeply") from error
+        if not isinstance(data, dict) or not isinstance(data.get("jobs"), list):
+            raise ValueError("a request must be an object with the list `jobs`")
+        return [job_from_json(job) for job in data["jobs"]]
+
+    def respond(self, status: int, data: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(data).encode()
+        if status != 200:
+            # What was not read of the request must not be taken for the next one.
+            self.close_connection = True
+        self.send_response(status)
+        close = {"Connection": "close"} if self.close_connection else {}
+        fixed = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        for name, value in {**fixed, **close, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        logger.info(format, *args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpWorkers:
+    """Workers as a place where programs run: batches go round, and from a worker that fails to the next.
+
+    Attributes:
+        urls: of the workers, such as http://127.0.0.1:8700.
+        batch: programs per request.
+        attempts: tries of a batch before its programs become sandbox errors.
+        pause: seconds before the second try; doubled each time.
+        timeout: seconds that a worker may take to answer a batch.
+    """
+
+    urls: tuple[str, ...]
+    batch: int = 8
+    attempts: int = 4
+    pause: float = 0.5
+    timeout: float = 900.0
+
+    def __post_init__(self) -> None:
+        if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
+            raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
+        for name in ("batch", "attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    def run_many(
+        self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> list[Result]:
+        """One result per job; what no worker could run is a sandbox error."""
+        token = token_from_environment()
+        starts = range(0, len(jobs), self.batch)
+        results: list[Result] = []
+        with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
+            futures = [
+                threads.submit(self.run_batch, place, jobs[start : start + self.batch], token, cancel)
+                for place, start in enumerate(starts)
+            ]
+            for future in futures:
+                results += future.result()
+                if on_progress:
+                    on_progress(len(results), len(jobs))
+        return results
+
+    def run_batch(self, place: int, jobs: Sequence[Job], token: str, cancel: Cancel | None) -> list[Result]:
+        reason = ""
+        for attempt in range(self.attempts):
+            if cancel is not None and cancel.is_set():
+                return [Result.error("cancelled", len(job.tests)) for job in jobs]
+            if attempt:
+                time.sleep(self.pause * 2 ** (attempt - 1))
+            url = self.urls[(place + attempt) % len(self.urls)]
+            try:
+                return self.ask(url, jobs, token)
+            except urllib.error.HTTPError as error:
+                reason = f"{url} answered {error.code}"
+                error.close()
+                if error.code in (400, 401, 404, 413):
+                    raise ValueError(f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}") from error
+            except (OSError, ValueError) as error:
+                reason = f"{url}: {error}"
+        return [Result.error(reason, len(job.tests)) for job in jobs]
+
+    def ask(self, url: str, jobs: Sequence[Job], token: str) -> list[Result]:
+        body = json.dumps({"jobs": [job_to_json(job) for job in jobs]}).encode()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
+        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            data = json.load(answer)
+        results = data.get("results") if isinstance(data, dict) else None
+        if not isinstance(results, list) or len(results) != len(jobs):
+            raise ValueError("the answer does not have a result per job")
+        return [result_from_json(result) for result in results]

@@ -1,0 +1,25 @@
+"""One JSON message per line over a socket. Imports the standard library only."""
+
+import json
+import socket
+from typing import Any
+
+from jax_lm.sandbox.inside.wire import MAX_MESSAGE
+
+
+class Channel:
+    """Sends and receives messages; the end of the other side is an EOFError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.socket = socket.socket(fileno=descriptor)
+        self.lines = self.socket.makefile("rb")
+
+    def send(self, message: Any) -> None:
+        self.socket.sendall(json.dumps(message, check_circular=False).encode() + b"\n")
+
+    def receive(self, limit: int = MAX_MESSAGE) -> Any:
+        """The next message; one that is longer than `limit` (-1: none) is an EOFError too."""
+        line = self.lines.readline(limit)
+        if not line.endswith(b"\n"):
+            raise EOFError("the other side has ended")
+        return json.loads(line)

@@ -1,0 +1,164 @@
+"""Take away from this process, for good, all that a program may not have. Entry point: `confine`.
+
+Knows the kernel's interfaces, not what will run. Imports the standard library only: it runs in the sandbox's
+own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_common.h.
+"""
+
+import ctypes
+import math
+import os
+import resource
+import struct
+import sys
+
+from jax_lm.sandbox.inside import syscalls
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+SIGKILL, ENOSYS, EPERM = 9, 38, 1
+CAPABILITY_VERSION = 0x20080522
+
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+
+BPF_LOAD, BPF_AND, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06
+ALLOW, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+
+
+class Refused(OSError):
+    """The host cannot confine a process in the way that was asked for."""
+
+
+def checked(value: int, what: str) -> int:
+    """The value of a system call, or what went wrong."""
+    if value < 0:
+        code = ctypes.get_errno()
+        raise Refused(code, f"{what}: {os.strerror(code)}")
+    return value
+
+
+def call(number: int, *arguments: int) -> int:
+    return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in arguments])
+
+
+def prctl(option: int, *arguments: int) -> None:
+    values = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
+    checked(libc.prctl(ctypes.c_int(option), *values), f"prctl({option})")
+
+
+def landlock_version() -> int:
+    """Version of the kernel's Landlock interface; 0 where there is none."""
+    return max(0, call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
+
+
+def restrict_files(readable: list[str]) -> None:
+    """From now on no file can be opened but those beneath `readable`, and these for reading; /dev/null stays."""
+    version = landlock_version()
+    if not version:
+        raise Refused(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
+    # Version 1 knows 13 rights; 2 adds linking across folders, 3 truncating, 5 ioctl on devices.
+    rights = (1 << (13 + sum(version >= step for step in (2, 3, 5)))) - 1
+    # Version 4 adds TCP bind and connect, 6 keeps signals and abstract sockets inside.
+    attributes = struct.pack("QQQ", rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    rules = checked(call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0), "Landlock")
+    for path in [*readable, os.devnull]:
+        try:
+            target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        allowed = READ_FILE | (WRITE_FILE if path == os.devnull else EXECUTE)
+        allowed |= READ_DIR if os.path.isdir(path) else 0
+        rule = struct.pack("=Qi", allowed, target)
+        buffer = ctypes.create_string_buffer(rule, len(rule))
+        checked(call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0), f"Landlock rule for {path}")
+        os.close(target)
+    checked(call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
+    os.close(rules)
+
+
+def limit_resources(memory_bytes: int, seconds: float) -> None:
+    """Address space, processor time; no file can grow, not many can be open, none is dumped."""
+    cpu = math.ceil(seconds) + 1
+    for limit, soft, hard in (
+        (resource.RLIMIT_AS, memory_bytes, memory_bytes),
+        # The soft limit ends the process with SIGXCPU, which says why.
+        (resource.RLIMIT_CPU, cpu, cpu + 1),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_NOFILE, 64, 64),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        _, allowed = resource.getrlimit(limit)
+        if allowed != resource.RLIM_INFINITY:
+            soft, hard = min(soft, allowed), min(hard, allowed)
+        resource.setrlimit(limit, (soft, hard))
+
+
+def drop_capabilities() -> None:
+    """Being root means nothing from now on but owning root's files."""
+    header = struct.pack("Ii", CAPABILITY_VERSION, 0)
+    header_buffer = ctypes.create_string_buffer(header, len(header))
+    nothing = ctypes.create_string_buffer(24)
+    checked(libc.capset(header_buffer, nothing), "capset")
+
+
+def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
+    """Instructions that go on to the next one if a word of the arguments is one of `values`, else refuse."""
+    lines = [instruction(BPF_LOAD, 16 + 4 * word), instruction(BPF_AND, mask)]
+    for position, value in enumerate(values):
+        lines.append(instruction(BPF_JUMP_EQUAL, value, if_true=len(values) - position))
+    return [*lines, instruction(BPF_RETURN, ERRNO | EPERM)]
+
+
+def filter_program(machine: str, pid: int) -> bytes:
+    """The seccomp filter as classic BPF: allowed calls, guarded calls, refusal."""
+    if machine not in syscalls.ALLOWED:
+        known = ", ".join(sorted(syscalls.ALLOWED))
+        raise Refused(ENOSYS, f"seccomp: no table of system calls for {machine} (there are {known})")
+    refuse, allow = instruction(BPF_RETURN, ERRNO | EPERM), instruction(BPF_RETURN, ALLOW)
+    lines = [
+        instruction(BPF_LOAD, 4),
+        instruction(BPF_JUMP_EQUAL, syscalls.AUDIT_ARCH[machine], if_true=1),
+        instruction(BPF_RETURN, KILL_PROCESS),
+        instruction(BPF_LOAD, 0),
+        instruction(BPF_JUMP_EQUAL, syscalls.CLONE3, if_false=1),
+        instruction(BPF_RETURN, ERRNO | ENOSYS),
+    ]
+    for number in syscalls.numbers(syscalls.ALLOWED[machine]).values():
+        lines += [instruction(BPF_JUMP_EQUAL, number, if_false=1), allow]
+    conditions = syscalls.conditions(pid)
+    for name, number in syscalls.numbers(syscalls.GUARDED[machine]).items():
+        body = [line for parts in conditions[name] for line in condition(*parts)]
+        lines += [instruction(BPF_JUMP_EQUAL, number, if_false=len(body) + 1), *body, allow]
+    return b"".join([*lines, refuse])
+
+
+def filter_calls() -> None:
+    """From now on, only the system calls of the table."""
+    program = filter_program(os.uname().machine, os.getpid())
+    buffer = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: number of instructions, padding, pointer.
+    header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    header_buffer = ctypes.create_string_buffer(header, len(header))
+    prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header_buffer))
+
+
+def confine(tier: str, readable: list[str], memory_bytes: int, seconds: float) -> None:
+    """Confine this process as the tier says; raises OSError where the host cannot."""
+    limit_resources(memory_bytes, seconds)
+    if sys.platform == "linux":
+        # Whoever kills the zygote kills its children.
+        prctl(PR_SET_PDEATHSIG, SIGKILL)
+    if tier == "unsafe":
+        return
+    prctl(PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if tier == "landlock":
+        restrict_files(readable)
+    drop_capabilities()
+    filter_calls()

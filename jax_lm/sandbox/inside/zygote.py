@@ -1,0 +1,91 @@
+"""The sandbox's own interpreter: forks a confined process per program and per test.
+
+It runs no code of a program or a test and never sees one: a child reads its job from its own socket after it
+has been confined, so that no child inherits another's job. So it can serve program after program. Imports the standard library only, as
+everything in this folder; it is started by `jax_lm.sandbox.session`.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from jax_lm.sandbox.inside import program, tester
+from jax_lm.sandbox.inside.channel import Channel
+from jax_lm.sandbox.inside.confinement import confine
+
+COLLECT = b"c"
+RESULTS, STDOUT, STDERR = 0, 1, 2
+"""Places of the descriptors that come with a request; a fourth is the socket to the other child."""
+
+
+def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str]) -> None:
+    """A child's life: keep the given descriptors alone, be confined, say so, do one job."""
+    os.setsid()
+    # First out of the way of the numbers they get, as these may be among them.
+    high = [os.dup2(descriptor, 100 + place) for place, descriptor in enumerate(descriptors)]
+    targets = (3, 1, 2, 4)[: len(high)]
+    for descriptor, target in zip(high, targets, strict=True):
+        os.dup2(descriptor, target)
+    os.closerange(max(targets) + 1, 1024)
+    results = Channel(3)
+    try:
+        confine(tier, readable, request["memory_bytes"], request["seconds"])
+    except (OSError, ValueError) as error:
+        results.send({"refused": str(error)})
+        return
+    results.send({"confined": True})
+    job = results.receive(limit=-1)
+    peer = 4 if 4 in targets else None
+    if "test" in job and peer is not None:
+        tester.run(job, results, peer)
+    else:
+        program.run(job, results, peer)
+
+
+def spawn(control: socket.socket, descriptors: list[int], *settings: Any) -> int:
+    """Fork; the child lives and ends here, the zygote gets its process id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            control.close()
+            live(descriptors, *settings)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:  # the child must not go on as a second zygote, whatever happened
+            os._exit(1)
+        os._exit(0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return child
+
+
+def collect(children: list[int]) -> list[int]:
+    """End all children, and what they could start where nothing forbids it; their wait statuses."""
+    for child in children:
+        for kill in (os.kill, os.killpg):
+            with contextlib.suppress(ProcessLookupError):
+                kill(child, signal.SIGKILL)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    children.clear()
+    return statuses
+
+
+def main(descriptor: int, tier: str, readable: list[str]) -> None:
+    """Serve the parent until it closes its end."""
+    control = socket.socket(fileno=descriptor)
+    children: list[int] = []
+    control.sendall(b"ready\n")
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 4096, 4)
+        if request == COLLECT:
+            control.sendall(json.dumps(collect(children)).encode() + b"\n")
+        elif request:
+            children.append(spawn(control, descriptors, tier, json.loads(request), readable))
+            control.sendall(b"{}\n")
+        else:
+            collect(children)
+            os._exit(0)

@@ -1,0 +1,290 @@
+"""Run programs on this machine: choose the tier, run each test in processes of its own, judge the answers."""
+
+import functools
+import logging
+import os
+import queue
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from jax_lm.sandbox.assertions import Call, read_call
+from jax_lm.sandbox.inside.wire import encode, matches
+from jax_lm.sandbox.results import Cancel, Job, Limits, Outcome, Progress, Result, TestResult
+from jax_lm.sandbox.session import CancelledError, Child, SandboxFailureError, Session
+from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, refusal
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+DETAIL_LENGTH = 400
+
+SELF_TEST = """
+import os, socket
+def reached():
+    def attempt(name, act):
+        try:
+            act()
+        except OSError:
+            return []
+        return [name]
+    return (
+        attempt("a file", lambda: open("/etc/passwd"))
+        + attempt("writing", lambda: open("/tmp/jax-diffucoder-self-test", "x"))
+        + attempt("a socket", lambda: socket.socket())
+        + attempt("a process", lambda: os.fork() or os._exit(0))
+        + attempt("a signal", lambda: os.kill(os.getppid(), 0))
+    )
+"""
+"""What a contained program must not reach; the battery of `diffucoder sandbox check` tries far more."""
+
+
+@functools.cache
+def why_not(tier: Tier) -> str:
+    """Why a tier does not work on this host, empty if it does. Tried once per process."""
+    try:
+        with Session(tier) as session:
+            result = run_in(session, Job(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
+    except (SandboxFailureError, SandboxUnavailableError) as error:
+        return str(error).removeprefix(f"{tier}: ")
+    return "" if result.passed else f"its self-test failed: {result.detail}"
+
+
+def choose(executor: str, *, allow_unsafe: bool = False) -> Tier:
+    """The tier to run in; raises SandboxUnavailableError, naming what is missing."""
+    if executor not in ("auto", *SAFE, "unsafe"):
+        raise ValueError(f"executor={executor!r}: must be auto, bubblewrap, landlock or unsafe")
+    if executor == "unsafe":
+        if not allow_unsafe:
+            raise SandboxUnavailableError(
+                "executor='unsafe' runs programs without containment: it must be allowed with --allow-unsafe-exec"
+                " (allow_unsafe=True)"
+            )
+        return "unsafe"
+    candidates = [tier for tier in SAFE if executor in ("auto", tier)]
+    reasons: dict[str, str] = {}
+    for tier in candidates:
+        if not (reason := why_not(tier)):
+            return tier
+        reasons[tier] = reason
+    if allow_unsafe:
+        return "unsafe"
+    raise refusal(reasons)
+
+
+def run(
+    code: str,
+    tests: Sequence[str] = (),
+    limits: Limits | None = None,
+    *,
+    executor: ExecutorName = "auto",
+    allow_unsafe: bool = False,
+    cancel: Cancel | None = None,
+) -> Result:
+    """Run a program against its tests on this machine.
+
+    Without tests it passes by running to its end. Raises SandboxUnavailableError where it cannot be contained.
+    """
+    local = Local(executor, allow_unsafe=allow_unsafe, workers=1)
+    return local.run_many([Job(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
+
+
+def run_many(
+    jobs: Sequence[Job],
+    workers: int | None = None,
+    on_progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> list[Result]:
+    """Run many programs on this machine, in the order given, as many at once as it has cores."""
+    return Local(workers=workers).run_many(jobs, on_progress=on_progress, cancel=cancel)
+
+
+@dataclass(frozen=True)
+class Local:
+    """This machine as a place where programs run.
+
+    Attributes:
+        executor: the tier; auto takes bubblewrap, then Landlock, and refuses where neither works.
+        allow_unsafe: run without containment where there is none; every result says so.
+        workers: programs at once; the number of cores if not given.
+    """
+
+    executor: ExecutorName = "auto"
+    allow_unsafe: bool = False
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers={self.workers}: must be at least 1")
+
+    def run_many(
+        self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> list[Result]:
+        """One result per job. Those that a set `cancel` overtakes are sandbox errors that say so."""
+        if not jobs:
+            return []
+        tier = choose(self.executor, allow_unsafe=self.allow_unsafe)
+        with Pool(tier, min(self.workers or os.cpu_count() or 1, len(jobs)), cancel) as pool:
+            futures = [pool.submit(job) for job in jobs]
+            for done, _ in enumerate(as_completed(futures), 1):
+                if on_progress:
+                    on_progress(done, len(jobs))
+        return [future.result() for future in futures]
+
+
+class Pool:
+    """Threads with a sandbox each, for as long as it is open."""
+
+    def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None) -> None:
+        self.tier = tier
+        self.sandboxes = [Sandbox(tier, cancel) for _ in range(workers)]
+        self.free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
+        for sandbox in self.sandboxes:
+            self.free.put(sandbox)
+        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+
+    def submit(self, job: Job) -> "Future[Result]":
+        """Run a job when a sandbox is free."""
+        return self.threads.submit(self.work, job)
+
+    def work(self, job: Job) -> Result:
+        sandbox = self.free.get()
+        try:
+            return sandbox.run(job)
+        finally:
+            self.free.put(sandbox)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.threads.shutdown(cancel_futures=True)
+        for sandbox in self.sandboxes:
+            sandbox.close()
+
+
+class Sandbox:
+    """A session that is replaced when it fails."""
+
+    def __init__(self, tier: Tier, cancel: Cancel | None = None) -> None:
+        self.tier, self.cancel = tier, cancel
+        self.session: Session | None = None
+
+    def run(self, job: Job) -> Result:
+        """A failure of the sandbox is tried again, then reported as such, never as a wrong answer."""
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                self.session = self.session or Session(self.tier, self.cancel)
+                return run_in(self.session, job)
+            except SandboxFailureError as error:
+                logger.warning("the sandbox failed: %s", error)
+                reason = str(error)
+                self.close()
+            except CancelledError:
+                return Result.error("cancelled", len(job.tests), self.tier)
+        return Result.error(reason, len(job.tests), self.tier)
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+        self.session = None
+
+
+def run_in(session: Session, job: Job) -> Result:
+    """Run a job once; raises SandboxFailureError if the sandbox fails."""
+    session.begin(job.limits)
+    deadline = time.monotonic() + job.limits.total_seconds
+    results: list[TestResult] = []
+    for test in job.tests or (None,):
+        left = min(job.limits.seconds, deadline - time.monotonic())
+        results.append(run_test(session, job.code, test, left))
+    return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
+
+
+def run_test(session: Session, code: str, test: str | None, seconds: float) -> TestResult:
+    """One test in processes of its own."""
+    if seconds <= 0:
+        return TestResult("timeout", f"no time left of {session.limits.total_seconds:g} s for all tests")
+    if test is None:
+        return judge_end(*session.exchange([{"code": code}], seconds), seconds)
+    if call := read_call(test):
+        job = {
+            "code": code,
+            "function": call.function,
+            "arguments": [encode(argument) for argument in call.arguments],
+            "keywords": {name: encode(value) for name, value in call.keywords.items()},
+        }
+        return judge_call(call, *session.exchange([job], seconds), seconds)
+    sentinel = secrets.token_hex(16)
+    jobs = [{"code": code}, {"test": test, "sentinel": sentinel}]
+    children, late = session.exchange(jobs, seconds)
+    program, tester = children
+    if tester.answer is not None and tester.answer.get("ended") == sentinel:
+        return TestResult("passed")
+    # The program's own words say more than the tester's, who has only lost it.
+    return reason_of(program if says_why(program, tester) else tester, late, seconds)
+
+
+def says_why(program: Child, tester: Child) -> bool:
+    """Whether a script failed because its program ended."""
+    lost = tester.answer is None or tester.answer.get("raised") in (
+        "EOFError",
+        "BrokenPipeError",
+        "ConnectionResetError",
+    )
+    return program.answer is not None or (program.ended and lost)
+
+
+def judge_end(children: list[Child], late: bool, seconds: float) -> TestResult:
+    """A program without tests: whether it ran to its end."""
+    answer = children[0].answer
+    if answer is not None and answer.get("ended") is True:
+        return TestResult("passed")
+    return reason_of(children[0], late, seconds)
+
+
+def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult:
+    """A call's answer against the expected value, here, where the program cannot reach."""
+    answer = children[0].answer
+    if answer is None or "value" not in answer:
+        return reason_of(children[0], late, seconds)
+    try:
+        if matches(call.expected, answer["value"]):
+            return TestResult("passed")
+    except RecursionError:
+        return TestResult("failed", "returned a value that is too deep")
+    return failed(f"returned {short(answer['value'])}, expected {short(encode(call.expected))}")
+
+
+def short(wire: Any) -> str:
+    text = repr(wire)
+    return text if len(text) <= DETAIL_LENGTH // 3 else f"{text[: DETAIL_LENGTH // 3]}…"
+
+
+def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
+    return TestResult(outcome, " ".join(detail.split())[:DETAIL_LENGTH])
+
+
+def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
+    """Why a process has not brought what was wanted."""
+    if late:
+        return TestResult("timeout", f"no end after {seconds:g} s")
+    if child.answer is not None:
+        name, message = child.answer.get("raised", "no answer"), child.answer.get("message", "")
+        if child.answer.get("base") == "SystemExit":
+            return failed(f"left with exit status {message or 0}")
+        outcome: Outcome = "out_of_memory" if child.answer.get("base") == "MemoryError" else "failed"
+        return failed(f"{name}: {message}" if message else str(name), outcome)
+    if os.WIFSIGNALED(child.status):
+        number = os.WTERMSIG(child.status)
+        if number == signal.SIGXCPU:
+            return TestResult("timeout", "used up its processor time")
+        if number == signal.SIGKILL and child.ended:
+            return TestResult("out_of_memory", "killed by the kernel")
+        return failed(f"crashed with {signal.Signals(number).name}")
+    return failed(f"left with exit status {os.waitstatus_to_exitcode(child.status)} before the end")

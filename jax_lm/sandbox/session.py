@@ -1,0 +1,291 @@
+"""One sandbox: a zygote process and what the parent exchanges with its children.
+
+Knows processes, pipes and clocks; what the messages mean is `runner`'s business.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax_lm.sandbox.inside.wire import MAX_MESSAGE
+from jax_lm.sandbox.inside.zygote import COLLECT
+from jax_lm.sandbox.results import Cancel, Limits
+from jax_lm.sandbox.tiers import BOOTSTRAP, INSIDE, SandboxUnavailableError, Tier, command, interpreter, readable
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS, STOP_SECONDS = 20.0, 2.0
+"""A busy host may take long to start an interpreter; that is not the program's fault."""
+CHUNK = 2**16
+TICK = 0.1
+
+
+class SandboxFailureError(Exception):
+    """The sandbox did not work: this says nothing about the program."""
+
+
+class CancelledError(Exception):
+    """The caller wants no result any more."""
+
+
+@dataclass
+class Child:
+    """A process of the zygote: its socket, what it has said, how it ended."""
+
+    socket: socket.socket
+    job: dict[str, Any]
+    buffer: bytearray = field(default_factory=bytearray)
+    started: bool = False
+    answer: Any = None
+    ended: bool = False
+    status: int = 0
+
+    def line(self) -> bytes | None:
+        """The next complete message, if there is one."""
+        end = self.buffer.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self.buffer[:end])
+        del self.buffer[: end + 1]
+        return line
+
+
+class Session:
+    """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
+
+    def __init__(self, tier: Tier, cancel: Cancel | None = None) -> None:
+        self.tier, self.cancel = tier, cancel
+        self.limits = Limits()
+        self.heads = {"stdout": bytearray(), "stderr": bytearray()}
+        self.control, far = socket.socketpair()
+        self.control.settimeout(START_SECONDS)
+        arguments = [BOOTSTRAP, str(INSIDE), str(far.fileno()), tier, json.dumps(readable())]
+        python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", *arguments]
+        try:
+            self.process = subprocess.Popen(
+                command(tier, python),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[far.fileno()],
+                # bubblewrap's own environment would be readable in the sandbox.
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.control.close()
+            raise SandboxFailureError(f"cannot start {error.filename}: {error.strerror}") from error
+        except SandboxUnavailableError:
+            self.control.close()
+            raise
+        finally:
+            far.close()
+        self.replies = self.control.makefile("rb")
+        self.selector = selectors.DefaultSelector()
+        self.pipes = {name: os.pipe() for name in self.heads}
+        for name, (end, _) in self.pipes.items():
+            os.set_blocking(end, False)
+            self.selector.register(end, selectors.EVENT_READ, name)
+        self.start()
+
+    def start(self) -> None:
+        """Wait until the zygote is there; what bubblewrap or Python say otherwise is the reason."""
+        # If memory runs out, the kernel takes the sandbox first.
+        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file:
+            file.write("1000")
+        try:
+            self.reply()
+        except SandboxFailureError:
+            self.kill()
+            reason = self.process.stderr.read().decode("utf-8", "replace").split("\n") if self.process.stderr else []
+            self.close()
+            said = [line for line in reason if line.strip()]
+            raise SandboxFailureError(said[-1] if said else "the sandbox did not start") from None
+
+    def begin(self, limits: Limits) -> None:
+        """The next program: its limits, and no output yet."""
+        self.limits = limits
+        for head in self.heads.values():
+            head.clear()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reply(self) -> bytes:
+        """The zygote's next line."""
+        try:
+            line = self.replies.readline()
+        except OSError as error:
+            raise SandboxFailureError(f"no word from the sandbox: {error}") from error
+        if not line.endswith(b"\n"):
+            raise SandboxFailureError("the sandbox ended")
+        return line
+
+    def exchange(self, jobs: list[dict[str, Any]], seconds: float) -> tuple[list[Child], bool]:
+        """Fork a process per job, and wait until the last one has answered or any has failed.
+
+        Two processes have a socket between them. Returns the processes, and whether time ran out.
+        """
+        peers = [end.detach() for end in socket.socketpair()] if len(jobs) == 2 else []
+        children: list[Child] = []
+        try:
+            for position, job in enumerate(jobs):
+                children.append(self.spawn(job, peers[position : position + 1]))
+        finally:
+            for peer in peers:
+                os.close(peer)
+        for child in children:
+            self.selector.register(child.socket, selectors.EVENT_READ, child)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            if not self.wait(lambda: all(child.started for child in children), deadline):
+                raise SandboxFailureError("the sandbox did not confine a process in time")
+            for child in children:
+                self.give(child, seconds)
+            deadline = time.monotonic() + seconds
+            answered = self.wait(lambda: finished(children), deadline)
+        finally:
+            statuses = self.collect()
+            for child in children:
+                if not child.ended:
+                    self.selector.unregister(child.socket)
+                child.socket.close()
+        for child, status in zip(children, statuses, strict=True):
+            child.status = status
+        for name in self.heads:
+            self.drain(name)
+        return children, not answered
+
+    def spawn(self, job: dict[str, Any], peers: list[int]) -> Child:
+        near, far = socket.socketpair()
+        try:
+            request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
+            outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
+            socket.send_fds(self.control, [json.dumps(request).encode()], [far.fileno(), *outputs, *peers])
+            self.reply()
+        except OSError as error:
+            near.close()
+            raise SandboxFailureError(f"cannot start a process: {error}") from error
+        except SandboxFailureError:
+            near.close()
+            raise
+        finally:
+            far.close()
+        return Child(near, job)
+
+    def give(self, child: Child, seconds: float) -> None:
+        """Hand a confined process its job. It reads the job whole before anything else."""
+        child.socket.settimeout(seconds + START_SECONDS)
+        try:
+            child.socket.sendall(json.dumps(child.job).encode() + b"\n")
+        except OSError as error:
+            raise SandboxFailureError(f"a process did not take its job: {error}") from error
+
+    def collect(self) -> list[int]:
+        """End all processes of the zygote; their wait statuses."""
+        try:
+            self.control.sendall(COLLECT)
+            return json.loads(self.reply())
+        except OSError as error:
+            raise SandboxFailureError(f"no word from the sandbox: {error}") from error
+
+    def wait(self, done: Any, deadline: float) -> bool:
+        """Read what comes until `done()`; False if the deadline passes first."""
+        while not done():
+            if self.cancel is not None and self.cancel.is_set():
+                raise CancelledError
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            for key, _ in self.selector.select(min(left, TICK)):
+                if isinstance(key.data, str):
+                    self.drain(key.data)
+                else:
+                    self.hear(key.data)
+        return True
+
+    def drain(self, name: str) -> None:
+        """Read all output that is there, and keep its head."""
+        head = self.heads[name]
+        with contextlib.suppress(BlockingIOError):
+            # Bounded, as a program may write without end.
+            for _ in range(16):
+                chunk = os.read(self.pipes[name][0], CHUNK)
+                head += chunk[: self.limits.output_bytes - len(head)]
+
+    def hear(self, child: Child) -> None:
+        """Read from a process: first that it is confined, then its answer; what follows is dropped."""
+        try:
+            chunk = child.socket.recv(CHUNK)
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:
+            # Its end would be news for ever.
+            child.ended = True
+            self.selector.unregister(child.socket)
+        if child.answer is None:
+            child.buffer += chunk
+        if not child.started and (line := child.line()) is not None:
+            word = json.loads(line)
+            if "refused" in word:
+                raise SandboxFailureError(word["refused"])
+            child.started = True
+        elif not child.started and child.ended:
+            raise SandboxFailureError("a process ended before it was confined")
+        if child.started and child.answer is None:
+            child.answer = parse(child)
+
+    def text(self, name: str) -> str:
+        return self.heads[name].decode("utf-8", "replace")
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End everything and collect it."""
+        self.replies.close()
+        self.control.close()
+        try:
+            self.process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.warning("the sandbox did not end by itself within %g s", STOP_SECONDS)
+        self.kill()
+        self.process.wait()
+        if self.process.stderr:
+            self.process.stderr.close()
+        self.selector.close()
+        for pipe in self.pipes.values():
+            for end in pipe:
+                os.close(end)
+
+
+def parse(child: Child) -> Any:
+    """A process's answer, once it is complete; an answer that is no JSON object is a wrong one."""
+    line = child.line()
+    if line is None:
+        return (
+            {"raised": "ValueError", "message": "the answer is too large"} if len(child.buffer) > MAX_MESSAGE else None
+        )
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    return answer if isinstance(answer, dict) else {"raised": "ValueError", "message": "the answer is no data"}
+
+
+def finished(children: list[Child]) -> bool:
+    """Whether the last process has answered or ended, or an earlier one has: then the last waits in vain."""
+    return any(child.ended or child.answer is not None for child in children)

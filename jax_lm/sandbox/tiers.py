@@ -1,0 +1,88 @@
+"""How a process is contained on this host: bubblewrap, Landlock, or, if one insists, not at all."""
+
+import functools
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Literal
+
+Tier = Literal["bubblewrap", "landlock", "unsafe"]
+ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
+SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
+
+INSIDE = Path(__file__).parent / "inside"
+
+BOOTSTRAP = """
+import json, sys, types
+folder, control, tier, readable = sys.argv[1:]
+# The packages above are not imported: the sandbox has no use for what they bring.
+for name in ("jax_lm", "jax_lm.sandbox", "jax_lm.sandbox.inside"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder] if name.endswith("inside") else []
+from jax_lm.sandbox.inside import zygote
+zygote.main(int(control), tier, json.loads(readable))
+"""
+
+
+class SandboxUnavailableError(OSError):
+    """This host cannot contain a program in the way that was asked for."""
+
+
+def interpreter() -> str:
+    """The Python that a virtual environment was made from: it finds its library without one."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def readable() -> tuple[str, ...]:
+    """What a program may read: the interpreter with its library, the system's libraries, time zones."""
+    paths = [
+        sys.base_prefix,
+        sys.base_exec_prefix,
+        interpreter(),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        str(INSIDE),
+        *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo", "/etc/localtime"),
+    ]
+    venv = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
+    chosen = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+    return tuple(path for path in chosen if venv is None or INSIDE == Path(path) or venv not in Path(path).parents)
+
+
+def command(tier: Tier, python: list[str]) -> list[str]:
+    """The command line that starts the zygote in a tier."""
+    if tier != "bubblewrap":
+        return python
+    program = shutil.which("bwrap")
+    if program is None:
+        raise SandboxUnavailableError("bubblewrap: the program bwrap is not installed")
+    binds = [word for path in sorted(readable(), key=len) for word in ("--ro-bind", path, path)]
+    return [
+        program,
+        *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+        *("--cap-drop", "ALL"),
+        *binds,
+        *("--dev-bind", os.devnull, os.devnull),
+        *("--remount-ro", "/", "--chdir", "/", "--"),
+        *python,
+    ]
+
+
+def remedies() -> str:
+    """What to do where no tier works."""
+    return (
+        "install bubblewrap (Debian: apt-get install bubblewrap) and allow unprivileged user namespaces, or use a"
+        " Linux kernel from 5.13 on with Landlock on x86-64 or aarch64, or send the work to a worker"
+        " (diffucoder sandbox serve). --allow-unsafe-exec (allow_unsafe=True) runs without containment"
+    )
+
+
+def refusal(reasons: dict[str, str]) -> SandboxUnavailableError:
+    """One line that names each missing feature and the remedies."""
+    missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
+    host = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    return SandboxUnavailableError(f"programs cannot be contained on this host ({host}): {missing}. {remedies()}")

@@ -1,0 +1,414 @@
+"""What a result says, that one test cannot spoil another, and that nothing is left behind."""
+
+import os
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from jax_lm.sandbox import (
+    Job,
+    Limits,
+    Local,
+    Result,
+    SandboxFailureError,
+    SandboxUnavailableError,
+    TestResult,
+    run,
+    run_many,
+)
+from jax_lm.sandbox import runner as runner_module
+from jax_lm.sandbox.assertions import Call, read_call, split_tests
+from jax_lm.sandbox.inside.wire import decode, encode, matches
+from jax_lm.sandbox.results import job_from_json, job_to_json, result_from_json, result_to_json
+from jax_lm.sandbox.runner import choose, why_not
+from jax_lm.sandbox.tiers import SAFE
+
+TIERS = [tier for tier in SAFE if not why_not(tier)]
+TIER = (*TIERS, "unsafe")[0]
+
+
+def outcome_of(code, tests=(), **limits):
+    return run(code, tests, Limits(**{"seconds": 10, **limits}), executor=TIER, allow_unsafe=True)
+
+
+@pytest.mark.parametrize("tier", [*TIERS, "unsafe"])
+def test_passing_program(tier):
+    result = run("def double(x):\n    return 2 * x", ["assert double(2) == 4", "assert double('a') == 'aa'"],
+                 executor=tier, allow_unsafe=True)  # fmt: skip
+    assert (result.outcome, result.passed, result.share, result.detail) == ("passed", True, 1.0, "")
+    assert (result.tier, result.unsafe) == (tier, tier == "unsafe")
+
+
+@pytest.mark.parametrize(
+    ("code", "test", "detail"),
+    [
+        ("x = 1", "assert x == 2", "AssertionError"),
+        ("x = 1", "assert y == 1", "NameError: name 'y' is not defined"),
+        ("x = 1", "assert f(2) == 1", "NameError: name 'f' is not defined"),
+        ("def f(x): return x", "assert f(2) == 3", "returned 2, expected 3"),
+        ("def f(x): return x", "assert f(2) == 3 and f(", "SyntaxError"),
+        ("def f(:\n    pass", "assert True", "SyntaxError: invalid syntax"),
+        ("def f():", "assert f() == 1", "IndentationError"),
+        ('text = """', "assert True", "SyntaxError: unterminated triple-quoted string"),
+        ("x = '\0'", "assert True", "SyntaxError: source code"),
+        ("def f():\n    return f()\nf()", "assert True", "RecursionError"),
+        ("raise SystemExit(3)", "assert True", "left with exit status 3"),
+        ("x = input()", "assert True", "EOFError"),
+        ("import jax", "assert True", "ModuleNotFoundError"),
+        ("import os\nos.abort()", "assert True", "crashed with SIGABRT"),
+        ("import ctypes\ndef f(): ctypes.string_at(0)", "assert f() == 1", "crashed with SIGSEGV"),
+        ("def f(): raise KeyError('k')", "assert f() == 1", "KeyError: 'k'"),
+        ("open('out.txt', 'w').write('a')", "assert True", "OSError" if TIER == "bubblewrap" else ""),
+    ],
+)
+def test_failing_program_says_why(code, test, detail):
+    result = outcome_of(code, [test])
+    assert (result.outcome, result.share) == ("failed", 0.0)
+    assert result.detail.startswith(detail)
+    assert "\n" not in result.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [("x = 1", "passed"), ("import sys\nsys.exit(0)", "failed"), ("1 / 0", "failed"), ("while True: pass", "timeout"),
+     ("x = bytearray(10**10)", "out_of_memory")],
+)  # fmt: skip
+def test_a_program_without_tests_passes_by_running_to_its_end(code, outcome):
+    assert outcome_of(code, seconds=1).outcome == outcome
+
+
+SPOILED = """
+import os, sys, time
+def double(x): return 2 * x
+def loop():
+    while True: pass
+def swallow():
+    while True:
+        try:
+            while True: pass
+        except BaseException: pass
+def sleep(): time.sleep(100)
+def crash(): os.abort()
+def leave(): os._exit(0)
+def hog(): return len([bytearray(2**20) for _ in range(10**5)])
+def shout():
+    print("x" * 10_000_000)
+    return 1
+def shout_for_ever():
+    while True: os.write(1, b"x" * 65536)
+def answer_much(): return "x" * 10_000_000
+def answer_deep():
+    x = []
+    for _ in range(10**5): x = [x]
+    return x
+"""
+
+
+@pytest.mark.parametrize("form", ["assert {}() == 0", "value = {}()\nassert value == 0"])
+def test_one_test_cannot_spoil_the_others(form):
+    bad = {"loop": "timeout", "swallow": "timeout", "sleep": "timeout", "crash": "failed", "leave": "failed",
+           "hog": "out_of_memory", "shout": "failed", "shout_for_ever": "timeout", "answer_much": "failed",
+           "answer_deep": "failed"}  # fmt: skip
+    tests, expected = ["assert double(1) == 2"], ["passed"]
+    for name, outcome in bad.items():
+        tests += [form.format(name), "assert double(3) == 6"]
+        expected += [outcome, "passed"]
+    result = outcome_of(SPOILED, tests, seconds=1.0, memory_bytes=256 * 2**20)
+    assert [test.outcome for test in result.tests] == expected, result.tests
+    assert result.share == pytest.approx(11 / 21)
+
+
+def test_ten_megabytes_of_output_do_not_fail_a_test():
+    result = outcome_of(SPOILED, ["assert shout() == 1"], output_bytes=100)
+    assert (result.outcome, result.stdout) == ("passed", "x" * 100)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_was_written_is_kept_to_its_head(stream):
+    result = outcome_of(f"import sys\nprint('é日本🙂', file=sys.{stream})")
+    assert (result.outcome, getattr(result, stream)) == ("passed", "é日本🙂\n")
+
+
+def test_time_is_bounded_for_all_tests_together():
+    start = time.monotonic()
+    result = outcome_of(SPOILED, ["assert loop() == 0"] * 20, seconds=0.5, total_seconds=1.0)
+    assert time.monotonic() - start < 8
+    assert {test.outcome for test in result.tests} == {"timeout"}
+    assert result.tests[-1].detail == "no time left of 1 s for all tests"
+
+
+PROGRAM = """
+from collections import Counter, namedtuple
+from fractions import Fraction
+import math
+class Stack:
+    def __init__(self, *items): self.items = list(items)
+    def push(self, item): self.items.append(item)
+    def __len__(self): return len(self.items)
+    def __iter__(self): return iter(self.items)
+    def __getitem__(self, index): return self.items[index]
+    def __eq__(self, other): return self.items == other.items
+    def __add__(self, other): return Stack(*self.items, *other.items)
+    def __enter__(self): return self
+    def __exit__(self, *error): self.items.clear()
+    def __repr__(self): return f"Stack({self.items})"
+class Empty(ValueError): pass
+class Node:
+    def __init__(self, value, next=None): self.value, self.next = value, next
+def pop(stack):
+    if not stack.items: raise Empty("nothing there")
+    return stack.items.pop()
+def sort(items): items.sort()
+def apply(function, *items): return [function(item) for item in items]
+def count(n):
+    for i in range(n): yield i
+def echo(x): return x
+def shout(x): print(x)
+def sum(a, b): return a + b
+LIMIT = 7
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "s = Stack(1)\ns.push(2)\nassert len(s) == 2 and list(s) == [1, 2] and s[1] == 2 and s.items == [1, 2]",
+        "assert Stack(1) + Stack(2) == Stack(1, 2)\nassert Stack(1) != Stack(2)\nassert repr(Stack(1)) == 'Stack([1])'",
+        "assert isinstance(Stack(), Stack)\nassert not isinstance(3, Stack)",
+        "try:\n    pop(Stack())\n    assert False\nexcept Empty as error:\n    assert str(error) == 'nothing there'",
+        "try:\n    pop(Stack())\n    assert False\nexcept ValueError:\n    pass",
+        "with Stack(1) as s:\n    assert len(s) == 1\nassert len(s) == 0",
+        "first = Node(1)\nsecond = Node(2, first)\nassert second.next is first and second.next.value == 1",
+        "first = Node(1)\nfirst.next = Node(5)\nassert first.next.value == 5",
+        "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
+        "assert apply(lambda x: x + LIMIT, 1, 2) == [8, 9]",
+        "assert list(count(3)) == [0, 1, 2]\nassert next(count(1)) == 0\nassert set(count(2)) == {0, 1}",
+        "import random\nfor _ in range(50):\n    n = random.random()\n    assert abs(echo(n) - n) < 1e-9",
+        "def helper(x):\n    return echo(x) * 2\n\nassert helper(4) == 8",
+        "assert math.isclose(echo(0.1) + 0.2, 0.3)",
+        "assert sum(10, 15) == 25",
+        "assert abs(echo(-3)) == 3",
+        "assert echo(Fraction(1, 3)) == Fraction(1, 3)",
+        "import io, sys\nsys.stdout = io.StringIO()\nshout('a')\nassert sys.stdout.getvalue() == 'a\\n'",
+        "if __name__ == '__main__':\n    assert echo(1) == 1",
+        "assert LIMIT == 7",
+        *(f"x = {value}\nassert echo(x) == x and type(echo(x)) is type(x)" for value in (
+            "(1, (2,))", "{1, 2}", "{(1, 2): [3], None: 4}", "2**200", "-1.5", "float('inf')", "b'ab'", "1 + 2j",
+            "frozenset({1})", "range(3)", "'\\ud800'", "[[], {}, ()]", "True",
+        )),
+    ],
+)  # fmt: skip
+def test_what_a_test_may_do_with_a_program(test):
+    result = outcome_of(PROGRAM, [test])
+    assert result.outcome == "passed", result.detail
+
+
+def test_what_is_outside_the_sandbox_does_not_show():
+    os.environ["SECRET_OF_THE_TEST"] = "secret"
+    code = "import os, sys\ndef f(): return sorted(os.environ), len(sys.argv), os.path.exists('/root/.bashrc')"
+    try:
+        assert outcome_of(code, ["names, _, _ = f()\nassert set(names) <= {'LC_CTYPE', 'PWD'}"]).passed
+    finally:
+        del os.environ["SECRET_OF_THE_TEST"]
+
+
+def test_classes_are_found_where_they_say():
+    code = "import pickle, typing\nclass A:\n    other: 'A'\npickle.dumps(A())\nassert typing.get_type_hints(A) == {'other': A}"
+    assert outcome_of(code).passed
+
+
+def test_asyncio_and_threads_work():
+    code = (
+        "import asyncio, threading\nasync def g(): return 3\ndef f():\n    found = []\n"
+        "    thread = threading.Thread(target=lambda: found.append(asyncio.run(g())))\n"
+        "    thread.start()\n    thread.join()\n    return found"
+    )
+    assert outcome_of(code, ["assert f() == [3]"]).passed
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("assert f(1, 'a', [2], k=(3,)) == {4: 5}", Call("f", (1, "a", [2]), {"k": (3,)}, {4: 5})),
+        ("assert -1 == f()", Call("f", (), {}, -1)),
+        ("assert f(1) == 2, 'message'", Call("f", (1,), {}, 2)),
+        ("assert f(x) == 2", None),
+        ("assert f(*[1]) == 2", None),
+        ("assert f(**{}) == 2", None),
+        ("assert f(1) is True", None),
+        ("assert f(1) == 2 == 2", None),
+        ("assert f(1) == 2\nassert f(2) == 3", None),
+        ("assert a.f(1) == 2", None),
+        ("assert len([1]) == 1", None),
+        ("assert f(1) == g(2)", None),
+        ("assert (", None),
+    ],
+)
+def test_which_tests_the_parent_judges(test, expected):
+    assert read_call(test) == expected
+
+
+def test_a_file_of_tests_is_taken_apart():
+    assert split_tests("import math\nassert f(1) == 2\ny = 3\nassert f(y) == 4") == [
+        "import math\nassert f(1) == 2",
+        "import math\ny = 3\nassert f(y) == 4",
+    ]
+    assert split_tests("def check(f):\n    assert f(1)\ncheck(g)") == ["def check(f):\n    assert f(1)\ncheck(g)"]
+    with pytest.raises(ValueError, match=r"t\.py: line 1"):
+        split_tests("assert (", "t.py")
+
+
+VALUES = [
+    None,
+    True,
+    1,
+    -(2**70),
+    1.5,
+    "a",
+    [1, [2]],
+    (1, [2]),
+    {1, 2},
+    frozenset({3}),
+    {1: "a", (2, 3): [4]},
+    b"x",
+    1j,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_go_over_the_wire_as_they_are(value):
+    assert decode(encode(value)) == value
+    assert [matches(other, encode(value)) for other in VALUES] == [other is value for other in VALUES]
+
+
+@pytest.mark.parametrize(
+    ("expected", "value", "equal"),
+    [(2, 2.0, True), (2.0, 2, True), (0.3, 0.1 + 0.2, True), (0.3, 0.30001, False), (1, True, False), (True, 1, False),
+     ([1.0], [1], True), ({"a": 0.3}, {"a": 0.1 + 0.2}, True), ((1,), [1], False), (10**400, 1.0, False), (0, 1e-12, True)],
+)  # fmt: skip
+def test_how_the_parent_compares(expected, value, equal):
+    assert matches(expected, encode(value)) is equal
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seconds", 0), ("seconds", float("nan")), ("seconds", 1e9), ("total_seconds", -1), ("memory_bytes", 1000),
+     ("output_bytes", -1), ("output_bytes", 2**30)],
+)  # fmt: skip
+def test_limits_refuse_bad_values(name, value):
+    with pytest.raises(ValueError, match=f"{name}="):
+        Limits(**{name: value})
+
+
+def test_jobs_and_results_survive_json():
+    job = Job("x = 1", ("assert x == 1",), Limits(seconds=2))
+    result = Result.of([TestResult("passed"), TestResult("timeout", "no end")], "out", "err", "unsafe")
+    assert job_from_json(job_to_json(job)) == job
+    assert result_from_json(result_to_json(result)) == result
+    for bad in ([], {"code": 1}, {"code": "", "tests": "a"}, {"code": "", "limits": {"speed": 1}}):
+        with pytest.raises(ValueError, match="must be"):
+            job_from_json(bad)
+    with pytest.raises(ValueError, match="not a result"):
+        result_from_json({"tests": []})
+
+
+def test_a_host_without_containment_is_refused(monkeypatch):
+    monkeypatch.setattr(runner_module, "why_not", lambda tier: f"no {tier} here")
+    with pytest.raises(
+        SandboxUnavailableError, match="no bubblewrap here.*no landlock here.*install bubblewrap"
+    ) as caught:
+        run("x = 1")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(SandboxUnavailableError, match="landlock: no landlock here"):
+        choose("landlock")
+    result = run("x = 1", allow_unsafe=True)
+    assert (result.outcome, result.tier, result.unsafe) == ("passed", "unsafe", True)
+
+
+def test_unsafe_must_be_allowed():
+    with pytest.raises(SandboxUnavailableError, match="must be allowed"):
+        run("x = 1", executor="unsafe")
+    with pytest.raises(ValueError, match="executor='docker'"):
+        choose("docker")
+
+
+def test_a_failure_of_the_sandbox_is_tried_again_and_then_named(monkeypatch):
+    genuine, calls = runner_module.run_in, []
+
+    def failing(session, job):
+        calls.append(job)
+        session.process.kill()
+        if len(calls) <= failures:
+            raise SandboxFailureError("the host is tired")
+        return genuine(runner_module.Session(TIER), job)
+
+    failures = 2
+    monkeypatch.setattr(runner_module, "run_in", failing)
+    monkeypatch.setattr(runner_module, "choose", lambda *_, **__: TIER)
+    assert run("x = 1").outcome == "passed"
+    failures = 100
+    result = run("x = 1", ["assert x == 1"] * 2)
+    assert (result.outcome, result.detail, len(result.tests), result.share) == (
+        "sandbox_error", "the host is tired", 2, 0)  # fmt: skip
+
+
+def test_a_zygote_that_dies_is_replaced():
+    sandbox = runner_module.Sandbox(TIER)
+    assert sandbox.run(Job("x = 1")).passed
+    os.killpg(sandbox.session.process.pid, 9)
+    assert sandbox.run(Job("x = 1")).passed
+    sandbox.close()
+
+
+def test_many_at_once_keep_their_order_and_report():
+    seen = []
+    local = Local(TIER, allow_unsafe=True, workers=2)
+    jobs = [Job(f"def f(): return {n}", ("assert f() == 3",)) for n in range(6)]
+    results = local.run_many(jobs, on_progress=lambda done, total: seen.append((done, total)))
+    assert [result.passed for result in results] == [n == 3 for n in range(6)]
+    assert seen == [(n, 6) for n in range(1, 7)]
+    assert local.run_many([]) == []
+    with pytest.raises(ValueError, match="workers=0"):
+        Local(workers=0)
+    if TIERS:
+        assert run_many(jobs[:1])[0].tier == TIERS[0]
+
+
+def test_cancelled_programs_are_no_wrong_answers():
+    cancel = threading.Event()
+    threading.Timer(0.5, cancel.set).start()
+    start = time.monotonic()
+    jobs = [Job("import time\ntime.sleep(60)", (), Limits(seconds=60))] * 4
+    results = Local(TIER, allow_unsafe=True).run_many(jobs, cancel=cancel)
+    assert time.monotonic() - start < 10
+    assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "cancelled")] * 4
+
+
+def children():
+    """Process ids whose parent is this process, zombies included."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found += [int(name)] if int(fields[1]) == os.getpid() else []
+    return found
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
+def test_nothing_is_left_behind():
+    jnp.ones(1).block_until_ready()
+    jobs = [Job(code, ("assert f() == 1",), Limits(seconds=0.5)) for code in (
+        "def f(): return 1", "def f():\n    while True: pass", "import os\ndef f(): os._exit(0)", "def f(:",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\ndef f(): return 1",
+    )]  # fmt: skip
+    local = Local(TIER, allow_unsafe=True, workers=2)
+    local.run_many(jobs)
+    before = (len(os.listdir("/proc/self/fd")), sorted(children()), threading.active_count())
+    local.run_many(jobs * 3)
+    assert (len(os.listdir("/proc/self/fd")), sorted(children()), threading.active_count()) == before

@@ -1,0 +1,146 @@
+"""Every attack of the battery, in every tier of this host, as the user who runs the tests and as nobody."""
+
+import json
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jax_lm
+from jax_lm.sandbox.battery import EXHAUST, REACH, attacks, run_battery
+from jax_lm.sandbox.inside import confinement, syscalls
+from jax_lm.sandbox.runner import why_not
+from jax_lm.sandbox.session import Session
+from jax_lm.sandbox.tiers import SAFE, interpreter
+
+NOBODY = 65534
+AS_NOBODY = """
+import json, sys
+from jax_lm.sandbox.battery import run_battery
+from jax_lm.sandbox.session import Session
+with Session(sys.argv[1]) as session:
+    findings = [finding.__dict__ for finding in run_battery(session, sys.argv[2:])]
+print(json.dumps(findings))
+"""
+REACHES_WITHOUT_CONTAINMENT = (
+    "read a secret file", "list a folder", "write outside", "create files where it runs", "write a big file",
+    "change or remove a file", "connect by TCP", "send by UDP", "listen on a port", "connect to an abstract socket",
+    "send a datagram from a socket pair", "start a program", "replace itself by a program", "fork bomb",
+    "vfork and clone", "orphan that outlives the kill", "signal other processes", "signal by the owner of a pipe",
+    "limits of other processes", "priority of other processes", "shared memory of System V",
+)  # fmt: skip
+"""Those that need no privilege and no particular kernel: they must succeed where nothing contains them."""
+
+
+def require(tier):
+    if reason := why_not(tier):
+        pytest.skip(f"{tier}: {reason}")
+
+
+@pytest.mark.parametrize("tier", SAFE)
+@pytest.mark.parametrize("attack", attacks())
+def test_attack_is_stopped(attack, tier):
+    require(tier)
+    with Session(tier) as session:
+        (finding,) = run_battery(session, [attack])
+    assert finding.stopped, finding.detail
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux's")
+@pytest.mark.parametrize("attack", REACHES_WITHOUT_CONTAINMENT)
+def test_attack_succeeds_without_containment(attack):
+    """Else a test above would pass whatever the sandbox did."""
+    with Session("unsafe") as session:
+        (finding,) = run_battery(session, [attack])
+    assert not finding.stopped
+
+
+def everyone_may_run(path):
+    """Whether any user can execute a file: every folder above it must be open."""
+    path = Path(path).resolve()
+    return path.exists() and all(part.stat().st_mode & stat.S_IXOTH for part in (path, *path.parents))
+
+
+@pytest.fixture(scope="module")
+def as_nobody(tmp_path_factory):
+    """Runs attacks as uid 65534: an interpreter and a copy of the sandbox that this user can read."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    pythons = [python for python in (interpreter(), "/usr/bin/python3") if everyone_may_run(python)]
+    pythons = [python for python in pythons if subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"],
+                                                              check=False).returncode == 0]  # fmt: skip
+    if not pythons:
+        pytest.skip("no Python from 3.11 on that any user may run")
+    root = tmp_path_factory.mktemp("nobody")
+    for folder in (root, *root.parents):
+        if folder.owner() == "root" and not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(0o755)
+    package = root / "jax_lm"
+    package.mkdir()
+    shutil.copy(jax_lm.__file__, package)
+    shutil.copytree(Path(jax_lm.__file__).parent / "sandbox", package / "sandbox")
+
+    def attack(tier, names):
+        return subprocess.run(
+            [pythons[0], "-c", AS_NOBODY, tier, *names],
+            cwd=root, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=120,
+            user=NOBODY, group=NOBODY, extra_groups=[], check=False,
+        )  # fmt: skip
+
+    return attack
+
+
+@pytest.mark.parametrize("tier", SAFE)
+@pytest.mark.parametrize(
+    "names", [list(REACH)[::2], list(REACH)[1::2], list(EXHAUST)], ids=["reach", "reach2", "exhaust"]
+)
+def test_attacks_are_stopped_as_nobody(names, tier, as_nobody):
+    require(tier)
+    finished = as_nobody(tier, names)
+    if finished.returncode and "namespace" in finished.stderr:
+        pytest.skip(finished.stderr.strip().splitlines()[-1])
+    assert finished.returncode == 0, finished.stderr
+    findings = json.loads(finished.stdout)
+    assert [finding["attack"] for finding in findings] == names
+    assert [(finding["attack"], finding["detail"]) for finding in findings if not finding["stopped"]] == []
+
+
+def test_an_unknown_machine_is_refused():
+    with pytest.raises(confinement.Refused, match="no table of system calls for riscv64"):
+        confinement.filter_program("riscv64", 1)
+
+
+@pytest.mark.parametrize("machine", syscalls.ALLOWED)
+def test_filters_are_well_formed(machine):
+    """Every jump of the program lands inside it, on both machines."""
+    program = confinement.filter_program(machine, 4711)
+    assert len(program) % 8 == 0
+    lines = [program[start : start + 8] for start in range(0, len(program), 8)]
+    assert len(lines) < 4096
+    for position, line in enumerate(lines):
+        code = int.from_bytes(line[:2], "little")
+        if code == confinement.BPF_JUMP_EQUAL:
+            assert position + 1 + max(line[2], line[3]) < len(lines)
+    assert set(syscalls.numbers(syscalls.GUARDED[machine])) == set(syscalls.conditions(1))
+    allowed = syscalls.numbers(syscalls.ALLOWED[machine])
+    assert len(set(allowed.values())) == len(allowed)
+
+
+UNISTD = Path("/usr/include/asm-generic/unistd.h" if platform.machine() == "aarch64" else
+              "/usr/include/x86_64-linux-gnu/asm/unistd_64.h")  # fmt: skip
+
+
+@pytest.mark.skipif(not UNISTD.exists(), reason="needs the kernel's headers")
+def test_numbers_are_those_of_the_kernels_headers():
+    machine = platform.machine()
+    words = UNISTD.read_text().split()
+    table = {words[i + 1].removeprefix("__NR_").removeprefix("__NR3264_"): words[i + 2]
+             for i, word in enumerate(words[:-2]) if word == "#define"}  # fmt: skip
+    table.setdefault("newfstatat", table.get("fstatat", ""))
+    ours = syscalls.numbers(syscalls.ALLOWED[machine]) | syscalls.numbers(syscalls.GUARDED[machine])
+    assert {name: table.get(name) for name in ours} == {name: str(number) for name, number in ours.items()}

@@ -1,0 +1,245 @@
+"""Other places than this process: a real HTTP worker, a real local Ray, a recording of E2B's client."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+import urllib.error
+import urllib.request
+
+import pytest
+
+from jax_lm.sandbox import Executor, Job, Limits, Local
+from jax_lm.sandbox.e2b import E2B, HOME
+from jax_lm.sandbox.http import MAX_BODY, TOKEN_VARIABLE, HttpWorkers, Worker
+from jax_lm.sandbox.ray import RayCluster
+
+TOKEN = "a-token-of-the-tests-0123456789"
+JOBS = [
+    Job("def f(): return 1", ("assert f() == 1", "assert f() == 2")),
+    Job("def f(:", ("assert f() == 1",)),
+    Job("while True: pass", (), Limits(seconds=0.5)),
+    Job("x = 1", ("assert x == 1",)),
+]
+OUTCOMES = [("failed", 0.5), ("failed", 0.0), ("timeout", 0.0), ("passed", 1.0)]
+
+
+def outcomes(results):
+    return [(result.outcome, result.share) for result in results]
+
+
+@pytest.fixture
+def token(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    return TOKEN
+
+
+@pytest.fixture
+def worker(token):
+    with Worker(("127.0.0.1", 0), workers=2, queue_size=8, allow_unsafe=True) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def url(worker):
+    return f"http://127.0.0.1:{worker.server_address[1]}"
+
+
+def ask(url, path="/run", body=None, **headers):
+    """Status and content of a request by hand."""
+    request = urllib.request.Request(url + path, body, {"Authorization": f"Bearer {TOKEN}", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_worker_gives_what_the_local_sandbox_gives(url):
+    seen = []
+    workers = HttpWorkers(urls=(url,), batch=2)
+    results = workers.run_many(JOBS, on_progress=lambda done, total: seen.append((done, total)))
+    local = Local(allow_unsafe=True).run_many(JOBS)
+    assert outcomes(results) == outcomes(local) == OUTCOMES
+    assert [result.tests for result in results] == [result.tests for result in local]
+    assert [result.tier for result in results] == [result.tier for result in local]
+    assert seen == [(2, 4), (4, 4)]
+    assert all(isinstance(place, Executor) for place in (workers, Local(), RayCluster(), E2B()))
+
+
+@pytest.mark.parametrize("given", ["", "Bearer wrong", "Bearer", f"bearer {TOKEN}", "Bearer é"])
+def test_a_wrong_token_gets_nothing(url, given):
+    assert ask(url, body=b'{"jobs": []}', Authorization=given.encode().decode("latin-1"))[0] == 401
+    assert ask(url, "/health", Authorization=given.encode().decode("latin-1"))[0] == 401
+
+
+def test_a_client_with_a_wrong_token_says_so(url, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "another-token-0123456789")
+    with pytest.raises(ValueError, match=r"answered 401.*DIFFUCODER_SANDBOX_TOKEN") as caught:
+        HttpWorkers(urls=(url,)).run_many(JOBS)
+    assert "another-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, "short"])
+def test_without_a_token_nothing_starts(monkeypatch, given):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    if given:
+        monkeypatch.setenv(TOKEN_VARIABLE, given)
+    with pytest.raises(ValueError, match=TOKEN_VARIABLE):
+        Worker(("127.0.0.1", 0))
+    with pytest.raises(ValueError, match=TOKEN_VARIABLE):
+        HttpWorkers(urls=("http://127.0.0.1:1",)).run_many(JOBS)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[]", 400), (b'{"jobs": 1}', 400), (b'{"jobs": [{"code": 1}]}', 400), (b"[" * 10**5, 400),
+     (b'{"jobs": [{"code": "", "limits": {"seconds": -1}}]}', 400), (b"\xff", 400), (b'{"jobs": []}', 200),
+     (json.dumps({"jobs": [{"code": "x = 1"}] * 9}).encode(), 413)],
+)  # fmt: skip
+def test_bad_requests_are_answered(url, worker, body, status):
+    assert ask(url, body=body)[0] == status
+    assert worker.accepted == 0
+    assert ask(url, "/health") == (200, {"tier": worker.pool.tier, "accepted": 0})
+    assert ask(url, "/other")[0] == 404
+
+
+def test_a_body_that_is_too_large_is_not_read(url):
+    assert ask(url, body=b"{}", **{"Content-Length": str(MAX_BODY + 1)})[0] == 400
+
+
+def test_a_full_queue_refuses_and_the_client_waits(url, worker):
+    slow = [Job("import time\ntime.sleep(1)", (), Limits(seconds=10))] * 8
+    background = threading.Thread(target=HttpWorkers(urls=(url,)).run_many, args=(slow,))
+    background.start()
+    while worker.accepted < 8:
+        pass
+    status, answer = ask(url, body=json.dumps({"jobs": [{"code": "x = 1"}]}).encode())
+    assert (status, answer) == (503, {"error": "the queue is full"})
+    assert HttpWorkers(urls=(url,), attempts=6).run_many([Job("x = 1")])[0].passed
+    background.join()
+
+
+def test_a_worker_that_is_not_there_is_no_wrong_answer(token):
+    places = HttpWorkers(urls=("http://127.0.0.1:9",), attempts=2, pause=0.01)
+    results = places.run_many(JOBS)
+    assert [result.outcome for result in results] == ["sandbox_error"] * 4
+    assert [len(result.tests) for result in results] == [2, 1, 1, 1]
+    assert "127.0.0.1:9" in results[0].detail
+
+
+def test_from_a_worker_that_fails_to_the_next(url):
+    places = HttpWorkers(urls=("http://127.0.0.1:9", url), pause=0.01)
+    assert outcomes(places.run_many(JOBS)) == OUTCOMES
+
+
+@pytest.mark.parametrize(("name", "value"), [("urls", ()), ("urls", ("ftp://a",)), ("batch", 0), ("attempts", 0)])
+def test_clients_refuse_bad_values(name, value):
+    with pytest.raises(ValueError, match=f"{name}="):
+        HttpWorkers(**{"urls": ("http://127.0.0.1:1",), name: value})
+
+
+def test_as_a_command_it_reads_and_writes_json():
+    request = json.dumps({"allow_unsafe": True, "jobs": [{"code": "def f(): return 1", "tests": ["assert f() == 1"]}]})
+    finished = subprocess.run([sys.executable, "-m", "jax_lm.sandbox"], input=request, capture_output=True, text=True,
+                              check=True)  # fmt: skip
+    assert json.loads(finished.stdout)["results"][0]["outcome"] == "passed"
+
+
+def test_a_local_ray_runs_programs():
+    ray = pytest.importorskip("ray", reason="needs the extra ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        seen = []
+        cluster = RayCluster(batch=2, allow_unsafe=True)
+        assert outcomes(cluster.run_many(JOBS, on_progress=lambda *pair: seen.append(pair))) == OUTCOMES
+        assert seen == [(2, 4), (4, 4)]
+        cancel = threading.Event()
+        cancel.set()
+        assert [result.detail for result in cluster.run_many(JOBS, cancel=cancel)] == ["cancelled"] * 4
+        # An exception of a task is Ray's word for a host that broke.
+        broken = RayCluster(executor="unsafe", allow_unsafe=False).run_many(JOBS)
+        assert [result.outcome for result in broken] == ["sandbox_error"] * 4
+    finally:
+        ray.shutdown()
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    with pytest.raises(ValueError, match=r"jax-diffucoder\[ray\]"):
+        RayCluster().run_many(JOBS)
+    with pytest.raises(ValueError, match=r"jax-diffucoder\[e2b\]"):
+        E2B().run_many(JOBS)
+
+
+class RecordedE2B(types.ModuleType):
+    """E2B's client as this project calls it: its machines are folders, and its commands run here."""
+
+    def __init__(self, root, failures=0):
+        super().__init__("e2b")
+        self.root, self.failures, self.calls = root, failures, []
+        self.Sandbox = self.files = self.commands = self
+
+    def create(self, **options):
+        self.calls.append(("create", options))
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("no machine is free")
+        return self
+
+    def write(self, path, data):
+        target = self.root / path.removeprefix("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(data, encoding="utf-8")
+
+    def run(self, command, timeout):
+        self.calls.append(("run", timeout))
+        here = command.replace(HOME, f"{self.root}{HOME}").replace("python3", sys.executable)
+        # With nothing but the files that were sent: the command must not find this checkout.
+        finished = subprocess.run(here, shell=True, capture_output=True, text=True, check=True,
+                                  env={"PATH": os.environ["PATH"], "PYTHONSAFEPATH": ""})  # fmt: skip
+        return types.SimpleNamespace(stdout=finished.stdout, exit_code=0)
+
+    def kill(self):
+        self.calls.append(("kill",))
+        return True
+
+
+def test_e2b_machines_get_what_they_need(tmp_path, monkeypatch):
+    monkeypatch.setenv("E2B_API_KEY", "a key")
+    recorded = RecordedE2B(tmp_path, failures=1)
+    monkeypatch.setitem(sys.modules, "e2b", recorded)
+    assert outcomes(E2B(batch=3, allow_unsafe=True).run_many(JOBS)) == OUTCOMES
+    names = [call[0] for call in recorded.calls]
+    assert names == ["create", "create", "run", "kill", "create", "run", "kill"]
+    assert all(call[1]["allow_internet_access"] is False for call in recorded.calls if call[0] == "create")
+    assert not any("a key" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_e2b_failures_are_no_wrong_answers(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "e2b", RecordedE2B(tmp_path, failures=100))
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="E2B_API_KEY"):
+        E2B().run_many(JOBS)
+    monkeypatch.setenv("E2B_API_KEY", "a key")
+    results = E2B(attempts=2).run_many(JOBS)
+    assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "E2B: no machine is free")] * 4
+
+
+def test_the_recording_has_the_signatures_of_the_client():
+    e2b = pytest.importorskip("e2b", reason="needs the extra e2b")
+    from e2b.sandbox_sync.commands.command import Commands
+    from e2b.sandbox_sync.filesystem.filesystem import Filesystem
+
+    inspect.signature(e2b.Sandbox.create).bind(template=None, timeout=1, allow_internet_access=False)
+    inspect.signature(Filesystem.write).bind(None, "/path", "data")
+    inspect.signature(Commands.run).bind(None, "command", timeout=1)
+    inspect.signature(e2b.Sandbox.kill).bind(None)
