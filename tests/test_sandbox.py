@@ -7,7 +7,17 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from jax_lm.sandbox import Job, Limits, Local, Result, SandboxFailureError, SandboxUnavailableError, TestResult, run, run_many
+from jax_lm.sandbox import (
+    Job,
+    Limits,
+    Local,
+    Result,
+    SandboxFailureError,
+    SandboxUnavailableError,
+    TestResult,
+    run,
+    run_many,
+)
 from jax_lm.sandbox import runner as runner_module
 from jax_lm.sandbox.assertions import Call, read_call, split_tests
 from jax_lm.sandbox.inside.wire import decode, encode, matches
@@ -250,7 +260,21 @@ def test_a_file_of_tests_is_taken_apart():
         split_tests("assert (", "t.py")
 
 
-VALUES = [None, True, 1, -(2**70), 1.5, "a", [1, [2]], (1, [2]), {1, 2}, frozenset({3}), {1: "a", (2, 3): [4]}, b"x", 1j]
+VALUES = [
+    None,
+    True,
+    1,
+    -(2**70),
+    1.5,
+    "a",
+    [1, [2]],
+    (1, [2]),
+    {1, 2},
+    frozenset({3}),
+    {1: "a", (2, 3): [4]},
+    b"x",
+    1j,
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -292,7 +316,9 @@ def test_jobs_and_results_survive_json():
 
 def test_a_host_without_containment_is_refused(monkeypatch):
     monkeypatch.setattr(runner_module, "why_not", lambda tier: f"no {tier} here")
-    with pytest.raises(SandboxUnavailableError, match="no bubblewrap here.*no landlock here.*install bubblewrap") as caught:
+    with pytest.raises(
+        SandboxUnavailableError, match="no bubblewrap here.*no landlock here.*install bubblewrap"
+    ) as caught:
         run("x = 1")
     assert "\n" not in str(caught.value)
     with pytest.raises(SandboxUnavailableError, match="landlock: no landlock here"):

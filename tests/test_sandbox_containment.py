@@ -96,7 +96,9 @@ def as_nobody(tmp_path_factory):
 
 
 @pytest.mark.parametrize("tier", SAFE)
-@pytest.mark.parametrize("names", [list(REACH)[::2], list(REACH)[1::2], list(EXHAUST)], ids=["reach", "reach2", "exhaust"])
+@pytest.mark.parametrize(
+    "names", [list(REACH)[::2], list(REACH)[1::2], list(EXHAUST)], ids=["reach", "reach2", "exhaust"]
+)
 def test_attacks_are_stopped_as_nobody(names, tier, as_nobody):
     require(tier)
     finished = as_nobody(tier, names)

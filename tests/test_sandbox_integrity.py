@@ -119,13 +119,13 @@ HACKS = {
     ),
     "a thread that writes to every descriptor": (
         "import os, threading\ndef write():\n    while True:\n        for fd in (3, 4):\n"
-        "            try: os.write(fd, b'{\"value\": true, \"ended\": true}\\n')\n            except OSError: pass\n"
+        '            try: os.write(fd, b\'{"value": true, "ended": true}\\n\')\n            except OSError: pass\n'
         "threading.Thread(target=write, daemon=True).start()\ndef f(x): return 0",
         [CALL, SCRIPT, CHECK],
     ),
     "forged names": (
-        "import os\nfor word in (b'{\"ready\": true}', b'{\"value\": [\"f\", \"check\", \"abs\"]}',"
-        " b'{\"value\": {\"t\": \"object\", \"v\": 0, \"home\": \"unittest.mock\"}}'):\n"
+        'import os\nfor word in (b\'{"ready": true}\', b\'{"value": ["f", "check", "abs"]}\','
+        ' b\'{"value": {"t": "object", "v": 0, "home": "unittest.mock"}}\'):\n'
         "    try: os.write(4, word + b'\\n')\n    except OSError: pass\ndef f(x): return 0",
         [SCRIPT, CHECK, "ANY = f(3)\nassert ANY == 4"],
     ),
@@ -140,7 +140,10 @@ HACKS = {
     ),
     "emptying the test's data": (
         "def f(data):\n    data.clear()\n    return []",
-        ["data = [3, 1, 2]\nassert f(data) == sorted(data)", "data = [3, 1]\nresult = f(data)\nassert len(result) == len(data)"],
+        [
+            "data = [3, 1, 2]\nassert f(data) == sorted(data)",
+            "data = [3, 1]\nresult = f(data)\nassert len(result) == len(data)",
+        ],
     ),
     "replacing the harness": (
         "import sys\nfor name, module in list(sys.modules.items()):\n    if 'sandbox' in name or name == 'json':\n"
@@ -166,24 +169,32 @@ HACKS = {
         "def f(x):\n    while True: pass",
         [CALL, SCRIPT],
     ),
-    "an endless range": ("import itertools\ndef f(x): return itertools.count()", ["assert f(1) == 5", "assert f(1) == [5]"]),
+    "an endless range": (
+        "import itertools\ndef f(x): return itertools.count()",
+        ["assert f(1) == 5", "assert f(1) == [5]"],
+    ),
     "not a number": ("def f(x): return float('nan')", [CALL, NUMBER, CHECK, "assert f(1) == 3.0"]),
     "true for one": ("def f(x): return True", ["assert f(3) == 1", "assert f(3) == [1]"]),
     "list for tuple": ("def f(x): return [1, 2]", ["assert f(3) == (1, 2)"]),
     "text for a number": ("def f(x): return '1'", ["assert f(3) == 1"]),
-    "a class for a function": ("class f:\n    def __new__(cls, x): return cls\n    __eq__ = lambda *a: True", [CALL, SCRIPT]),
+    "a class for a function": (
+        "class f:\n    def __new__(cls, x): return cls\n    __eq__ = lambda *a: True",
+        [CALL, SCRIPT],
+    ),
     "a type that equals everything": (
         "class M(type):\n    __eq__ = lambda *a: True\n    __hash__ = type.__hash__\n    __instancecheck__ = __eq__\n"
         "class f(metaclass=M):\n    def __new__(cls, x): return cls",
         [CALL, SCRIPT, CHECK],
     ),
     "an exception that equals everything": (
-        "class E(Exception):\n    __eq__ = lambda *a: True\n    __str__ = lambda self: 'dfq'\n"
-        "def f(x): raise E()",
+        "class E(Exception):\n    __eq__ = lambda *a: True\n    __str__ = lambda self: 'dfq'\ndef f(x): raise E()",
         [CALL, SCRIPT, CHECK],
     ),
     "its own __name__": ("__name__ = 'no'\ng = 1", ["if __name__ != 'no':\n    f(1)"]),
-    "the exit of a test": ("def f(x): raise KeyboardInterrupt", ["try:\n    f(1)\nexcept Exception:\n    pass", SCRIPT]),
+    "the exit of a test": (
+        "def f(x): raise KeyboardInterrupt",
+        ["try:\n    f(1)\nexcept Exception:\n    pass", SCRIPT],
+    ),
 }
 """Name to program and tests, none of which it solves."""
 
@@ -221,13 +232,19 @@ def test_the_tests_of_the_hacks_can_be_passed():
 
 def test_a_forged_refusal_is_a_wrong_answer():
     """A sandbox error is left out of a group's baseline: a program must not be able to claim one."""
-    code = "import os\nos.write(3, b'{\"refused\": \"no Landlock\"}\\n')\ndef f(x): return 0"
+    code = 'import os\nos.write(3, b\'{"refused": "no Landlock"}\\n\')\ndef f(x): return 0'
     assert run(code, [CALL, SCRIPT], executor=tier(), allow_unsafe=True).outcome == "failed"
 
 
 @pytest.mark.parametrize(
     "answer",
-    ["b'[' * 10**6 + b'\\n'", "b'x' * (5 * 2**20)", "b'9' * 10**5 + b'\\n'", "b'{\"value\": {\"t\": []}}\\n'", "b'\\xff\\n'"],
+    [
+        "b'[' * 10**6 + b'\\n'",
+        "b'x' * (5 * 2**20)",
+        "b'9' * 10**5 + b'\\n'",
+        'b\'{"value": {"t": []}}\\n\'',
+        "b'\\xff\\n'",
+    ],
 )
 def test_a_malformed_answer_is_a_wrong_one(answer):
     code = f"import os\ndata = {answer}\nwhile data:\n    data = data[os.write(3, data):]\ndef f(x): return 0"

@@ -186,7 +186,10 @@ else:
 
 EXHAUST: dict[str, tuple[str, tuple[Outcome, ...]]] = {
     "memory": ("data = [bytearray(2**20) for _ in range(10**6)]", ("out_of_memory",)),
-    "memory by mapping": ("import mmap\nmaps = [mmap.mmap(-1, 2**24) for _ in range(10**6)]", ("failed", "out_of_memory")),
+    "memory by mapping": (
+        "import mmap\nmaps = [mmap.mmap(-1, 2**24) for _ in range(10**6)]",
+        ("failed", "out_of_memory"),
+    ),
     "processor": ("while True: pass", ("timeout",)),
     "sleep": ("time.sleep(1000)", ("timeout",)),
     "endless output": ("while True: os.write(1, bytes(2**16))", ("timeout",)),

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_lm.sandbox.results import Cancel, Job, Progress, Result, job_from_json, job_to_json, result_from_json, result_to_json
+from jax_lm.sandbox.results import (
+    Cancel,
+    Job,
+    Progress,
+    Result,
+    job_from_json,
+    job_to_json,
+    result_from_json,
+    result_to_json,
+)
 from jax_lm.sandbox.runner import Local
 from jax_lm.sandbox.tiers import ExecutorName
 

@@ -42,7 +42,9 @@ class Limits:
                 raise ValueError(f"{name}={value!r}: must be above 0 and at most 3600 seconds")
             object.__setattr__(self, name, float(value))
         if not (type(self.memory_bytes) is int and self.memory_bytes >= 64 * 2**20):
-            raise ValueError(f"memory_bytes={self.memory_bytes!r}: must be at least {64 * 2**20}, the interpreter's own")
+            raise ValueError(
+                f"memory_bytes={self.memory_bytes!r}: must be at least {64 * 2**20}, the interpreter's own"
+            )
         if not (type(self.output_bytes) is int and 0 <= self.output_bytes <= OUTPUT_CAP):
             raise ValueError(f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}")
 

@@ -232,7 +232,11 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
 
 def says_why(program: Child, tester: Child) -> bool:
     """Whether a script failed because its program ended."""
-    lost = tester.answer is None or tester.answer.get("raised") in ("EOFError", "BrokenPipeError", "ConnectionResetError")
+    lost = tester.answer is None or tester.answer.get("raised") in (
+        "EOFError",
+        "BrokenPipeError",
+        "ConnectionResetError",
+    )
     return program.answer is not None or (program.ended and lost)
 
 

@@ -276,7 +276,9 @@ def parse(child: Child) -> Any:
     """A process's answer, once it is complete; an answer that is no JSON object is a wrong one."""
     line = child.line()
     if line is None:
-        return {"raised": "ValueError", "message": "the answer is too large"} if len(child.buffer) > MAX_MESSAGE else None
+        return (
+            {"raised": "ValueError", "message": "the answer is too large"} if len(child.buffer) > MAX_MESSAGE else None
+        )
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
