@@ -2,7 +2,8 @@
 
     python benchmarks/sandbox_soak.py --runs 2000
 
-The mix is one part each of: passes, fails, raises, leaves, crashes, floods, threads, hogs memory, loops (0.3 s limit).
+Each candidate has two tests. The mix: four parts each that pass and that fail, one part of each that raises, leaves,
+crashes, does not parse, floods, starts threads, forks, hogs memory, or loops (limit: 0.3 s per test).
 The exit status is 1 if a process, zombie, open file, thread, mount or temporary file is left, or memory grows
 by more than 5 MiB after the first tenth of the runs.
 """
@@ -75,8 +76,9 @@ def main() -> int:
     parser.add_argument("--tier", choices=SAFE)
     options = parser.parse_args()
     limits = Limits(seconds=0.3, memory_bytes=128 * 2**20)
-    jobs = [Job(code, TESTS, limits) for code in CANDIDATES.values()]
-    jobs = (jobs * (options.runs // len(jobs) + 1))[: options.runs]
+    mix = [*CANDIDATES, *["passes", "fails"] * 3]
+    names = (mix * (options.runs // len(mix) + 1))[: options.runs]
+    jobs = [Job(CANDIDATES[name], TESTS, limits) for name in names]
     worst = 0
     for tier in [options.tier] if options.tier else SAFE:
         if reason := why_not(tier):
@@ -84,13 +86,16 @@ def main() -> int:
             continue
         warm = len(jobs) // 10
         local = Local(tier)
-        counts = Counter(result.outcome for result in local.run_many(jobs[:warm]))
+        results = local.run_many(jobs[:warm])
         before, memory, start = remains(), resident_mib(), time.perf_counter()
-        counts += Counter(result.outcome for result in local.run_many(jobs[warm:]))
+        results += local.run_many(jobs[warm:])
         seconds = time.perf_counter() - start
         after, growth = remains(), resident_mib() - memory
         left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-        print(f"{tier}: {len(jobs)} runs: {', '.join(f'{n} {outcome}' for outcome, n in sorted(counts.items()))}")
+        print(f"{tier}: {len(jobs)} runs")
+        counts = Counter((name, result.outcome) for name, result in zip(names, results, strict=True))
+        for (name, outcome), count in sorted(counts.items()):
+            print(f"  {count:5d} {name}: {outcome}")
         print(f"  {(len(jobs) - warm) / seconds:.1f} runs/s with {os.cpu_count()} cores; memory {growth:+.1f} MiB")
         print(f"  left behind: {left or 'nothing'}")
         worst |= bool(left) or growth > 5
