@@ -215,7 +215,8 @@ def test_what_is_outside_the_sandbox_does_not_show():
 
 
 def test_classes_are_found_where_they_say():
-    code = "import pickle, typing\nclass A:\n    other: 'A'\npickle.dumps(A())\nassert typing.get_type_hints(A) == {'other': A}"
+    code = "import pickle, typing\nclass A:\n    other: 'A'\npickle.dumps(A())\n"
+    code += "assert typing.get_type_hints(A) == {'other': A}"
     assert outcome_of(code).passed
 
 
@@ -286,7 +287,8 @@ def test_values_go_over_the_wire_as_they_are(value):
 @pytest.mark.parametrize(
     ("expected", "value", "equal"),
     [(2, 2.0, True), (2.0, 2, True), (0.3, 0.1 + 0.2, True), (0.3, 0.30001, False), (1, True, False), (True, 1, False),
-     ([1.0], [1], True), ({"a": 0.3}, {"a": 0.1 + 0.2}, True), ((1,), [1], False), (10**400, 1.0, False), (0, 1e-12, True)],
+     ([1.0], [1], True), ({"a": 0.3}, {"a": 0.1 + 0.2}, True), ((1,), [1], False), (10**400, 1.0, False),
+     (0, 1e-12, True)],
 )  # fmt: skip
 def test_how_the_parent_compares(expected, value, equal):
     assert matches(expected, encode(value)) is equal
@@ -317,7 +319,7 @@ def test_jobs_and_results_survive_json():
 def test_a_host_without_containment_is_refused(monkeypatch):
     monkeypatch.setattr(runner_module, "why_not", lambda tier: f"no {tier} here")
     with pytest.raises(
-        SandboxUnavailableError, match="no bubblewrap here.*no landlock here.*install bubblewrap"
+        SandboxUnavailableError, match=r"no bubblewrap here.*no landlock here.*install bubblewrap"
     ) as caught:
         run("x = 1")
     assert "\n" not in str(caught.value)

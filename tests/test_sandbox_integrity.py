@@ -65,7 +65,8 @@ HACKS = {
         ["from math import isclose\nassert isclose(f(1), 3)"],
     ),
     "a module named math": (
-        "import sys, types\nmath = types.ModuleType('math')\nmath.isclose = lambda *x: True\nsys.modules['math'] = math\n"
+        "import sys, types\nmath = types.ModuleType('math')\nmath.isclose = lambda *x: True\n"
+        "sys.modules['math'] = math\n"
         "def f(x): return 0",
         ["assert math.isclose(f(1), 3)", "import math\nassert math.isclose(f(1), 3)"],
     ),
@@ -102,7 +103,8 @@ HACKS = {
         [CALL, SCRIPT],
     ),
     "reading the parent": (
-        "import os, re\nseen = b''\nfor pid in ('self', os.getppid(), 1, 2):\n    for name in ('cmdline', 'environ', 'mem'):\n"
+        "import os, re\nseen = b''\nfor pid in ('self', os.getppid(), 1, 2):\n"
+        "    for name in ('cmdline', 'environ', 'mem'):\n"
         "        try: seen += open(f'/proc/{pid}/{name}', 'rb').read(10**6)\n        except OSError: pass\n"
         "def f(x):\n    found = re.search(rb'dfq-\\d+', seen)\n    return found and found[0].decode()",
         [CALL, SCRIPT],
@@ -113,7 +115,8 @@ HACKS = {
         [CALL, SCRIPT],
     ),
     "writing to every descriptor": (
-        "import os\nfor fd in range(3, 64):\n    for word in (b'{\"ended\": true}', b'{\"passed\": true}', b'{\"value\": true}'):\n"
+        "import os\nfor fd in range(3, 64):\n"
+        "    for word in (b'{\"ended\": true}', b'{\"passed\": true}', b'{\"value\": true}'):\n"
         "        try: os.write(fd, word + b'\\n')\n        except OSError: pass\ndef f(x): return 0",
         [CALL, SCRIPT, CHECK],
     ),
@@ -134,7 +137,8 @@ HACKS = {
         [CALL, SCRIPT, CHECK, "assert f(1) == [4]"],
     ),
     "forged changes of the test's data": (
-        "import json, os\ndef f(x):\n    os.write(4, json.dumps({'value': [], 'changed': [None, [[]]]}).encode() + b'\\n')\n"
+        "import json, os\ndef f(x):\n"
+        "    os.write(4, json.dumps({'value': [], 'changed': [None, [[]]]}).encode() + b'\\n')\n"
         "    return []",
         ["data = [3, 1, 2]\nassert f(data) == sorted(data)"],
     ),
@@ -156,7 +160,8 @@ HACKS = {
         "import sys, threading\ndef trace(frame, event, argument):\n    for name in list(frame.f_locals):\n"
         "        if name in ('expected', 'result', 'answer'): frame.f_locals[name] = True\n    return trace\n"
         "sys.settrace(trace)\nsys.setprofile(trace)\nthreading.settrace(trace)\n"
-        "frame = sys._getframe()\nwhile frame:\n    frame.f_trace = trace\n    frame = frame.f_back\ndef f(x): return 0",
+        "frame = sys._getframe()\nwhile frame:\n    frame.f_trace = trace\n    frame = frame.f_back\n"
+        "def f(x): return 0",
         [CALL, SCRIPT, CHECK],
     ),
     "at exit": (
@@ -165,7 +170,8 @@ HACKS = {
         [CALL, SCRIPT, CHECK],
     ),
     "signals": (
-        "import os, signal\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\nsignal.setitimer(signal.ITIMER_REAL, 0.001)\n"
+        "import os, signal\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.001)\n"
         "def f(x):\n    while True: pass",
         [CALL, SCRIPT],
     ),
@@ -209,7 +215,7 @@ def tier():
 
 @pytest.mark.parametrize("name", HACKS)
 def test_hack_scores_nothing(name):
-    assert THROUGH <= HACKS.keys()
+    assert HACKS.keys() >= THROUGH
     code, tests = HACKS[name]
     result = run(code, tests, Limits(seconds=4), executor=tier(), allow_unsafe=True)
     assert result.outcome != "sandbox_error"  # it would leave the group, which pays more than a zero

@@ -214,14 +214,14 @@ class RecordedE2B(types.ModuleType):
 
 
 def test_e2b_machines_get_what_they_need(tmp_path, monkeypatch):
-    monkeypatch.setenv("E2B_API_KEY", "a key")
+    monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
     recorded = RecordedE2B(tmp_path, failures=1)
     monkeypatch.setitem(sys.modules, "e2b", recorded)
     assert outcomes(E2B(batch=3, allow_unsafe=True).run_many(JOBS)) == OUTCOMES
     names = [call[0] for call in recorded.calls]
     assert names == ["create", "create", "run", "kill", "create", "run", "kill"]
     assert all(call[1]["allow_internet_access"] is False for call in recorded.calls if call[0] == "create")
-    assert not any("a key" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(b"key-of-the-tests" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_e2b_failures_are_no_wrong_answers(tmp_path, monkeypatch):
@@ -229,7 +229,7 @@ def test_e2b_failures_are_no_wrong_answers(tmp_path, monkeypatch):
     monkeypatch.delenv("E2B_API_KEY", raising=False)
     with pytest.raises(ValueError, match="E2B_API_KEY"):
         E2B().run_many(JOBS)
-    monkeypatch.setenv("E2B_API_KEY", "a key")
+    monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
     results = E2B(attempts=2).run_many(JOBS)
     assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "E2B: no machine is free")] * 4
 

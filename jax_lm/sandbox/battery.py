@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-
 from jax_lm.sandbox.results import Job, Limits, Outcome, Result
 from jax_lm.sandbox.runner import run_in
 from jax_lm.sandbox.session import Session

@@ -115,19 +115,19 @@ class Worker(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """One connection of the worker."""
 
-    server: Worker
+    server: Worker  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = READ_SECONDS
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "diffucoder", ""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         if self.authorized():
             if self.path == "/health":
                 self.respond(200, {"tier": self.server.pool.tier, "accepted": self.server.accepted})
             else:
                 self.respond(404, {"error": f"no such path: {self.path}"})
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         if not self.authorized():
             return
         if self.path != "/run":
@@ -183,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         logger.info(format, *args)
 
 

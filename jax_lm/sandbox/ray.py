@@ -98,7 +98,7 @@ def import_ray() -> Any:
     """The package, or how to get it."""
     try:
         import ray
-        import ray.exceptions
+        import ray.exceptions  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ValueError(f"Ray is not installed ({error.name}): pip install 'jax-diffucoder[ray]'") from error
     return ray

@@ -95,8 +95,8 @@ class Result:
     @classmethod
     def of(cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = "") -> "Result":
         """The result that its tests add up to."""
-        outcomes = [test.outcome for test in tests if test.outcome != "passed"]
-        worst = "sandbox_error" if "sandbox_error" in outcomes else outcomes[0] if outcomes else "passed"
+        outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
+        worst: Outcome = "sandbox_error" if "sandbox_error" in outcomes else outcomes[0] if outcomes else "passed"
         return cls(worst, tuple(tests), stdout, stderr, tier, tier == "unsafe")
 
     @classmethod

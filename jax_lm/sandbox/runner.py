@@ -65,7 +65,7 @@ def choose(executor: str, *, allow_unsafe: bool = False) -> Tier:
                 " (allow_unsafe=True)"
             )
         return "unsafe"
-    candidates = [tier for tier in SAFE if executor in ("auto", tier)]
+    candidates: list[Tier] = [tier for tier in SAFE if executor in ("auto", tier)]
     reasons: dict[str, str] = {}
     for tier in candidates:
         if not (reason := why_not(tier)):

@@ -81,12 +81,12 @@ class Session:
                 cwd="/",
                 start_new_session=True,
             )
-        except OSError as error:
-            self.control.close()
-            raise SandboxFailureError(f"cannot start {error.filename}: {error.strerror}") from error
         except SandboxUnavailableError:
             self.control.close()
             raise
+        except OSError as error:
+            self.control.close()
+            raise SandboxFailureError(f"cannot start {error.filename}: {error.strerror}") from error
         finally:
             far.close()
         self.replies = self.control.makefile("rb")

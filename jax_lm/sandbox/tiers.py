@@ -50,7 +50,7 @@ def readable() -> tuple[str, ...]:
     ]
     venv = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
     chosen = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-    return tuple(path for path in chosen if venv is None or INSIDE == Path(path) or venv not in Path(path).parents)
+    return tuple(path for path in chosen if venv is None or Path(path) == INSIDE or venv not in Path(path).parents)
 
 
 def command(tier: Tier, python: list[str]) -> list[str]:
@@ -64,6 +64,8 @@ def command(tier: Tier, python: list[str]) -> list[str]:
     return [
         program,
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+        # The zygote is process 1: nothing inside can signal it, and no helper of bubblewrap's outlives it.
+        "--as-pid-1",
         *("--cap-drop", "ALL"),
         *binds,
         *("--dev-bind", os.devnull, os.devnull),

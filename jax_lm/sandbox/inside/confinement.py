@@ -26,7 +26,7 @@ BPF_LOAD, BPF_AND, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06
 ALLOW, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 
 
-class Refused(OSError):
+class RefusedError(OSError):
     """The host cannot confine a process in the way that was asked for."""
 
 
@@ -34,7 +34,7 @@ def checked(value: int, what: str) -> int:
     """The value of a system call, or what went wrong."""
     if value < 0:
         code = ctypes.get_errno()
-        raise Refused(code, f"{what}: {os.strerror(code)}")
+        raise RefusedError(code, f"{what}: {os.strerror(code)}")
     return value
 
 
@@ -56,7 +56,7 @@ def restrict_files(readable: list[str]) -> None:
     """From now on no file can be opened but those beneath `readable`, and these for reading; /dev/null stays."""
     version = landlock_version()
     if not version:
-        raise Refused(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
+        raise RefusedError(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
     # Version 1 knows 13 rights; 2 adds linking across folders, 3 truncating, 5 ioctl on devices.
     rights = (1 << (13 + sum(version >= step for step in (2, 3, 5)))) - 1
     # Version 4 adds TCP bind and connect, 6 keeps signals and abstract sockets inside.
@@ -119,7 +119,7 @@ def filter_program(machine: str, pid: int) -> bytes:
     """The seccomp filter as classic BPF: allowed calls, guarded calls, refusal."""
     if machine not in syscalls.ALLOWED:
         known = ", ".join(sorted(syscalls.ALLOWED))
-        raise Refused(ENOSYS, f"seccomp: no table of system calls for {machine} (there are {known})")
+        raise RefusedError(ENOSYS, f"seccomp: no table of system calls for {machine} (there are {known})")
     refuse, allow = instruction(BPF_RETURN, ERRNO | EPERM), instruction(BPF_RETURN, ALLOW)
     lines = [
         instruction(BPF_LOAD, 4),

@@ -142,7 +142,7 @@ class Server:
             request = self.channel.receive()
             try:
                 if request["do"] == "names":
-                    reply = {"value": list(self.namespace)}
+                    reply: dict[str, Any] = {"value": list(self.namespace)}
                 elif request["do"] == "get":
                     reply = {"value": self.encode(self.namespace[request["name"]])}
                 else:

@@ -5,7 +5,6 @@ rules that name their elders). Imports the standard library only: it runs in the
 """
 
 ALLOWED = {
-    # fmt: off
     "x86_64": """
         read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 lseek=8 open=2 openat=257
         stat=4 fstat=5 lstat=6 newfstatat=262 statx=332 access=21 faccessat=269 faccessat2=439 readlink=89
@@ -38,7 +37,6 @@ ALLOWED = {
         epoll_pwait2=441 eventfd2=19 timerfd_create=85 timerfd_settime=86 timerfd_gettime=87 recvfrom=207 shutdown=210
         getsockopt=209 getsockname=204 getpeername=205 exit=93 exit_group=94 fadvise64=223 futex_waitv=449
     """,
-    # fmt: on
 }
 """Harmless with any arguments, given that no file can be opened that the tier does not show."""
 

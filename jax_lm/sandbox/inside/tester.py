@@ -51,7 +51,8 @@ class Client:
             if wire["v"] in self.exceptions:
                 return self.exceptions[wire["v"]]
             base = getattr(builtins, wire["base"])
-            kind = type(str(wire["name"]), (base if issubclass(base, Exception) else ProgramError,), {})
+            bases = (base if issubclass(base, Exception) else ProgramError,)
+            kind = types.new_class(str(wire["name"]), bases)
             self.exceptions[wire["v"]] = kind
             return kind
         if wire["t"] != "object":

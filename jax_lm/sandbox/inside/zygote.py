@@ -1,8 +1,8 @@
 """The sandbox's own interpreter: forks a confined process per program and per test.
 
 It runs no code of a program or a test and never sees one: a child reads its job from its own socket after it
-has been confined, so that no child inherits another's job. So it can serve program after program. Imports the standard library only, as
-everything in this folder; it is started by `jax_lm.sandbox.session`.
+has been confined, so that no child inherits another's job, and one zygote can serve program after program. It is
+started by `jax_lm.sandbox.session` and imports the standard library only, as everything in this folder.
 """
 
 import contextlib
