@@ -30,7 +30,7 @@ CANDIDATES = {
     "crashes": "import os\ndef f(x): os.abort()",
     "does not parse": "def f(x)",
     "floods": "print('x' * 10_000_000)\ndef f(x): return 2 * x",
-    "threads": "import threading, time\nfor _ in range(8): threading.Thread(target=time.sleep, args=(60,)).start()\n"
+    "threads": "import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(60,)).start()\n"
     "def f(x): return 2 * x",
     "forks": "import os\nos.fork()\ndef f(x): return 2 * x",
     "hogs memory": "data = [bytearray(2**20) for _ in range(10**5)]",

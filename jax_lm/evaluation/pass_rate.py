@@ -31,12 +31,16 @@ class Attempt:
 
 def judge(executor: Executor, written: Sequence[tuple[Problem, str]]) -> list[Attempt]:
     """Execute programs with their gaps filled like this."""
-    # One test per problem: its statements may build on each other.
-    jobs = [Job(problem.program(middle), ("\n".join(problem.tests),)) for problem, middle in written]
+    jobs = [Job(problem.program(middle), apart(problem.tests)) for problem, middle in written]
     return [
         Attempt(problem, middle, result.outcome, result.detail, result.tier)
         for (problem, middle), result in zip(written, executor.run_many(jobs), strict=True)
     ]
+
+
+def apart(tests: Sequence[str]) -> tuple[str, ...]:
+    """Assertions are tests of their own; statements that build on each other are one."""
+    return tuple(tests) if all(test.startswith("assert ") for test in tests) else ("\n".join(tests),)
 
 
 def evaluate(

@@ -171,7 +171,8 @@ class Sandbox:
     """A session that is replaced when it fails."""
 
     def __init__(self, tier: Tier, cancel: Cancel | None = None) -> None:
-        self.tier, self.cancel = tier, cancel
+        self.tier: Tier = tier
+        self.cancel = cancel
         self.session: Session | None = None
 
     def run(self, job: Job) -> Result:

@@ -5,6 +5,7 @@ has won nothing but the right to answer. Imports the standard library only.
 """
 
 import builtins
+import contextlib
 import io
 import operator
 import sys
@@ -193,8 +194,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     """Do one job: answer a single call, or serve a tester at `peer`."""
     if peer is None:
-        results.send(answer_once(job))
-        sys.stdout.flush()
+        answer = answer_once(job)
+        # Before the answer: after it, this process is ended.
+        with contextlib.suppress(Exception):  # the program may have put anything in the place of stdout
+            sys.stdout.flush()
+        results.send(answer)
         return
     output = Tee(sys.stdout)
     sys.stdout = output
