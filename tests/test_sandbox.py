@@ -76,7 +76,7 @@ def test_failing_program_says_why(code, test, detail):
      ("x = bytearray(10**10)", "out_of_memory")],
 )  # fmt: skip
 def test_a_program_without_tests_passes_by_running_to_its_end(code, outcome):
-    assert outcome_of(code, seconds=1).outcome == outcome
+    assert outcome_of(code, seconds=3).outcome == outcome
 
 
 SPOILED = """
@@ -115,7 +115,7 @@ def test_one_test_cannot_spoil_the_others(form):
     for name, outcome in bad.items():
         tests += [form.format(name), "assert double(3) == 6"]
         expected += [outcome, "passed"]
-    result = outcome_of(SPOILED, tests, seconds=1.0, memory_bytes=256 * 2**20)
+    result = outcome_of(SPOILED, tests, seconds=3.0, memory_bytes=256 * 2**20)
     assert [test.outcome for test in result.tests] == expected, result.tests
     assert result.share == pytest.approx(11 / 21)
 
