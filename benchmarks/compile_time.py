@@ -22,21 +22,8 @@ import jax.numpy as jnp
 import tyro
 from flax import nnx
 
-from jax_lm.models.config import DreamConfig
+from jax_lm.models.config import DIFFUCODER_7B
 from jax_lm.models.dream import DreamForCausalLM, default_positions
-
-SEVEN_B = DreamConfig(
-    vocab_size=152064,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    max_position_embeddings=131072,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    mask_token_id=151666,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +45,20 @@ class Arguments:
 
 def listed(dtype: str) -> tuple[Callable, dict]:
     """The model as it is: one set of arrays per layer."""
-    graph, state = nnx.split(DreamForCausalLM.abstract(SEVEN_B, dtype))
+    graph, state = nnx.split(DreamForCausalLM.abstract(DIFFUCODER_7B, dtype))
     return lambda params, ids: nnx.merge(graph, params)(ids), nnx.to_pure_dict(state)
 
 
 def scanned(dtype: str) -> tuple[Callable, dict]:
     """The same function with the layers stacked and scanned over."""
-    model = DreamForCausalLM.abstract(SEVEN_B, dtype)
+    model = DreamForCausalLM.abstract(DIFFUCODER_7B, dtype)
     layer_graph, _ = nnx.split(model.model.layers[0])
-    shallow = DreamForCausalLM.abstract(dataclasses.replace(SEVEN_B, num_hidden_layers=1), dtype)
+    shallow = DreamForCausalLM.abstract(dataclasses.replace(DIFFUCODER_7B, num_hidden_layers=1), dtype)
     graph, state = nnx.split(shallow)
     params = nnx.to_pure_dict(state)
     layers = params["model"]["layers"].pop(0)
     stacked = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((SEVEN_B.num_hidden_layers, *leaf.shape), leaf.dtype), layers
+        lambda leaf: jax.ShapeDtypeStruct((DIFFUCODER_7B.num_hidden_layers, *leaf.shape), leaf.dtype), layers
     )
 
     def forward(params: dict, ids: jax.Array) -> jax.Array:

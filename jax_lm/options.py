@@ -1,13 +1,16 @@
 """What a user may ask of a generation, checked in one place, and what comes back.
 
-Turns flat options into the sampler's settings (`SamplingConfig`, `Decoding`). Knows no model.
+Turns flat options into the sampler's settings (`SamplingConfig`, `Decoding`). Knows no model, and imports JAX only when
+it does so: the command line reads these options before it knows whether it will compute anything.
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from jax_lm.diffusion.decoding import PRESETS, Decoding
-from jax_lm.diffusion.unmasking import SamplingConfig
+if TYPE_CHECKING:
+    from jax_lm.diffusion.decoding import Decoding
+    from jax_lm.diffusion.unmasking import SamplingConfig
 
 DECODING_OPTIONS = (
     "commit",
@@ -39,11 +42,19 @@ class GenerationOptions:
         alg: order of unmasking: origin, maskgit_plus, topk_margin, entropy, random or left_to_right.
         alg_temp: 0 commits the most confident positions; above 0 they are drawn.
         seed: of the random draws; a row's draws depend on the seed and its place in the batch.
-        early_stop: do not decode what comes after a stop token; the text is the same.
+        early_stop: leave out what comes after a stop token; the text is the same.
         preset: exact (equal to the reference), fast (blocks of 32 with a window cache) or turbo (fast, and every token
             of probability 0.9 at once).
-        commit, threshold, factor, decay, block_length, cache, refresh_every, refresh_steps, freeze_prompt, first_token:
-            in place of what the preset says; see `jax_lm.diffusion.decoding.Decoding`.
+        commit: in place of what the preset says, as all below: steps, threshold, factor or dynamic.
+        threshold: probability from which threshold and dynamic commit.
+        factor: of the commit rule factor.
+        decay: of the commit rule dynamic.
+        block_length: columns filled before those after them; 0 is the whole canvas.
+        cache: none, prefix, dual or window.
+        refresh_every: blocks between two full forwards.
+        refresh_steps: evaluations between two full forwards within a block.
+        freeze_prompt: leave the cache of the prompt as first computed.
+        first_token: rule, or force as Fast-dLLM does. Semantics of all: `jax_lm.diffusion.decoding.Decoding`.
     """
 
     max_new_tokens: int = 256
@@ -68,15 +79,19 @@ class GenerationOptions:
     freeze_prompt: bool | None = None
     first_token: str | None = None
 
-    def decoding(self) -> Decoding:
+    def decoding(self) -> "Decoding":
         """Commit rule, region and cache; ValueError names the option that is out of range."""
+        from jax_lm.diffusion.decoding import PRESETS
+
         if self.preset not in PRESETS:
             raise ValueError(f"preset={self.preset!r}: must be one of {', '.join(PRESETS)}")
         given = {name: getattr(self, name) for name in DECODING_OPTIONS if getattr(self, name) is not None}
         return replace(PRESETS[self.preset], **given)
 
-    def sampling(self, stop_ids: tuple[int, ...] = ()) -> SamplingConfig:
+    def sampling(self, stop_ids: tuple[int, ...] = ()) -> "SamplingConfig":
         """Steps, order and draw; ValueError names the option that is out of range."""
+        from jax_lm.diffusion.unmasking import SamplingConfig
+
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
         if self.tokens_per_step < 1:

@@ -14,7 +14,8 @@ from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.evaluation import machine, speed
 from jax_lm.evaluation.machine import Limits
-from jax_lm.evaluation.speed import SEVEN_B, Cost, Workload, forward_cost
+from jax_lm.evaluation.speed import Cost, Workload, forward_cost
+from jax_lm.models.config import DIFFUCODER_7B
 from jax_lm.models.dream import parameter_shapes, parameters
 
 LIMITS = Limits(matmul_flops=1e11, copy_bytes=1e10)
@@ -38,7 +39,7 @@ def test_cost_by_hand(tiny_config):
 def test_cost_of_the_published_shape():
     """The figures of the specification: per row of the body, per row of the head, bytes of the weights."""
     one, two, with_head = (
-        forward_cost(SEVEN_B, "bfloat16", batch=1, rows=rows, canvas=0, head_rows=head_rows)
+        forward_cost(DIFFUCODER_7B, "bfloat16", batch=1, rows=rows, canvas=0, head_rows=head_rows)
         for rows, head_rows in ((1, 0), (2, 0), (1, 1))
     )
     assert round((two.flops - one.flops) / 1e9, 2) == 13.05

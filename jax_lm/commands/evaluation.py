@@ -96,7 +96,8 @@ class Evaluate:
         choose("auto", allow_unsafe=self.allow_unsafe_exec)
         executor = Local(allow_unsafe=self.allow_unsafe_exec)
         if self.canonical:
-            return judge(executor, [(problem, problem.canonical) for problem in problems])
+            with terminal.progress("executing") as report:
+                return judge(executor, [(problem, problem.canonical) for problem in problems], on_progress=report)
         options = GenerationOptions(
             max_new_tokens=self.max_new_tokens, num_steps=self.steps, temperature=self.temperature, alg=self.alg,
             preset=self.preset,

@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from jax_lm import terminal
+from jax_lm.options import DEFAULTS, GenerationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,27 +35,7 @@ class Generate:
         file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt.
         middle_length: tokens of the hole between prefix and suffix; auto tries a few and keeps the likeliest.
         stats: say on standard error how many tokens and forwards it took, and how long.
-        max_new_tokens: length of the canvas that is filled, or of a hole.
-        temperature: 0 is greedy.
-        top_p: mass of the nucleus, in (0, 1]; None is off.
-        top_k: candidates per position; None is off.
-        num_steps: denoising steps; None takes max_new_tokens / tokens_per_step.
-        tokens_per_step: tokens committed per step; more is faster and worse.
-        alg: order: origin, maskgit_plus, topk_margin, entropy, random or left_to_right.
-        alg_temp: 0 commits the most confident positions; above 0 they are drawn.
-        seed: of the random draws.
-        early_stop: do not decode what comes after a stop token.
-        preset: exact (equal to the reference), fast or turbo; the options below replace parts of it.
-        commit: steps, threshold, factor or dynamic.
-        threshold: probability from which threshold and dynamic commit.
-        factor: of the commit rule factor.
-        decay: of the commit rule dynamic.
-        block_length: columns filled before those after them; 0 is the whole canvas.
-        cache: none, prefix, dual or window.
-        refresh_every: blocks between two full forwards.
-        refresh_steps: evaluations between two full forwards within a block.
-        freeze_prompt: leave the cache of the prompt as first computed.
-        first_token: rule, or force as Fast-dLLM does.
+        generation: how to answer; max_new_tokens is also the length of a hole.
         only_new: print the completion without the prompt.
     """
 
@@ -69,27 +50,7 @@ class Generate:
     file: Path | None = None
     middle_length: str | None = None
     stats: bool = False
-    max_new_tokens: int = 256
-    temperature: float = 0.3
-    top_p: float | None = 0.95
-    top_k: int | None = 50
-    num_steps: int | None = None
-    tokens_per_step: int = 1
-    alg: str = "entropy"
-    alg_temp: float = 0.0
-    seed: int = 0
-    early_stop: tyro.conf.FlagConversionOff[bool] = True
-    preset: str = "exact"
-    commit: str | None = None
-    threshold: float | None = None
-    factor: float | None = None
-    decay: float | None = None
-    block_length: int | None = None
-    cache: str | None = None
-    refresh_every: int | None = None
-    refresh_steps: int | None = None
-    freeze_prompt: bool | None = None
-    first_token: str | None = None
+    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
     only_new: bool = False
 
     def run(self) -> int:
@@ -98,22 +59,21 @@ class Generate:
         text = None if is_infilling else self.read_text()
         from jax_lm.inference import DiffuCoderInference
         from jax_lm.infilling import Template
-        from jax_lm.options import GenerationOptions
 
-        options = GenerationOptions(**{name: getattr(self, name) for name in GenerationOptions.__dataclass_fields__})
+        options = self.generation
         options.sampling()
         if text is None:
             prefix, suffix = self.prefix or "", self.suffix or ""
             engine = DiffuCoderInference(self.model, self.tokenizer, self.dtype)
             middle = engine.infill(
-                prefix, suffix, self.max_new_tokens, middle_length=self.hole_length(), options=options
+                prefix, suffix, options.max_new_tokens, middle_length=self.hole_length(), options=options
             )
             print(middle if self.only_new else prefix + middle + suffix)
             return 0
-        template = Template.parse(text, self.max_new_tokens) if self.file else None
+        template = Template.parse(text, options.max_new_tokens) if self.file else None
         engine = DiffuCoderInference(self.model, self.tokenizer, self.dtype)
         prompt = engine.chat_prompt(text) if self.chat else text
-        template = template or Template.completion(prompt, self.max_new_tokens)
+        template = template or Template.completion(prompt, options.max_new_tokens)
         if self.watch and sys.stdout.isatty():
             from jax_lm.commands.watch import watch
 

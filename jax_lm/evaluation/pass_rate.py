@@ -1,11 +1,11 @@
 """pass@1: fill the gaps of problems with a model, and execute what came out in the sandbox."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jax_lm.evaluation.problems import Problem
-from jax_lm.inference import DiffuCoderInference
+from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.options import Generation, GenerationOptions
 from jax_lm.sandbox import Executor, Job
@@ -29,12 +29,14 @@ class Attempt:
         return self.outcome == "passed"
 
 
-def judge(executor: Executor, written: Sequence[tuple[Problem, str]]) -> list[Attempt]:
+def judge(
+    executor: Executor, written: Sequence[tuple[Problem, str]], *, on_progress: Progress | None = None
+) -> list[Attempt]:
     """Execute programs with their gaps filled like this."""
     jobs = [Job(problem.program(middle), apart(problem.tests)) for problem, middle in written]
     return [
         Attempt(problem, middle, result.outcome, result.detail, result.tier)
-        for (problem, middle), result in zip(written, executor.run_many(jobs), strict=True)
+        for (problem, middle), result in zip(written, executor.run_many(jobs, on_progress=on_progress), strict=True)
     ]
 
 
@@ -51,7 +53,7 @@ def evaluate(
     batch_size: int,
     executor: Executor,
     middle_length: int | str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Iterator[Attempt]:
     """Generate in batches and test each completion; problems of similar length share a batch.
 

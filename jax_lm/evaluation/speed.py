@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -33,34 +33,19 @@ from jax_lm.evaluation.machine import (
     without_stored_compilations,
 )
 from jax_lm.inference import WIDTH_BUCKET
-from jax_lm.models.config import DreamConfig
+from jax_lm.models.config import DIFFUCODER_7B, DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 
-SEVEN_B = DreamConfig(
-    vocab_size=152064,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    max_position_embeddings=131072,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    mask_token_id=151666,
-)
-SMALL = DreamConfig(
-    vocab_size=152064,
+SMALL = replace(
+    DIFFUCODER_7B,
     hidden_size=512,
     intermediate_size=2048,
     num_hidden_layers=8,
     num_attention_heads=8,
     num_key_value_heads=2,
     max_position_embeddings=4096,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    mask_token_id=151666,
 )
-SHAPES = {"small": SMALL, "7b": SEVEN_B}
+SHAPES = {"small": SMALL, "7b": DIFFUCODER_7B}
 """Shapes for random weights: that of DiffuCoder, and its vocabulary on a body that a CPU computes in no time."""
 
 

@@ -139,3 +139,18 @@ class DreamConfig:
         }
         fixed = {name: FIXED_FIELDS[name][0] for name in ("hidden_act", "rope_scaling", "use_sliding_window")}
         return (published if self.model_type == "Dream" else {}) | fixed | asdict(self)
+
+
+DIFFUCODER_7B = DreamConfig(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    max_position_embeddings=131072,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    mask_token_id=151666,
+)
+"""The published shape, for measurements without the weights."""

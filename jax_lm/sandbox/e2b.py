@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_lm.sandbox.results import Cancel, Job, Progress, Result, job_to_json, result_from_json
+from jax_lm.sandbox.results import (
+    Cancel,
+    Job,
+    Progress,
+    Result,
+    errors,
+    job_to_json,
+    require_positive,
+    result_from_json,
+)
 from jax_lm.sandbox.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent.parent
@@ -41,9 +50,7 @@ class E2B:
     allow_unsafe: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "attempts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        require_positive(batch=self.batch, attempts=self.attempts)
 
     def run_many(
         self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
@@ -56,7 +63,7 @@ class E2B:
         for start in range(0, len(jobs), self.batch):
             batch = jobs[start : start + self.batch]
             if cancel is not None and cancel.is_set():
-                results += [Result.error("cancelled", len(job.tests)) for job in batch]
+                results += errors(batch, "cancelled")
             else:
                 results += self.run_batch(e2b, batch)
             if on_progress:
@@ -70,7 +77,7 @@ class E2B:
                 return self.run_in_machine(e2b, jobs)
             except Exception as error:  # the border to a service: its client has many ways to fail
                 reason = f"E2B: {' '.join(str(error).split())[:400]}"
-        return [Result.error(reason, len(job.tests)) for job in jobs]
+        return errors(jobs, reason)
 
     def run_in_machine(self, e2b: Any, jobs: Sequence[Job]) -> list[Result]:
         seconds = int(sum(job.limits.total_seconds for job in jobs)) + MARGIN_SECONDS

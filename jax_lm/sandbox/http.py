@@ -26,8 +26,10 @@ from jax_lm.sandbox.results import (
     Job,
     Progress,
     Result,
+    errors,
     job_from_json,
     job_to_json,
+    require_positive,
     result_from_json,
     result_to_json,
 )
@@ -208,9 +210,7 @@ class HttpWorkers:
     def __post_init__(self) -> None:
         if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
             raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
-        for name in ("batch", "attempts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        require_positive(batch=self.batch, attempts=self.attempts)
 
     def run_many(
         self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
@@ -234,7 +234,7 @@ class HttpWorkers:
         reason = ""
         for attempt in range(self.attempts):
             if cancel is not None and cancel.is_set():
-                return [Result.error("cancelled", len(job.tests)) for job in jobs]
+                return errors(jobs, "cancelled")
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
             url = self.urls[(place + attempt) % len(self.urls)]
@@ -247,7 +247,7 @@ class HttpWorkers:
                     raise ValueError(f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}") from error
             except (OSError, ValueError) as error:
                 reason = f"{url}: {error}"
-        return [Result.error(reason, len(job.tests)) for job in jobs]
+        return errors(jobs, reason)
 
     def ask(self, url: str, jobs: Sequence[Job], token: str) -> list[Result]:
         body = json.dumps({"jobs": [job_to_json(job) for job in jobs]}).encode()

@@ -14,8 +14,10 @@ from jax_lm.sandbox.results import (
     Job,
     Progress,
     Result,
+    errors,
     job_from_json,
     job_to_json,
+    require_positive,
     result_from_json,
     result_to_json,
 )
@@ -50,9 +52,7 @@ class RayCluster:
     allow_unsafe: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "attempts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        require_positive(batch=self.batch, attempts=self.attempts)
 
     def run_many(
         self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
@@ -80,10 +80,6 @@ class RayCluster:
                 if on_progress:
                     on_progress(sum(map(len, done.values())), len(jobs))
         return [result for place in sorted(done) for result in done[place]]
-
-
-def errors(batch: Sequence[Job], reason: str) -> list[Result]:
-    return [Result.error(reason, len(job.tests)) for job in batch]
 
 
 def fetch(ray: Any, reference: Any, batch: Sequence[Job]) -> list[Result]:

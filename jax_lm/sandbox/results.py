@@ -119,6 +119,18 @@ class Result:
         return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
 
 
+def errors(jobs: Sequence[Job], detail: str) -> list[Result]:
+    """What a place answers for jobs that it could not run."""
+    return [Result.error(detail, len(job.tests)) for job in jobs]
+
+
+def require_positive(**values: int) -> None:
+    """ValueError names the first setting that is below 1."""
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
+
+
 @runtime_checkable
 class Executor(Protocol):
     """A place where programs run: this machine, a worker, a cluster, a provider."""
