@@ -38,30 +38,29 @@ CANDIDATES = {
 }
 
 
-def processes() -> dict[int, str]:
-    """Every process of this host and its state."""
-    found = {}
+def processes() -> set[str]:
+    """Our children, zombies included, and what a sandbox may have orphaned."""
+    found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             stat = Path(f"/proc/{name}/stat").read_text()
         except OSError:
             continue
         state, parent = stat.rpartition(")")[2].split()[:2]
-        # Other work of this host comes and goes: ours are our children, and orphans of the sandbox.
         command = stat[stat.find("(") + 1 : stat.rfind(")")]
         if int(parent) == os.getpid() or command.startswith("bwrap"):
-            found[int(name)] = state
+            found.add(f"{name} {command} {state}")
     return found
 
 
-def remains() -> dict[str, object]:
+def remains() -> dict[str, set[str]]:
     """What a run could leave behind."""
     return {
         "processes": processes(),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": threading.active_count(),
-        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
-        "temporary files": len([name for name in os.listdir(tempfile.gettempdir()) if "diffucoder" in name]),
+        "descriptors": set(os.listdir("/proc/self/fd")),
+        "threads": {str(thread.ident) for thread in threading.enumerate()},
+        "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
+        "temporary files": {name for name in os.listdir(tempfile.gettempdir()) if "diffucoder" in name},
     }
 
 
@@ -91,7 +90,7 @@ def main() -> int:
         results += local.run_many(jobs[warm:])
         seconds = time.perf_counter() - start
         after, growth = remains(), resident_mib() - memory
-        left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+        left = {name: more for name in before if (more := after[name] - before[name])}
         print(f"{tier}: {len(jobs)} runs")
         counts = Counter((name, result.outcome) for name, result in zip(names, results, strict=True))
         for (name, outcome), count in sorted(counts.items()):
