@@ -259,6 +259,8 @@ def test_a_file_of_tests_is_taken_apart():
     assert split_tests("def check(f):\n    assert f(1)\ncheck(g)") == ["def check(f):\n    assert f(1)\ncheck(g)"]
     with pytest.raises(ValueError, match=r"t\.py: line 1"):
         split_tests("assert (", "t.py")
+    with pytest.raises(ValueError, match=r"t\.py: holds no test"):
+        split_tests("# nothing yet\n", "t.py")
 
 
 VALUES = [
@@ -386,6 +388,19 @@ def test_cancelled_programs_are_no_wrong_answers():
     results = Local(TIER, allow_unsafe=True).run_many(jobs, cancel=cancel)
     assert time.monotonic() - start < 10
     assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "cancelled")] * 4
+
+
+def test_a_caller_that_leaves_waits_for_nothing():
+    """Ctrl-C while one program runs for a minute."""
+
+    def leave(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    jobs = [Job("pass"), Job("import time\ntime.sleep(60)", (), Limits(seconds=60))]
+    with pytest.raises(KeyboardInterrupt):
+        Local(TIER, allow_unsafe=True, workers=2).run_many(jobs, on_progress=leave)
+    assert time.monotonic() - start < 20
 
 
 def children():

@@ -112,10 +112,7 @@ class Generate:
     def read_text(self) -> str:
         """The file, the prompt argument, or standard input for `-` and for a pipe."""
         if self.file is not None:
-            try:
-                return self.file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ValueError(f"file={str(self.file)!r} cannot be read: {error}") from error
+            return terminal.read_text(self.file)
         if self.prompt not in (None, "-"):
             return str(self.prompt)
         if self.prompt is None and sys.stdin.isatty():

@@ -6,6 +6,8 @@ from typing import Literal
 
 import tyro
 
+from jax_lm import terminal
+
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 
 
@@ -89,8 +91,8 @@ class SandboxRun:
         from jax_lm.sandbox.assertions import split_tests
 
         limits = Limits(seconds=self.seconds, memory_bytes=self.memory_mib * 2**20)
-        tests = split_tests(self.tests.read_text(encoding="utf-8"), str(self.tests)) if self.tests else []
-        code = self.file.read_text(encoding="utf-8")
+        tests = split_tests(terminal.read_text(self.tests), str(self.tests)) if self.tests else []
+        code = terminal.read_text(self.file)
         result = run(code, tests, limits, executor=self.executor, allow_unsafe=self.allow_unsafe_exec)
         for number, test in enumerate(result.tests, 1):
             line = tests[number - 1].splitlines()[-1] if tests else "the program"

@@ -48,12 +48,14 @@ def read_call(test: str) -> Call | None:
 def split_tests(source: str, name: str = "<tests>") -> list[str]:
     """The tests of a file: every assertion at its top level, with the statements above it that are none.
 
-    A file without assertions at its top level is one test. Raises ValueError if it is no Python.
+    A file without assertions at its top level is one test. Raises ValueError if it is no Python, or empty.
     """
     try:
         body = ast.parse(source, name).body
     except SyntaxError as error:
         raise ValueError(f"{name}: line {error.lineno}: {error.msg}") from error
+    if not body:
+        raise ValueError(f"{name}: holds no test")
     tests: list[str] = []
     setup: list[str] = []
     for statement in body:

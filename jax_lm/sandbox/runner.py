@@ -6,6 +6,7 @@ import os
 import queue
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -136,12 +137,24 @@ class Local:
         return [future.result() for future in futures]
 
 
+class Stop(threading.Event):
+    """Set by whoever holds it, or by the caller's `cancel`."""
+
+    def __init__(self, cancel: Cancel | None) -> None:
+        super().__init__()
+        self.cancel = cancel
+
+    def is_set(self) -> bool:
+        return super().is_set() or (self.cancel is not None and self.cancel.is_set())
+
+
 class Pool:
-    """Threads with a sandbox each, for as long as it is open."""
+    """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
 
     def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None) -> None:
         self.tier = tier
-        self.sandboxes = [Sandbox(tier, cancel) for _ in range(workers)]
+        self.stop = Stop(cancel)
+        self.sandboxes = [Sandbox(tier, self.stop) for _ in range(workers)]
         self.free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
         for sandbox in self.sandboxes:
             self.free.put(sandbox)
@@ -161,7 +174,9 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.stop.set()
         self.threads.shutdown(cancel_futures=True)
         for sandbox in self.sandboxes:
             sandbox.close()
