@@ -23,7 +23,7 @@ from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
 NEVER = np.iinfo(np.int32).max
-SMALLEST_HEAD = 8
+SMALLEST_HEAD = 16
 HEAD_SHARES = (2, 1)
 """The head runs on the smallest of these fractions of a block that holds its masked rows; each is compiled."""
 
