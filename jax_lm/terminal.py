@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -20,16 +21,27 @@ def shows_progress() -> bool:
     return sys.stderr.isatty() and os.environ.get("NO_RICH_LOGGING") != "1"
 
 
+@runtime_checkable
+class Report(Protocol):
+    """Tells a progress bar how far things are, and a note to show beside it."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
 @contextmanager
-def progress(description: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar as a callback of (done, total); None where bars are off."""
+def progress(description: str) -> Iterator[Report | None]:
+    """A progress bar as a callback of (done, total, note); None where bars are off."""
     if not shows_progress():
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(description, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=None, note="")
+
+        def report(done: int, total: int, note: str = "") -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield report
 
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:

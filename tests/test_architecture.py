@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    ("terminal", "metrics", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
     ("options", "sandbox"),
     ("rewards.*", "training.grpo_config"),
@@ -23,7 +23,17 @@ LAYERS = (
     ("data.corpus.families",),
     ("data.corpus",),
     ("data.rows", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
-    ("inference", "training.adaptation", "training.policy_scores", "training.policy_loss"),
+    (
+        "inference",
+        "training.optimizer",
+        "training.checkpoints",
+        "training.update",
+        "training.policy_scores",
+        "training.policy_loss",
+        "training.rollouts",
+    ),
+    ("training.trainer",),
+    ("training.adaptation", "training.coupled_grpo"),
     (
         "training.builtin_model",
         "evaluation.problems",
