@@ -1,17 +1,14 @@
 """Settings of a coupled-GRPO run, under the names of Apple's recipe and of TRL; the defaults are that recipe.
 
-Checks settings and sorts them by part. Imports JAX only when it makes those of the trainer: the command line reads
-these before it knows whether it will compute anything.
+Checks settings and sorts them by part. Does not import JAX: the command line reads these before it knows whether it
+will compute anything.
 """
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_lm.options import GenerationOptions
-
-if TYPE_CHECKING:
-    from jax_lm.training.trainer import TrainerConfig
 
 ESTIMATORS = ("coupled", "decoupled", "full_mask")
 LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
@@ -245,32 +242,6 @@ class GRPOConfig:
         if self.max_steps is not None:
             return self.max_steps
         return math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step) * self.num_iterations
-
-    def trainer(self, prompt_count: int) -> "TrainerConfig":
-        """Settings of the loop; ValueError names one that is out of range."""
-        from jax_lm.training.optimizer import OptimizerConfig
-        from jax_lm.training.trainer import TrainerConfig
-
-        optimizer = OptimizerConfig(
-            learning_rate=self.learning_rate,
-            warmup_share=self.warmup_ratio,
-            final_share=self.min_lr_ratio,
-            betas=(self.adam_beta1, self.adam_beta2),
-            weight_decay=self.weight_decay,
-            clip_norm=self.max_grad_norm,
-        )
-        return TrainerConfig(
-            steps=self.steps(prompt_count),
-            optimizer=optimizer,
-            accumulation=self.gradient_accumulation_steps,
-            compute_dtype=self.compute_dtype,
-            seed=self.seed,
-            log_every=self.log_every,
-            save_every=self.save_every,
-            evaluate_every=self.evaluate_every,
-            resume=self.resume,
-            track=self.track,
-        )
 
     @property
     def identity(self) -> dict[str, Any]:
