@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "metrics", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    ("terminal", "recipes", "metrics", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
     ("options", "sandbox"),
     ("rewards.*", "training.grpo_config"),
@@ -22,7 +22,7 @@ LAYERS = (
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),
     ("data.corpus.families",),
     ("data.corpus",),
-    ("data.rows", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
+    ("data.rows", "data.prompts", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
     (
         "inference",
         "training.optimizer",
