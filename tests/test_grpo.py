@@ -56,7 +56,7 @@ def test_the_published_recipe_is_the_preset_and_the_default():
     stated = (ROOT / "runs" / "grpo_paper.yaml").read_text()
     practical = {
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
-        "seed", "log_every", "save_every", "evaluate_every", "resume", "track",
+        "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track",
     }  # fmt: skip
     assert {f.name for f in dataclasses.fields(GRPOConfig)} - practical == {
         f.name for f in dataclasses.fields(GRPOConfig) if f"\n{f.name}: " in stated

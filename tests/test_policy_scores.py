@@ -1,6 +1,7 @@
 """Masked copies of a completion, and the scores made of them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +33,9 @@ def scored(tiny_model):
     """Compiled scores of rows."""
     graph, state = nnx.split(tiny_model)
 
-    @jax.jit
-    def score(tokens, present, copies):
-        return completion_scores(nnx.merge(graph, state), tokens, present, copies, chunk=2)
+    @functools.partial(jax.jit, static_argnames="chunk")
+    def score(tokens, present, copies, *, chunk):
+        return completion_scores(nnx.merge(graph, state), tokens, present, copies, chunk)
 
     return score
 
@@ -143,14 +144,14 @@ def test_full_mask_scores_are_log_probabilities(rows):
     np.testing.assert_allclose(token_scores(logits, index, copies.masked, copies.weights), expected[..., 0], rtol=1e-6)
 
 
-def test_left_padding_changes_no_score(scored, rows):
+def test_padding_changes_no_score(scored, rows):
+    """Neither how much there is, nor what is in it, nor how much the other rows of a chunk have."""
     copies = copies_of(rows)
-    plain = scored(rows, jnp.ones(rows.shape, bool), copies)
+    present = jnp.arange(rows.shape[1]) >= jnp.arange(4)[:, None]
+    plain = scored(rows, present, copies, chunk=1)
     padding = ((0, 0), (5, 0))
     padded_copies = copies._replace(tokens=jnp.pad(copies.tokens, ((0, 0), *padding), constant_values=7))
-    padded = scored(
-        jnp.pad(rows, padding, constant_values=7), jnp.pad(jnp.ones(rows.shape, bool), padding), padded_copies
-    )
+    padded = scored(jnp.pad(rows, padding, constant_values=7), jnp.pad(present, padding), padded_copies, chunk=2)
     np.testing.assert_allclose(padded, plain, atol=2e-5)
 
 

@@ -148,7 +148,10 @@ class RolloutSource:
         if iteration == 0:
             jax.block_until_ready(state.params)
             if self.finished_at is not None:
-                metrics["update_seconds"] = time.monotonic() - self.finished_at
+                # Of the rollout before, with what the trainer did between its updates.
+                seconds = time.monotonic() - self.finished_at
+                seen = self.batches[0].tokens.size * config.masks.copies * config.num_iterations
+                metrics |= {"update_seconds": seconds, "update_tokens_per_second": seen / seconds}
             self.batches, made = self.make(in_dtype(state.params, self.dtype), rollout)
             metrics |= made
             self.finished_at = time.monotonic()
@@ -173,7 +176,10 @@ class RolloutSource:
         scored = judge(self.rewards, prompts, completions)
         rewarded = time.monotonic()
         keys = [sample_keys(config.seed, rollout, 1 + number, ids) for number in range(config.num_iterations)]
-        batches = [self.batch(params, completions, rewards_of(scored), jax.random.key_data(key)) for key in keys]
+        rewards = rewards_of(scored)
+        if config.shuffle_rewards:
+            rewards = np.random.default_rng((config.seed, rollout)).permutation(rewards)
+        batches = [self.batch(params, completions, rewards, jax.random.key_data(key)) for key in keys]
         jax.block_until_ready(batches)
         # The trainer makes a copy in the compute dtype itself: two would be one too many.
         self.sampler.params = {}
@@ -280,6 +286,13 @@ class DiffuGRPOTrainer(Trainer):
         tokenizer.require_ids(mask_token_id=model.config.mask_token_id, vocab_size=model.config.vocab_size)
         rewards = rewards or weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
+        config.options.sampling()
+        width, context = prompts.width + config.max_completion_length, model.config.max_position_embeddings
+        if width > context:
+            lengths = (
+                f"max_prompt_length={config.max_prompt_length}, max_completion_length={config.max_completion_length}"
+            )
+            raise ValueError(f"{lengths}: rows take {width} tokens, the context holds {context}")
         sampler = Sampler(model)
         self.graph, self.grpo = sampler.graph, config
         self.source = RolloutSource(sampler, tokenizer, prompts, rewards, config, out)

@@ -102,6 +102,7 @@ class GRPOConfig:
         decoding: exact, fast or turbo: the preset by which completions are sampled.
         generation_batch_size: completions sampled together; None is all of a rollout.
         reward_funcs, reward_weights: names (or package.module:function) and weights of the rewards.
+        shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
         beta, epsilon, epsilon_high, loss_type, kl_clamp: of the loss; see `PolicyLoss`.
         baseline: of the advantages: leave_one_out, or mean.
         scale_rewards: divide advantages by the standard deviation of their group.
@@ -139,6 +140,7 @@ class GRPOConfig:
     generation_batch_size: int | None = None
     reward_funcs: tuple[str, ...] = ("code", "code_format")
     reward_weights: tuple[float, ...] = (2.0, 0.5)
+    shuffle_rewards: bool = False
     beta: float = PolicyLoss.beta
     epsilon: float = PolicyLoss.epsilon
     epsilon_high: float | None = PolicyLoss.epsilon_high
