@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jax_lm.models.dream import flatten
@@ -30,17 +31,17 @@ FIVES = WeightedSum({"fives": fives}, {"fives": 1.0})
 
 def settings(**changes):
     given = {
-        "num_generations": 4,
+        "num_generations": 8,
         "prompts_per_step": 2,
         "num_iterations": 2,
         "max_completion_length": 8,
         "diffusion_steps": 4,
-        "learning_rate": 1e-3,
+        "learning_rate": 3e-3,
         "max_grad_norm": 1.0,
         "compute_dtype": "float32",
         "ref_model_sync_steps": 3,
-        "max_steps": 7,
-        "score_chunk": 4,
+        "max_steps": 41,
+        "score_chunk": 8,
         "save_every": 100,
         "warmup_ratio": 0.0,
         "beta": 0.1,
@@ -58,7 +59,7 @@ def entries(out, name="metrics.jsonl"):
 
 @pytest.fixture(scope="module")
 def finished(policy, letters, tmp_path_factory):
-    """An uninterrupted run of seven updates: it ends in the middle of the fourth rollout."""
+    """An uninterrupted run: it ends in the middle of a rollout."""
     trainer = trainer_of(policy, letters, tmp_path_factory.mktemp("run"))
     assert trainer.train()
     return trainer
@@ -81,7 +82,7 @@ def assert_equal(ours, theirs):
 
 def test_the_ratio_is_one_at_the_first_update_of_a_rollout_alone(finished):
     largest = [entry["max_log_ratio"] for entry in entries(finished.out)]
-    assert len(largest) == 7
+    assert len(largest) == 41
     assert max(largest[0::2]) <= 1e-5
     assert min(largest[1::2]) > 1e-4
 
@@ -98,18 +99,17 @@ def test_metrics_of_the_phases(finished):
     assert 0 < second["kl"] < 1
     assert {"zero_variance_groups", "unfinished_completions", "clipped_share", "loss"} <= first.keys()
     assert [path.name for path in sorted((finished.out / "completions").iterdir())] == [
-        f"{rollout:06}.jsonl" for rollout in range(4)
+        f"{rollout:06}.jsonl" for rollout in range(21)
     ]
     text = entries(finished.out, "completions/000000.jsonl")[0]
     assert text["prompt"] in ("ab", "abcd", "c", "dd", "e")
     assert text["reward"] == text["rewards"]["fives"] == text["completion"].count("5")
 
 
-@pytest.mark.parametrize("stop", [3, 4])
-def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, tmp_path, stop):
-    """Stopped in the middle of a rollout, just before the reference moves, and at the end of a rollout."""
+def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, tmp_path):
+    """Stopped in the middle of a rollout and of an epoch, after the reference has moved."""
     first = trainer_of(policy, letters, tmp_path)
-    first.config = dataclasses.replace(first.config, stop_after=stop)
+    first.config = dataclasses.replace(first.config, stop_after=35)
     first.update = finished.update
     first.train()
     resumed = trainer_of(policy, letters, tmp_path)
@@ -156,20 +156,19 @@ def test_gradients_do_not_depend_on_accumulation(rollout):
     batch = batches[1]._replace(
         # As after an update: ratios on both sides of the clip.
         old_scores=batches[1].old_scores + 0.5 * jnp.sin(jnp.arange(8.0)),
-        advantages=jnp.linspace(-1, 1, 8),
+        advantages=jnp.linspace(-1, 1, 16),
     )
     results = []
-    for parts, chunk in ((1, 4), (4, 2)):
+    for parts, chunk in ((1, 8), (4, 2)):
         config = settings(gradient_accumulation_steps=parts, score_chunk=chunk)
         score = functools.partial(trainer.source.score, chunk=chunk)
         loss = make_loss(score, config)
         whole = jax.jit(functools.partial(gradient, loss, frozen={}, batch=batch, key=jax.random.key(0), parts=parts))
         results.append(whole(params=trainer.state.params))
     (whole, metrics), (split, split_metrics) = results
-    for name, leaf in flatten(whole):
-        np.testing.assert_allclose(
-            dict(flatten(split))[name], leaf, atol=1e-5 * float(np.abs(leaf).max()), err_msg=name
-        )
+    size = float(optax.tree.norm(whole))
+    assert size > 0.01
+    assert float(optax.tree.norm(jax.tree.map(jnp.subtract, split, whole))) <= 1e-6 * size
     assert float(split_metrics["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-5)
     assert float(split_metrics["max_log_ratio"]) == pytest.approx(float(metrics["max_log_ratio"]), rel=1e-5)
 
@@ -186,13 +185,13 @@ def test_what_was_not_judged_counts_for_nothing(rollout):
     trainer, batches, _ = rollout
     completions = Completions(
         np.asarray(batches[0].tokens), np.asarray(batches[0].attention_mask),
-        np.asarray(batches[0].completion_mask), ("",) * 8, np.zeros(8, bool),
+        np.asarray(batches[0].completion_mask), ("",) * 16, np.zeros(16, bool),
     )  # fmt: skip
-    rewards = np.array([1, np.nan, 2, 3, np.nan, np.nan, np.nan, 4], np.float32)
+    rewards = np.array([1, np.nan, 2, 3, 4, 5, 6, 7] + [np.nan] * 7 + [4], np.float32)
     batch = trainer.source.batch(trainer.state.params, completions, rewards, batches[0].keys)
-    assert not np.asarray(batch.completion_mask)[[1, 4, 5, 6]].any()
-    assert np.asarray(batch.completion_mask)[[0, 2, 3, 7]].any(axis=1).all()
-    np.testing.assert_array_equal(np.asarray(batch.advantages)[[1, 4, 5, 6, 7]], 0)
+    assert not np.asarray(batch.completion_mask)[[1, *range(8, 15)]].any()
+    assert np.asarray(batch.completion_mask)[[0, *range(2, 8), 15]].any(axis=1).all()
+    np.testing.assert_array_equal(np.asarray(batch.advantages)[[1, *range(8, 16)]], 0)
 
 
 def test_shuffled_rewards_are_the_same_ones_elsewhere(rollout, monkeypatch):
@@ -233,24 +232,26 @@ def test_an_update_from_other_weights_than_sampled_is_caught(policy, letters, tm
         trainer.train()
 
 
-def test_one_iteration_with_a_reference(policy, letters, tmp_path):
+def test_one_iteration_with_a_reference(finished, policy, letters, tmp_path):
     """The reference implementation crashes on it."""
     trainer = trainer_of(policy, letters, tmp_path, num_iterations=1, max_steps=2)
+    trainer.update = finished.update
     assert trainer.train()
     assert entries(tmp_path)[1]["kl"] > 0
 
 
-def test_positive_control(policy, letters, tmp_path):
+def test_no_reference_without_beta(policy, letters, tmp_path):
+    trainer = trainer_of(policy, letters, tmp_path, beta=0.0)
+    (batch, _), _ = trainer.source.make(trainer.state.params, 0)
+    assert trainer.source.reference is batch.reference_scores is None
+    assert trainer.source.save()["reference"] == {}
+
+
+def test_positive_control(finished):
     """The reward is the number of fives: an update of the wrong sign, or of the wrong rows, does not raise it."""
-    trainer = trainer_of(
-        policy, letters, tmp_path, num_generations=16, max_steps=24, learning_rate=3e-3,
-        score_chunk=32, beta=0.0,
-    )  # fmt: skip
-    assert trainer.source.reference is None
-    assert trainer.train()
-    rewards = [entry["reward"] for entry in entries(tmp_path) if "reward" in entry]
-    assert np.mean(rewards[:2]) < 1.5
-    assert np.mean(rewards[-2:]) > 2 * np.mean(rewards[:2])
+    rewards = [entry["reward"] for entry in entries(finished.out) if "reward" in entry]
+    assert np.mean(rewards[:3]) < 1.5
+    assert np.mean(rewards[-3:]) > 2 * np.mean(rewards[:3])
 
 
 def test_published_recipe():
@@ -275,9 +276,9 @@ def test_published_recipe():
     [
         ({"num_generations": 1}, "num_generations=1: must be at least 2"),
         ({"num_iterations": 0}, "num_iterations=0: must be at least 1"),
-        ({"score_chunk": 3}, "score_chunk=3: must divide 8"),
-        ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3: must divide 8"),
-        ({"generation_batch_size": 5}, "generation_batch_size=5: must divide 8"),
+        ({"score_chunk": 3}, "score_chunk=3: must divide 16"),
+        ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3: must divide 16"),
+        ({"generation_batch_size": 5}, "generation_batch_size=5: must divide 16"),
         ({"ref_model_mixup_alpha": 1.5}, r"ref_model_mixup_alpha=1\.5: must lie in \[0, 1\]"),
         ({"reward_weights": (1.0,)}, "must have one weight per reward"),
         ({"baseline": "none"}, "baseline='none': must be one of"),

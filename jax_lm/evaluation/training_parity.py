@@ -6,6 +6,7 @@ them) and `coupled_grpo.json` (settings and mask ratios).
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def check_training(folder: Path) -> Iterator[Finding]:
         yield largest(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest(f"{name}, KL", metrics["kl"], golden[f"kl.{iteration}"], LOSS_TOLERANCE)
-        norm, expected = float(optax.global_norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
+        norm, expected = float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
         yield finding(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
         by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
@@ -71,29 +72,41 @@ def read_training(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
 
 
+@partial(jax.jit, static_argnames=("graph", "form", "chunk"))
+def differentiated(
+    graph: nnx.GraphDef, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
+) -> tuple[tuple, dict]:
+    """(Loss, (scores, metrics)) and gradients of the recorded rows under given copies."""
+
+    def loss_of(params: dict) -> tuple:
+        tokens = batch["input_ids"]
+        model = nnx.merge(graph, params)
+        scores = completion_scores(model, tokens, jnp.ones(tokens.shape, bool), copies, chunk)
+        total, weight, metrics = policy_loss(
+            scores, batch["old"], batch["reference"], batch["advantages"], batch["completion_mask"].astype(bool), form
+        )
+        return total / weight, (scores, metrics)
+
+    return jax.value_and_grad(loss_of, has_aux=True)(params)
+
+
 def evaluation(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Callable:
     """A function of iteration and mask ratio to loss, (scores, metrics) and gradients, with the recorded masks."""
     graph, state = nnx.split(model)
+    params = nnx.to_pure_dict(state)
     form = PolicyLoss(epsilon=settings["epsilon_low"], epsilon_high=settings["epsilon_high"], beta=settings["beta"])
-    tokens = jnp.asarray(golden["input_ids"])
-    completion_mask = jnp.asarray(golden["completion_mask"].astype(bool))
-
-    def loss_of(params: dict, copies: Copies, old: jax.Array, reference: jax.Array) -> tuple:
-        present = jnp.ones(tokens.shape, bool)
-        scores = completion_scores(nnx.merge(graph, params), tokens, present, copies, chunk=settings["num_generations"])
-        made = jnp.asarray(golden["advantages"])
-        total, weight, metrics = policy_loss(scores, old, reference, made, completion_mask, form)
-        return total / weight, (scores, metrics)
-
-    differentiated = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
 
     def evaluate(iteration: int, ratio: float) -> tuple:
+        batch = {name: jnp.asarray(golden[name]) for name in ("input_ids", "advantages", "completion_mask")}
+        batch["old"] = jnp.asarray(golden["old_per_token_logps"][:, iteration])
+        batch["reference"] = jnp.asarray(golden["ref_per_token_logps"][:, iteration])
         first = golden["mask"][iteration].astype(bool)
         masked = jnp.asarray(np.stack([np.ones_like(first), first, ~first], axis=1))
-        of_copies = jnp.broadcast_to(jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3))
-        copies = Copies(noisy_rows(tokens, masked, settings["config"]["mask_token_id"]), masked, of_copies)
-        old, reference = (jnp.asarray(golden[f"{name}_per_token_logps"][:, iteration]) for name in ("old", "ref"))
-        (loss, aux), gradients = differentiated(nnx.to_pure_dict(state), copies, old, reference)
+        weights = jnp.broadcast_to(jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3))
+        tokens = noisy_rows(batch["input_ids"], masked, settings["config"]["mask_token_id"])
+        copies = Copies(tokens, masked, weights)
+        chunk = settings["num_generations"]
+        (loss, aux), gradients = differentiated(graph, params, batch, copies, form=form, chunk=chunk)
         return loss, aux, gradients
 
     return evaluate
