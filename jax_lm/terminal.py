@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 def shows_progress() -> bool:

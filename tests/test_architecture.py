@@ -13,9 +13,17 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "metrics", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    (
+        "terminal",
+        "metrics",
+        "tokenizer",
+        "checkpoints.huggingface",
+        "models.config",
+        "data.batches",
+        "sandbox.inside.*",
+    ),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
-    ("options", "sandbox"),
+    ("options", "sandbox", "training.settings", "data.conversations", "data.stream"),
     ("rewards.*",),
     ("rewards",),
     ("data.corpus.tasks",),
@@ -23,9 +31,10 @@ LAYERS = (
     ("data.corpus.families",),
     ("data.corpus",),
     ("data.rows", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
-    ("inference", "training.optimizer", "training.checkpoints", "training.update"),
+    ("inference", "models.lora", "training.optimizer", "training.checkpoints", "training.update"),
     ("training.trainer",),
-    ("training.adaptation",),
+    ("training.masked_diffusion",),
+    ("training.sft", "training.adaptation"),
     (
         "training.builtin_model",
         "evaluation.problems",

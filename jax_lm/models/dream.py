@@ -27,7 +27,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.models.config import DreamConfig
 
 Batch = Int[Array, "b t"]
-Mask = Bool[Array, "b t"] | Int[Array, "b t"]
+Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
 Hidden = Float[Array, "b t d"]
 
 
@@ -109,7 +109,7 @@ class DreamAttention(nnx.Module):
         self,
         x: Hidden,
         rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | None,
+        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
         past: KeyValues | None = None,
         start: Int[Array, ""] | None = None,
     ) -> tuple[Hidden, KeyValues]:
@@ -151,7 +151,7 @@ class DreamDecoderLayer(nnx.Module):
         self,
         x: Hidden,
         rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | None,
+        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
         past: KeyValues | None = None,
         start: Int[Array, ""] | None = None,
     ) -> tuple[Hidden, KeyValues]:
@@ -180,18 +180,34 @@ class DreamModel(nnx.Module):
         self.rotary_emb = DreamRotaryEmbedding(config.head_dim, config.rope_theta)
 
     def hidden_states(
-        self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
+        self,
+        input_ids: Batch,
+        attention_mask: Mask | None = None,
+        position_ids: Batch | None = None,
+        *,
+        remat: bool = False,
     ) -> Iterator[Hidden]:
-        """Yield the embedding output, then the output of each layer, the last after the final norm."""
+        """Yield the embedding output, then the output of each layer, the last after the final norm.
+
+        Args:
+            attention_mask: keys that may be attended to, for all queries or for each; the latter needs positions.
+            remat: keep nothing inside a layer for its gradient, but compute it again.
+        """
         if attention_mask is not None:
             attention_mask = attention_mask.astype(bool)
         if position_ids is None:
+            if attention_mask is not None and attention_mask.ndim != 2:
+                raise ValueError("position_ids=None: an attention mask for each query needs positions")
             position_ids = default_positions(input_ids, attention_mask)
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids)
         for layer in self.layers:
             yield x
-            x, _ = layer(x, rotary, attention_mask)
+
+            def outputs(x: Hidden, layer: DreamDecoderLayer = layer) -> Hidden:
+                return layer(x, rotary, attention_mask)[0]
+
+            x = (jax.checkpoint(outputs) if remat else outputs)(x)
         yield self.norm(x)
 
     def recompute(
@@ -232,9 +248,14 @@ class DreamModel(nnx.Module):
         return tuple(KeyValues(zeros(layer), zeros(layer)) for layer in self.layers)
 
     def __call__(
-        self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
+        self,
+        input_ids: Batch,
+        attention_mask: Mask | None = None,
+        position_ids: Batch | None = None,
+        *,
+        remat: bool = False,
     ) -> Hidden:
-        *_, last = self.hidden_states(input_ids, attention_mask, position_ids)
+        *_, last = self.hidden_states(input_ids, attention_mask, position_ids, remat=remat)
         return last
 
 
@@ -363,9 +384,9 @@ def attend(
     q: Float[Array, "b t n h"],
     k: Float[Array, "b k s h"],
     v: Float[Array, "b k s h"],
-    attention_mask: Bool[Array, "b s"] | None,
+    attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
 ) -> Float[Array, "b t n h"]:
-    """Grouped-query attention over all keys that the mask admits; softmax in float32.
+    """Grouped-query attention over all keys that the mask admits, to all queries or to each; softmax in float32.
 
     The query heads of a group become further rows of their key head, so that keys are never repeated.
     """
@@ -374,8 +395,12 @@ def attend(
     q = q.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4).reshape(b, -1, groups * t, h)
     scores = product(q, k) / h**0.5
     if attention_mask is not None:
-        # Only keys are masked: a padded query sees the real keys, so that no row is empty.
-        scores = jnp.where(attention_mask[:, None, None, :], scores, jnp.finfo(jnp.float32).min)
+        # Where only keys are masked, a padded query sees the real keys, so that no row is empty.
+        if attention_mask.ndim == 2:
+            admitted = attention_mask[:, None, None, :]
+        else:
+            admitted = jnp.tile(attention_mask, (1, groups, 1))[:, None]
+        scores = jnp.where(admitted, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
