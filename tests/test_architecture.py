@@ -26,7 +26,7 @@ LAYERS = (
     ),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
     ("options", "sandbox", "training.settings", "data.conversations", "data.stream"),
-    ("rewards.*", "training.grpo_config"),
+    ("rewards.*", "training.grpo_config", "data.acecode"),
     ("rewards",),
     ("data.corpus.tasks",),
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),

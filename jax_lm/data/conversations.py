@@ -1,14 +1,16 @@
-"""Fine-tuning examples from JSON lines: a conversation whose last turn is to be learnt, or a prompt and a response.
+"""Training samples from JSON lines: a conversation whose last turn is to be learnt, a prompt and a response, or a text.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"prompt": "…", "response": "…"}
+    {"text": "…"}
 
 Rows that cannot be used are counted and named, never dropped in silence. Knows text and tokens, nothing of training.
 """
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,12 @@ class Samples:
     rows: list[Row] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
 
+    @property
+    def digest(self) -> str:
+        """Of all tokens: tells whether a run goes on with the samples it began with."""
+        text = json.dumps([(row.ids, row.canvas) for row in self.rows])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def describe(self, path: Path) -> str:
         """How many lines were used and refused, and the first of these."""
         named = "; ".join(f"line {line}: {reason}" for line, reason in self.refused[:NAMED])
@@ -40,8 +48,8 @@ class Samples:
         return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (f" ({named}{more})" if named else "")
 
 
-def read_samples(path: Path, to_row: Callable[[dict[str, Any]], Row], length: int) -> Samples:
-    """Samples of at most `length` tokens, one per line.
+def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
+    """The samples that each line gives.
 
     Raises:
         ValueError: the file cannot be read, or no line of it can be used.
@@ -52,10 +60,7 @@ def read_samples(path: Path, to_row: Callable[[dict[str, Any]], Row], length: in
             fields = json.loads(line)
             if not isinstance(fields, dict):
                 raise BadRowError(f"expected a JSON object, not {type(fields).__name__}")
-            row = to_row(fields)
-            if len(row.ids) > length:
-                raise BadRowError(f"{len(row.ids)} tokens, longer than length={length}")
-            samples.rows.append(row)
+            samples.rows += to_rows(fields)
         except (BadRowError, TokenizerError) as error:
             samples.refused.append((number, str(error)))
         except (json.JSONDecodeError, RecursionError) as error:
@@ -75,21 +80,43 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
-def conversation_row(tokenizer: DiffuCoderTokenizer) -> Callable[[dict[str, Any]], Row]:
+def conversation_rows(tokenizer: DiffuCoderTokenizer, length: int) -> Callable[[dict[str, Any]], list[Row]]:
     """How a line becomes a sample: everything before the response stays visible, the response is the canvas.
 
     The canvas is open: the pads after the end of the response are targets too, so that the model learns to end.
     """
 
-    def to_row(fields: dict[str, Any]) -> Row:
+    def to_rows(fields: dict[str, Any]) -> list[Row]:
         prompt, response, end = parts(fields, tokenizer)
         visible = tokenizer.encode(prompt)
-        written = [*tokenizer.encode(response), tokenizer.token_id(end)]
-        if tokenizer.mask_id in visible or tokenizer.mask_id in written:
-            raise BadRowError("holds the mask token")
-        return Row((*visible, *written), (False,) * len(visible) + (True,) * len(written))
+        written = [*without_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
+        size = len(visible) + len(written)
+        if size > length:
+            raise BadRowError(f"{size} tokens, longer than length={length}")
+        return [Row((*visible, *written), (False,) * len(visible) + (True,) * len(written))]
 
-    return to_row
+    return to_rows
+
+
+def text_rows(tokenizer: DiffuCoderTokenizer, length: int) -> Callable[[dict[str, Any]], list[Row]]:
+    """How a line of text becomes samples of at most `length` tokens, all of which may be masked."""
+
+    def to_rows(fields: dict[str, Any]) -> list[Row]:
+        text = fields.get("text")
+        if not isinstance(text, str) or not text.strip():
+            raise BadRowError("has no text")
+        ids = [*without_mask(tokenizer.encode(text), tokenizer), tokenizer.token_id(END_OF_TEXT)]
+        parts = (tuple(ids[start : start + length]) for start in range(0, len(ids), length))
+        return [Row(part, (True,) * len(part), open=False) for part in parts]
+
+    return to_rows
+
+
+def without_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
+    """The same ids; BadRowError if the mask token, which is never a target, is among them."""
+    if tokenizer.mask_id in ids:
+        raise BadRowError("holds the mask token where the model is to write")
+    return ids
 
 
 def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[str, str, str]:

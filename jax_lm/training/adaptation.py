@@ -5,7 +5,7 @@ past is not confronted with the future at once. Knows texts as token rows, no fi
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def adapt(
     """Train `model` on texts; whether the end was reached.
 
     Args:
-        samples: texts as closed rows, of at most `config.length` tokens (`parts_of`).
+        samples: texts as closed rows, of at most `config.length` tokens.
         out: folder of the run; a run in it is continued.
         identity: what else a resumed run must agree on.
 
@@ -70,13 +70,6 @@ def adapt(
 def openness(step: int, annealing_steps: int) -> float:
     """Share of the future that attention sees at a step (from 0): a line from 0 to 1."""
     return min(1.0, step / annealing_steps) if annealing_steps else 1.0
-
-
-def parts_of(ids: Sequence[int], length: int) -> Iterator[Row]:
-    """A text as rows of at most `length` tokens, all of which may be masked."""
-    for start in range(0, len(ids), length):
-        part = tuple(ids[start : start + length])
-        yield Row(part, (True,) * len(part), open=False)
 
 
 def varied(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:
