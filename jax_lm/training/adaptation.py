@@ -62,7 +62,7 @@ def adapt(
         dataclasses.replace(config.loss, masks_per_query=True),
         config.training,
         out,
-        held_out=[evaluated.batch(step) for step in range(evaluated.steps(1))] if evaluated else (),
+        held_out=[evaluated.batch(step) for step in range(evaluated.steps(1.0))] if evaluated else (),
         identity={name: settings[name] for name in settings if name not in ("loss", "training")} | dict(identity or {}),
     )
 

@@ -73,7 +73,7 @@ def fine_tune(
         training,
         out,
         trained=trained,
-        held_out=[evaluated.batch(step) for step in range(evaluated.steps(1))] if evaluated else (),
+        held_out=[evaluated.batch(step) for step in range(evaluated.steps(1.0))] if evaluated else (),
         identity={name: settings[name] for name in settings if name not in ("loss", "training")} | dict(identity or {}),
     )
 
