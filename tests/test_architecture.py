@@ -15,6 +15,7 @@ PACKAGE = ROOT / "jax_lm"
 LAYERS = (
     ("terminal", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
+    ("sharding",),
     ("options", "sandbox"),
     ("rewards.*",),
     ("rewards",),

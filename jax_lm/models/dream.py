@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_lm import sharding
 from jax_lm.checkpoints import huggingface
 from jax_lm.models.config import DreamConfig
 
@@ -166,14 +168,17 @@ class DreamEmbedding(nnx.Module):
     def __init__(self, config: DreamConfig, *, init: "Initializer") -> None:
         self.weight = nnx.Param(init((config.vocab_size, config.hidden_size)))
 
-    def __call__(self, input_ids: Batch) -> Hidden:
-        return self.weight[...][input_ids]
+    def __call__(self, input_ids: Batch, mesh: Mesh | None = None) -> Hidden:
+        # XLA would look up parts of rows, and then has no good way to the whole rows that the layers want.
+        table = sharding.constrain(self.weight[...], mesh, "tensor", None)
+        return sharding.shard_rows(table[sharding.shard_rows(input_ids, mesh)], mesh)
 
 
 class DreamModel(nnx.Module):
-    """Embedding, decoder layers and final norm."""
+    """Embedding, decoder layers and final norm; on a `mesh`, hidden states are split by rows."""
 
     def __init__(self, config: DreamConfig, *, init: "Initializer") -> None:
+        self.mesh: Mesh | None = None
         self.embed_tokens = DreamEmbedding(config, init=init)
         self.layers = nnx.List([DreamDecoderLayer(config, init=init) for _ in range(config.num_hidden_layers)])
         self.norm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
@@ -188,7 +193,7 @@ class DreamModel(nnx.Module):
         if position_ids is None:
             position_ids = default_positions(input_ids, attention_mask)
         rotary = self.rotary_emb(position_ids)
-        x = self.embed_tokens(input_ids)
+        x = self.embed_tokens(input_ids, self.mesh)
         for layer in self.layers:
             yield x
             x, _ = layer(x, rotary, attention_mask)
@@ -213,7 +218,7 @@ class DreamModel(nnx.Module):
             Hidden states, and the cache with these rows rewritten.
         """
         rotary = self.rotary_emb(position_ids)
-        x = self.embed_tokens(input_ids)
+        x = self.embed_tokens(input_ids, self.mesh)
         rewritten = []
         for layer, past in zip(self.layers, cache, strict=True):
             x, seen = layer(x, rotary, attention_mask, past, start)
@@ -227,7 +232,9 @@ class DreamModel(nnx.Module):
         def zeros(layer: DreamDecoderLayer) -> Array:
             attention = layer.self_attn
             heads = attention.k_proj.weight[...].shape[0] // attention.head_dim
-            return jnp.zeros((batch, heads, length, attention.head_dim), weight.dtype)
+            empty = jnp.zeros((batch, heads, length, attention.head_dim), weight.dtype)
+            by_heads = self.mesh is not None and heads % self.mesh.shape["tensor"] == 0
+            return sharding.shard_rows(empty, self.mesh, "tensor" if by_heads else None)
 
         return tuple(KeyValues(zeros(layer), zeros(layer)) for layer in self.layers)
 
@@ -274,6 +281,23 @@ class DreamForCausalLM(nnx.Module):
     def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32) -> "DreamForCausalLM":
         """The model with shapes in place of arrays; takes no memory."""
         return nnx.eval_shape(lambda: cls(config, dtype=dtype))
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """Where the parameters lie; None is one device."""
+        return self.model.mesh
+
+    def on_mesh(self, mesh: Mesh) -> "DreamForCausalLM":
+        """The same model with its parameters spread over a mesh.
+
+        Raises:
+            ValueError: the mesh does not split the model evenly.
+        """
+        graph, state = nnx.split(self)
+        params = nnx.to_pure_dict(state)
+        model = nnx.merge(graph, jax.device_put(params, sharding.tree_shardings(params, self.config, mesh)))
+        model.model.mesh = mesh
+        return model
 
     @staticmethod
     def read_config(folder: Path) -> DreamConfig:
