@@ -13,9 +13,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    ("terminal", "tokenizer", "checkpoints.stored", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
-    ("sharding",),
+    ("sharding", "models.quantization", "checkpoints.orbax", "checkpoints.legacy"),
+    ("checkpoints.loading",),
     ("options", "sandbox"),
     ("rewards.*",),
     ("rewards",),

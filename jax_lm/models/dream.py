@@ -25,7 +25,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm import sharding
-from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints import huggingface, loading
+from jax_lm.models import quantization
 from jax_lm.models.config import DreamConfig
 
 Batch = Int[Array, "b t"]
@@ -48,17 +49,29 @@ class KeyValues(NamedTuple):
 
 
 class DreamLinear(nnx.Module):
-    """y = x Wᵀ + b with W kept as [out, in]; products accumulate in float32 whatever the dtype."""
+    """y = x Wᵀ + b with W kept as [out, in]; products accumulate in float32 whatever the dtype.
+
+    After `quantize` W is int8, with one `scale` per output.
+    """
 
     def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: "Initializer") -> None:
         self.weight = nnx.Param(init((out_size, in_size)))
         self.bias = nnx.Param(init((out_size,), 0.0)) if use_bias else None
+        self.scale: nnx.Param | None = nnx.data(None)
+
+    def quantize(self) -> None:
+        weight, scale = quantization.quantize(self.weight[...])
+        self.weight, self.scale = nnx.Param(weight), nnx.Param(scale)
 
     def __call__(self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None) -> Float[Array, "*b o"]:
-        y = product(x, self.weight[...])
+        dtype = dtype or x.dtype
+        if self.scale is None:
+            y = product(x, self.weight[...])
+        else:
+            y = product(*quantization.widened(x, self.weight[...])) * self.scale[...]
         if self.bias is not None:
             y = y + self.bias[...].astype(jnp.float32)
-        return y.astype(dtype or x.dtype)
+        return y.astype(dtype)
 
 
 class DreamRMSNorm(nnx.Module):
@@ -277,10 +290,17 @@ class DreamForCausalLM(nnx.Module):
     def dtype(self) -> jnp.dtype:
         return self.model.embed_tokens.weight[...].dtype
 
+    def quantize(self) -> "DreamForCausalLM":
+        """Turn the kernels of this model into int8, for inference (see `jax_lm.models.quantization`)."""
+        for _, module in self.iter_modules():
+            if isinstance(module, DreamLinear):
+                module.quantize()
+        return self
+
     @classmethod
-    def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32) -> "DreamForCausalLM":
+    def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False) -> "DreamForCausalLM":
         """The model with shapes in place of arrays; takes no memory."""
-        return nnx.eval_shape(lambda: cls(config, dtype=dtype))
+        return nnx.eval_shape(lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype))
 
     @property
     def mesh(self) -> Mesh | None:
@@ -302,7 +322,15 @@ class DreamForCausalLM(nnx.Module):
     @staticmethod
     def read_config(folder: Path) -> DreamConfig:
         """The configuration of a checkpoint folder."""
-        return DreamConfig.from_dict(huggingface.read_json(folder, "config.json"))
+        fields = huggingface.read_json(folder, "config.json")
+        if fields.get("quantization_config") == quantization.QUANTIZATION:
+            del fields["quantization_config"]
+        return DreamConfig.from_dict(fields)
+
+    @staticmethod
+    def is_int8(folder: Path) -> bool:
+        """Whether the kernels of a checkpoint are stored as int8."""
+        return huggingface.read_json(folder, "config.json").get("quantization_config") == quantization.QUANTIZATION
 
     @classmethod
     def from_pretrained(
@@ -310,30 +338,50 @@ class DreamForCausalLM(nnx.Module):
         path_or_hub_id: str | Path,
         *,
         dtype: DTypeLike | None = None,
+        int8: bool = False,
+        mesh: Mesh | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> "DreamForCausalLM":
-        """Load a checkpoint in the Hugging Face layout, tensor by tensor; no code of it is executed.
+        """Load a checkpoint in the Hugging Face or Orbax layout, tensor by tensor; no code of it is executed.
 
         Args:
             path_or_hub_id: a local folder, or a repository on the hub such as apple/DiffuCoder-7B-Instruct.
             dtype: float dtype of the weights; None keeps that of the checkpoint.
+            int8: quantise the kernels as they are read; a checkpoint that holds int8 stays so in any case.
+            mesh: where the parameters lie; each device reads its slices. None is the first device.
             on_progress: called with bytes read so far and bytes in all.
 
         Raises:
             CheckpointError: names what is missing, unknown, misshapen or damaged.
-            ValueError: config.json asks for something this implementation does not compute.
+            ValueError: config.json asks for something this implementation does not compute, or the mesh does not
+                split the model evenly.
         """
         folder = huggingface.resolve(path_or_hub_id)
-        config = cls.read_config(folder)
-        shapes = parameter_shapes(config)
-        optional = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        tensors = huggingface.load_tensors(folder, shapes, ignored=optional, dtype=dtype, on_progress=on_progress)
-        graph, state = nnx.split(cls.abstract(config))
-        return nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
+        config, stored_int8 = cls.read_config(folder), cls.is_int8(folder)
+        graph, state = nnx.split(cls.abstract(config, int8=int8 or stored_int8))
+        template = nnx.to_pure_dict(state)
+        shardings = {} if mesh is None else dict(flatten(sharding.tree_shardings(template, config, mesh)))
+        target = loading.Target(
+            shapes=parameter_shapes(config, int8=stored_int8),
+            ignored={"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set(),
+            dtype=dtype,
+            quantize=int8,
+            shardings=shardings,
+        )
+        model = nnx.merge(graph, nest(loading.load(loading.source(folder), target, on_progress=on_progress), template))
+        model.model.mesh = mesh
+        return model
 
     def save_pretrained(self, folder: str | Path, *, dtype: DTypeLike | None = None) -> None:
-        """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back."""
-        tensors = {name: value.astype(dtype or value.dtype) for name, value in parameters(self).items()}
+        """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back.
+
+        Raises:
+            ValueError: the model is quantised; `diffucoder convert --quantize int8` writes such checkpoints.
+        """
+        tensors = parameters(self)
+        if any(value.dtype == jnp.int8 for value in tensors.values()):
+            raise ValueError("the model is int8: save the float model, or use `diffucoder convert --quantize int8`")
+        tensors = {name: value.astype(dtype or value.dtype) for name, value in tensors.items()}
         huggingface.save(folder, tensors, self.config.to_dict() | {"torch_dtype": str(jnp.dtype(dtype or self.dtype))})
 
 
@@ -438,6 +486,6 @@ def parameters(model: DreamForCausalLM) -> dict[str, Any]:
 
 
 @functools.cache
-def parameter_shapes(config: DreamConfig) -> dict[str, tuple[int, ...]]:
-    """Checkpoint name and shape of every parameter, without allocating any."""
-    return {name: leaf.shape for name, leaf in parameters(DreamForCausalLM.abstract(config)).items()}
+def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tuple[int, ...]]:
+    """Checkpoint name and shape of every parameter, without allocating any; with int8, of the scales too."""
+    return {name: leaf.shape for name, leaf in parameters(DreamForCausalLM.abstract(config, int8=int8)).items()}
