@@ -12,6 +12,7 @@ import tyro
 
 from jax_lm import terminal
 from jax_lm.commands.bench import Bench
+from jax_lm.commands.checkpoints import Convert, Verify
 from jax_lm.commands.evaluation import Evaluate
 from jax_lm.commands.generate import Generate
 from jax_lm.commands.info import Info
@@ -59,6 +60,8 @@ Commands = (
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Evaluate, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Convert, tyro.conf.subcommand("convert")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
     | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
 )

@@ -29,6 +29,7 @@ from jax_lm.checkpoints.stored import CheckpointError, Request
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_NAME = 255
+SHARD_BYTES = 5 * 10**9
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
@@ -215,6 +216,33 @@ def save(folder: str | Path, tensors: Mapping[str, Array], config: Mapping[str, 
     (folder / INDEX).unlink(missing_ok=True)
     with replacing(folder / "config.json") as path:
         path.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write tensors that come one after the other, as one file, or as several of `SHARD_BYTES` and their index.
+
+    Memory holds one file. Meant for a folder that nobody reads yet.
+
+    Args:
+        sizes: bytes of each tensor, in the order in which they come.
+    """
+    shards: list[list[str]] = [[]]
+    for name, size in sizes.items():
+        if shards[-1] and sum(sizes[other] for other in shards[-1]) + size > SHARD_BYTES:
+            shards.append([])
+        shards[-1].append(name)
+    files = [f"model-{n + 1:05}-of-{len(shards):05}.safetensors" for n in range(len(shards))]
+    if len(shards) == 1:
+        files = [WEIGHTS]
+    coming = iter(arrays)
+    for file, names in zip(files, shards, strict=True):
+        held = dict(next(coming) for _ in names)
+        assert list(held) == names
+        save_file(held, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

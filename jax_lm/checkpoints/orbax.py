@@ -46,7 +46,7 @@ def stored_tensors(path: Path) -> dict[str, StoredArray]:
         CheckpointError: it is damaged, unfinished, or holds something other than named arrays.
     """
     try:
-        entries = ocp.pytree_metadata(str(path.absolute())).metadata
+        entries = ocp.metadata(str(path.absolute())).metadata
     except Exception as error:  # Orbax and TensorStore raise whatever they meet in a damaged file
         raise CheckpointError(f"{path} is damaged or not a finished Orbax checkpoint: {summary(error)}") from error
     if not isinstance(entries, dict) or not entries:

@@ -292,7 +292,7 @@ class DreamForCausalLM(nnx.Module):
 
     def quantize(self) -> "DreamForCausalLM":
         """Turn the kernels of this model into int8, for inference (see `jax_lm.models.quantization`)."""
-        for _, module in self.iter_modules():
+        for _, module in nnx.iter_modules(self):
             if isinstance(module, DreamLinear):
                 module.quantize()
         return self
