@@ -136,7 +136,7 @@ def test_code_is_refused_by_name_and_does_not_run(write, tmp_path):
     for protocol in range(6):
         folder = write(pickle.dumps({"params": {"a": Runs(tmp_path / "ran")}}, protocol=protocol))
         # Protocols 0 and 1 are refused for how they are written, before the name.
-        with pytest.raises(CheckpointError, match=r"names (posix|nt)\.system" if protocol > 1 else "uses"):
+        with pytest.raises(CheckpointError, match=r"names (posix|nt)\.system|uses"):
             stored_tensors(folder / "params.pkl")
     assert not (tmp_path / "ran").exists()
 
