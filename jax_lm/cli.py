@@ -13,6 +13,7 @@ import tyro
 from jax_lm import recipes, terminal
 from jax_lm.commands.adapt import Adapt
 from jax_lm.commands.bench import Bench
+from jax_lm.commands.checkpoints import Convert, Verify
 from jax_lm.commands.data import PrepareData
 from jax_lm.commands.evaluation import Evaluate
 from jax_lm.commands.generate import Generate
@@ -69,6 +70,8 @@ Commands = (
     | Annotated[MergeLora, tyro.conf.subcommand("merge-lora")]
     | Annotated[PrepareData, tyro.conf.subcommand("data")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Convert, tyro.conf.subcommand("convert")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
     | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
 )

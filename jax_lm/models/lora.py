@@ -19,7 +19,8 @@ from jaxtyping import Array, Float
 from safetensors.numpy import save_file
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.models.dream import DreamForCausalLM, parameters, product
+from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.models.products import product
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -125,7 +126,7 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Ar
     with huggingface.opened(path) as file:
         held = dict.fromkeys(file.keys(), path)
         huggingface.check_names(path, held, shapes, ())
-        tensors = {name: jnp.asarray(huggingface.read_tensor(file, path, name), jnp.float32) for name in shapes}
+        tensors = {name: jnp.asarray(file.get_tensor(name), jnp.float32) for name in shapes}
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise huggingface.CheckpointError(
