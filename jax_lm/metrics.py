@@ -43,7 +43,8 @@ class Meter:
     def entry(self) -> dict[str, float]:
         """Means since the last entry (of max_… the largest), tokens per second, seconds of the run; starts anew."""
         elapsed = self.elapsed()
-        metrics = {name: total / count for name, (total, count) in self.sums.items()}
+        names = sorted(self.sums, key=lambda name: (name != "loss", name))
+        metrics = {name: self.sums[name][0] / self.sums[name][1] for name in names}
         speed = {"tokens_per_second": self.tokens / max(elapsed, 1e-9), "seconds": self.earlier + elapsed}
         self.sums, self.tokens, self.seconds, self.earlier = {}, 0, 0.0, self.earlier + elapsed
         self.clock = time.monotonic()

@@ -3,6 +3,7 @@
 Bars go to standard error, and only when that is a terminal and `NO_RICH_LOGGING=1` is not set.
 """
 
+import logging
 import os
 import sys
 import traceback
@@ -13,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 def shows_progress() -> bool:
@@ -42,6 +43,13 @@ def progress(description: str) -> Iterator[Report | None]:
             bar.update(task, completed=done, total=total, note=note)
 
         yield report
+
+
+def show_log() -> None:
+    """What the library logs goes to standard error; of the libraries below it, warnings alone."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for name in ("jax", "orbax", "absl"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:

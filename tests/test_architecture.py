@@ -13,10 +13,30 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "recipes", "metrics", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    (
+        "terminal",
+        "recipes",
+        "metrics",
+        "tokenizer",
+        "checkpoints.stored",
+        "checkpoints.huggingface",
+        "models.config",
+        "data.batches",
+        "data.order",
+        "sandbox.inside.*",
+    ),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
-    ("options", "sandbox"),
-    ("rewards.*", "training.grpo_config"),
+    (
+        "sharding",
+        "models.quantization",
+        "models.products",
+        "checkpoints.orbax",
+        "checkpoints.legacy",
+        "checkpoints.checksums",
+    ),
+    ("checkpoints.loading",),
+    ("options", "sandbox", "training.settings", "data.conversations", "data.stream"),
+    ("rewards.*", "training.grpo_config", "data.acecode"),
     ("rewards",),
     ("data.corpus.tasks",),
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),
@@ -25,6 +45,9 @@ LAYERS = (
     ("data.rows", "data.prompts", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
     (
         "inference",
+        "models.lora",
+        "checkpoints.conversion",
+        "checkpoints.verification",
         "training.optimizer",
         "training.checkpoints",
         "training.update",
@@ -33,7 +56,8 @@ LAYERS = (
         "training.rollouts",
     ),
     ("training.trainer",),
-    ("training.adaptation", "training.coupled_grpo"),
+    ("training.masked_diffusion", "training.coupled_grpo"),
+    ("training.sft", "training.adaptation"),
     (
         "training.builtin_model",
         "evaluation.problems",
@@ -52,6 +76,9 @@ LAYERS = (
 MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 8
 MANY_PARAMETERS = {"DiffuCoderInference.generate": 12}
 """The signature is the published interface."""
+
+RESTRICTED_PICKLE = "checkpoints.legacy"
+"""The one module that reads pickles, through an unpickler that finds no class but its own."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stat().st_size)
@@ -132,7 +159,11 @@ def test_no_broad_except_and_no_unrestricted_pickle(path):
             broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
             explained = "#" in text.splitlines()[node.lineno - 1]
             assert not broad or explained, f"{path}:{node.lineno} catches everything without saying why"
-    assert not re.search(r"\bimport pickle\b|\bfrom pickle\b|trust_remote_code", text)
+    assert "trust_remote_code" not in text
+    if dotted(path) == RESTRICTED_PICKLE:
+        assert not re.search(r"pickle\.loads?\b", text)
+        return
+    assert not re.search(r"\bimport pickle\b|\bfrom pickle\b", text)
 
 
 def test_ci_runs_the_test_command_of_the_readme():

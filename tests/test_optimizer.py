@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from jax_lm.models.dream import flatten, parameters
-from jax_lm.training.optimizer import OptimizerConfig, make_optimizer, muon_or_adamw, schedule
+from jax_lm.training.optimizer import make_optimizer, muon_or_adamw, schedule
+from jax_lm.training.settings import OptimizerConfig
 
 
 def settings(**changes):

@@ -13,8 +13,8 @@ import pytest
 
 from jax_lm.training import trainer as trainer_module
 from jax_lm.training.checkpoints import RunCheckpoints
-from jax_lm.training.optimizer import OptimizerConfig
-from jax_lm.training.trainer import State, Trainer, TrainerConfig
+from jax_lm.training.settings import OptimizerConfig, TrainerConfig
+from jax_lm.training.trainer import State, Trainer
 from jax_lm.training.update import LossTerms, gradient, split_rows
 
 ROWS, STEPS = 8, 12

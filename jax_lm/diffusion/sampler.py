@@ -35,6 +35,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.sharding import replicate
 
 UNLIMITED = np.iinfo(np.int32).max
 WHOLE_CANVAS = Decoding()
@@ -220,7 +221,9 @@ def run(
         return step(model, *carry, given, cursor, plan)
 
     state, memory = jax.lax.while_loop(goes_on, advance, (skip_idle(state, cursor, plan), memory))
-    return state, memory, is_open(state)
+    # The state is small, and every host looks at it.
+    state, still_open = replicate((state, is_open(state)), model.mesh)
+    return state, memory, still_open
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"))

@@ -3,63 +3,12 @@
 Knows parameter trees and their paths, no loss and no loop.
 """
 
-import math
-from dataclasses import dataclass
-
 import jax
 import optax
 import optax.contrib
 from jaxtyping import Array
 
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW, its schedule, and what else acts on a gradient.
-
-    Attributes:
-        learning_rate: peak, after the warm-up.
-        warmup_share: share of the steps over which the learning rate rises from 0; `warmup_steps` overrides it.
-        warmup_steps: number of those steps.
-        final_share: share of the peak to which the cosine falls.
-        betas: decay of the two moments.
-        epsilon: added to the root of the second moment.
-        weight_decay: decoupled; on matrices alone, never on biases and norms.
-        clip_norm: bound of the global norm of the gradient.
-        muon_learning_rate: peak for the matrices of the layers, updated by Muon (orthogonalised momentum) instead;
-            needs about half the steps of AdamW on the built-in model. Everything else stays with AdamW.
-    """
-
-    learning_rate: float
-    warmup_share: float = 0.0
-    warmup_steps: int | None = None
-    final_share: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    muon_learning_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "muon_learning_rate", "clip_norm", "epsilon"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name}={value}: must be positive")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay={self.weight_decay}: must not be negative")
-        for name in ("warmup_share", "final_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must lie in [0, 1]")
-        if self.warmup_steps is not None and self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps={self.warmup_steps}: must not be negative")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={self.betas}: must lie in [0, 1)")
-
-    def warmup(self, steps: int) -> int:
-        """Steps of the warm-up in a run of `steps`; ValueError if none would be left."""
-        warmup = round(self.warmup_share * steps) if self.warmup_steps is None else self.warmup_steps
-        if warmup >= steps:
-            raise ValueError(f"warmup_steps={warmup}: must lie in [0, steps={steps})")
-        return warmup
+from jax_lm.training.settings import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule:

@@ -8,17 +8,13 @@ started again ends with the weights of the uninterrupted run, bit for bit: every
 and the step, and a checkpoint holds the rest.
 """
 
-import dataclasses
 import json
 import logging
 import math
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -30,14 +26,13 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array
 
 from jax_lm import terminal
-from jax_lm.metrics import TRACKERS, Meter, Writers, open_writers
+from jax_lm.metrics import Meter, Writers, open_writers
 from jax_lm.training.checkpoints import RunCheckpoints, named_leaves
-from jax_lm.training.optimizer import OptimizerConfig, make_optimizer, schedule
-from jax_lm.training.update import COMPUTE_DTYPES, Batch, Loss, Params, make_update
+from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.settings import TrainerConfig
+from jax_lm.training.update import Batch, Loss, Params, make_update
 
 logger = logging.getLogger(__name__)
-
-PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
 class State(NamedTuple):
@@ -61,74 +56,6 @@ class Source(Protocol):
     def save(self) -> dict[str, Any]: ...
 
     def load(self, saved: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """A run of the trainer.
-
-    Attributes:
-        steps: updates of the whole schedule.
-        optimizer: AdamW or Muon, and the schedule.
-        stop_after: end the run before its schedule does.
-        accumulation: parts into which a batch is split, one after the other; the gradient stays that of the batch.
-        compute_dtype: float32 or bfloat16, of the weights that the loss sees; masters and moments are float32.
-        seed: of the loss's random numbers.
-        log_every: steps between entries of the metrics.
-        save_every: steps between checkpoints.
-        evaluate_every: steps between evaluations.
-        keep: newest checkpoints that stay.
-        resume: auto continues from the newest checkpoint, never refuses a folder that has one.
-        track: tensorboard, wandb.
-        profile: steps=10:13 writes a trace of these steps.
-    """
-
-    steps: int
-    optimizer: OptimizerConfig
-    stop_after: int | None = None
-    accumulation: int = 1
-    compute_dtype: str = "float32"
-    seed: int = 0
-    log_every: int = 10
-    save_every: int = 500
-    evaluate_every: int = 500
-    keep: int = 2
-    resume: str = "auto"
-    track: tuple[str, ...] = ()
-    profile: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "accumulation", "log_every", "save_every", "evaluate_every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.stop_after is not None and not 1 <= self.stop_after <= self.steps:
-            raise ValueError(f"stop_after={self.stop_after}: must lie in [1, steps={self.steps}]")
-        if self.compute_dtype not in COMPUTE_DTYPES:
-            raise ValueError(f"compute_dtype={self.compute_dtype!r}: must be float32 or bfloat16")
-        if self.resume not in ("auto", "never"):
-            raise ValueError(f"resume={self.resume!r}: must be auto or never")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
-        for name in set(self.track) - set(TRACKERS):
-            raise ValueError(f"track={name!r}: must be one of {', '.join(TRACKERS)}")
-        self.optimizer.warmup(self.steps)
-        _ = self.profiled
-
-    @cached_property
-    def profiled(self) -> range:
-        """Steps to trace."""
-        if self.profile is None:
-            return range(0)
-        match = PROFILE.fullmatch(self.profile)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= self.steps:
-            raise ValueError(f"profile={self.profile!r}: must be steps=FIRST:LAST within the run")
-        return range(int(match[1]), int(match[2]) + 1)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a resumed run must agree on: all that decides the weights."""
-        free = {"stop_after", "log_every", "save_every", "evaluate_every", "keep", "resume", "track", "profile"}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
 
 
 class Trainer:

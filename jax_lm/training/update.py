@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_lm.metrics import LARGEST
 
-COMPUTE_DTYPES = ("float32", "bfloat16")
 Params = dict[Any, Any]
 Batch = Any
 """A tree of arrays with the rows in front, among them an attribute `tokens` [b, t]."""
