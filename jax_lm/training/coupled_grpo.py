@@ -30,7 +30,6 @@ from jax_lm.rewards import Scored, WeightedSum, weighted_sum
 from jax_lm.terminal import Report
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import Estimator, GRPOConfig
-from jax_lm.training.optimizer import OptimizerConfig
 from jax_lm.training.policy_loss import advantages, policy_loss
 from jax_lm.training.policy_scores import (
     completion_scores,
@@ -39,7 +38,8 @@ from jax_lm.training.policy_scores import (
     selective_log_softmax,
 )
 from jax_lm.training.rollouts import Completions, Prompt, PromptSet, judge, reward_metrics, rewards_of, sample
-from jax_lm.training.trainer import Running, State, Trainer, TrainerConfig
+from jax_lm.training.settings import OptimizerConfig, TrainerConfig
+from jax_lm.training.trainer import Running, State, Trainer
 from jax_lm.training.update import LossTerms, Params, in_dtype
 
 __all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_softmax"]
