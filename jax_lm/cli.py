@@ -10,13 +10,19 @@ from typing import Annotated, Protocol
 
 import tyro
 
-from jax_lm import terminal
+from jax_lm import recipes, terminal
+from jax_lm.commands.adapt import Adapt
 from jax_lm.commands.bench import Bench
+from jax_lm.commands.checkpoints import Convert, Verify
+from jax_lm.commands.data import PrepareData
 from jax_lm.commands.evaluation import Evaluate
 from jax_lm.commands.generate import Generate
+from jax_lm.commands.grpo import Grpo
 from jax_lm.commands.info import Info
+from jax_lm.commands.merge_lora import MergeLora
 from jax_lm.commands.parity import ParityCheck, ParityRecord
 from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
+from jax_lm.commands.sft import Sft
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 Parity = Annotated[ParityCheck, tyro.conf.subcommand("check")] | Annotated[ParityRecord, tyro.conf.subcommand("record")]
@@ -58,7 +64,14 @@ Commands = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Evaluate, tyro.conf.subcommand("eval")]
+    | Annotated[Adapt, tyro.conf.subcommand("adapt"), tyro.conf.FlagConversionOff]
+    | Annotated[Sft, tyro.conf.subcommand("sft"), tyro.conf.FlagConversionOff]
+    | Annotated[Grpo, tyro.conf.subcommand("grpo"), tyro.conf.FlagConversionOff]
+    | Annotated[MergeLora, tyro.conf.subcommand("merge-lora")]
+    | Annotated[PrepareData, tyro.conf.subcommand("data")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Convert, tyro.conf.subcommand("convert")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
     | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
 )
@@ -75,14 +88,18 @@ def main(arguments: list[str] | None = None) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-    command: Command = tyro.cli(
-        Commands,  # pyright: ignore[reportArgumentType]
-        prog="diffucoder",
-        description=DESCRIPTION,
-        args=given,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-    )
-    return terminal.guarded(command.run, debug=debug)
+
+    def run() -> int:
+        command: Command = tyro.cli(
+            Commands,  # pyright: ignore[reportArgumentType]
+            prog="diffucoder",
+            description=DESCRIPTION,
+            args=recipes.expanded(given),
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+        )
+        return command.run()
+
+    return terminal.guarded(run, debug=debug)
 
 
 if __name__ == "__main__":

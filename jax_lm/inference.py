@@ -24,9 +24,11 @@ from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import SamplerState
 from jax_lm.infilling import Template, candidate_lengths
+from jax_lm.models.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Batch, DenoisingEvent, Generation, GenerationOptions
 from jax_lm.planning import parameter_count
+from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 BUILTIN_MODEL = Path(__file__).parent / "assets" / "builtin"
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
 DTYPES = ("float32", "bfloat16")
+INT8 = "int8"
 Progress = Callable[[int, int], None]
 PROGRESS_UPDATES = 50
 WIDTH_BUCKET = 32
@@ -52,12 +55,14 @@ class DiffuCoderInference:
     Args:
         model_path: folder or hub id; None is the built-in demonstration model.
         tokenizer_path: folder with the tokenizer; None is the model's own.
-        dtype: "float32" or "bfloat16"; None chooses what fits the device.
+        dtype: "float32", "bfloat16", or "int8" for int8 kernels with everything else in what fits the device; None
+            chooses what fits the device.
+        mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses them all.
         verbose: say on standard error what was loaded, where and how fast.
 
     Raises:
         CheckpointError, TokenizerError: the files cannot be used, or do not belong together.
-        ValueError: an unknown dtype.
+        ValueError: an unknown dtype, or a mesh that does not fit the devices or the model.
     """
 
     def __init__(
@@ -66,10 +71,11 @@ class DiffuCoderInference:
         tokenizer_path: str | Path | None = None,
         dtype: str | None = None,
         *,
+        mesh: str | None = None,
         verbose: bool = True,
     ) -> None:
-        if dtype is not None and dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}, or None")
+        if dtype is not None and dtype not in (*DTYPES, INT8):
+            raise ValueError(f"dtype={dtype!r}: must be one of {', '.join((*DTYPES, INT8))}, or None")
         start = time.perf_counter()
         folder = huggingface.resolve(BUILTIN_MODEL if model_path is None else model_path)
         self.is_builtin = model_path is None
@@ -77,9 +83,17 @@ class DiffuCoderInference:
         self.config = DreamForCausalLM.read_config(folder)
         self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size)
         self.parameter_count = parameter_count(self.config)
-        self.dtype = dtype or fitting_dtype(self.parameter_count)
+        self.mesh_shape = chosen_mesh(self.config, mesh)
+        self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
+        self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
         with terminal.progress("loading") as report:
-            model = DreamForCausalLM.from_pretrained(folder, dtype=self.dtype, on_progress=report)
+            model = DreamForCausalLM.from_pretrained(
+                folder,
+                dtype=self.dtype,
+                int8=self.is_int8,
+                mesh=self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None,
+                on_progress=report,
+            )
         self.sampler = Sampler(model)
         self.load_seconds = time.perf_counter() - start
         if verbose:
@@ -89,9 +103,12 @@ class DiffuCoderInference:
         """Model, size, device, dtype and load time in one line."""
         device = jax.devices()[0]
         name = f"{BUILTIN_NOTICE} · " if self.is_builtin else ""
+        devices = f"{device.platform} ({device.device_kind})"
+        if self.mesh_shape.size > 1:
+            devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"
         return (
-            f"{name}{self.parameter_count:,} parameters · {device.platform} ({device.device_kind}) · "
-            f"{self.dtype} · loaded in {self.load_seconds:.1f} s"
+            f"{name}{self.parameter_count:,} parameters · {devices} · "
+            f"{'int8 kernels, ' if self.is_int8 else ''}{self.dtype} · loaded in {self.load_seconds:.1f} s"
         )
 
     def generate(
@@ -321,6 +338,18 @@ def checked(prompts: Sequence[str]) -> Sequence[str]:
     return prompts
 
 
+def chosen_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
+    """The mesh that was asked for, or one over all devices; ValueError if it fits neither devices nor model."""
+    devices = len(jax.devices())
+    if mesh is None:
+        return MeshShape.for_generation(config, devices)
+    shape = MeshShape.parse(mesh)
+    shape.require(config)
+    if shape.size != devices:
+        raise ValueError(f"mesh={mesh!r}: takes {shape.size} devices, there are {devices}")
+    return shape
+
+
 def fitting_dtype(parameter_count: int) -> str:
     """bfloat16 on accelerators; on a CPU float32 for small models, else what a trial product runs faster in."""
     if jax.default_backend() != "cpu":
@@ -354,7 +383,8 @@ class Arguments:
     Attributes:
         model_path: folder or hub id; the built-in demonstration model if not given.
         tokenizer_path: folder with the tokenizer; the model's own if not given.
-        dtype: float32 or bfloat16; chosen by the device if not given.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
         prompt: what to complete.
         benchmark: time forward passes instead of generating.
         options: how to answer.
@@ -364,13 +394,14 @@ class Arguments:
     model_path: str | None = None
     tokenizer_path: str | None = None
     dtype: str | None = None
+    mesh: str | None = None
     prompt: str = "def fibonacci(n):"
     benchmark: bool = False
     options: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
     debug: bool = False
 
     def run(self) -> int:
-        engine = DiffuCoderInference(self.model_path, self.tokenizer_path, self.dtype)
+        engine = DiffuCoderInference(self.model_path, self.tokenizer_path, self.dtype, mesh=self.mesh)
         if self.benchmark:
             for name, figures in engine.benchmark_inference().items():
                 fields = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())

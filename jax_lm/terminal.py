@@ -3,17 +3,19 @@
 Bars go to standard error, and only when that is a terminal and `NO_RICH_LOGGING=1` is not set.
 """
 
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 def shows_progress() -> bool:
@@ -21,16 +23,34 @@ def shows_progress() -> bool:
     return sys.stderr.isatty() and os.environ.get("NO_RICH_LOGGING") != "1"
 
 
+@runtime_checkable
+class Report(Protocol):
+    """Tells a progress bar how far things are, and a note to show beside it."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
 @contextmanager
-def progress(description: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar as a callback of (done, total); None where bars are off."""
+def progress(description: str) -> Iterator[Report | None]:
+    """A progress bar as a callback of (done, total, note); None where bars are off."""
     if not shows_progress():
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(description, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=None, note="")
+
+        def report(done: int, total: int, note: str = "") -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield report
+
+
+def show_log() -> None:
+    """What the library logs goes to standard error; of the libraries below it, warnings alone."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for name in ("jax", "orbax", "absl"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def read_text(path: Path) -> str:

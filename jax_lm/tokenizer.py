@@ -53,8 +53,11 @@ class DiffuCoderTokenizer:
                 raise TokenizerError(f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer")
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "DiffuCoderTokenizer":
+    def from_pretrained(cls, folder: str | Path, *, adds_mask: bool = False) -> "DiffuCoderTokenizer":
         """Read the tokenizer files of a folder.
+
+        Args:
+            adds_mask: give a tokenizer of an autoregressive model the mask and pad tokens that it lacks.
 
         Raises:
             TokenizerError: files are absent or damaged, or there is no mask token.
@@ -68,6 +71,9 @@ class DiffuCoderTokenizer:
                 backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             else:
                 raise TokenizerError(f"tokenizer {str(folder)!r}: no vocab.json with merges.txt, and no tokenizer.json")
+            missing = [token for token in (MASK, DIFFUSION_PAD) if backend.token_to_id(token) is None]
+            if adds_mask:
+                backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
             return cls(backend, read_chat_template(folder))
         except TokenizerError:
             raise

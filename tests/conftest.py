@@ -1,9 +1,11 @@
 """Fixtures: the recorded reference, and models that are small enough to be built per session."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
@@ -11,6 +13,8 @@ from safetensors.numpy import load_file
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, train_bpe
+from jax_lm.training.builtin_model import CHAT_TEMPLATE
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -71,6 +75,26 @@ def tiny_config():
 @pytest.fixture(scope="session")
 def tiny_model(tiny_config):
     return DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="session")
+def letters():
+    """A tokenizer of single bytes with the special tokens of chat."""
+    tokens = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, MASK, DIFFUSION_PAD)
+    return train_bpe([], vocab_size=256 + len(tokens), special_tokens=tokens, chat_template=CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def policy(tiny_config, letters):
+    """A model over the letters that writes digits nine times out of ten."""
+    config = dataclasses.replace(tiny_config, vocab_size=letters.vocab_size, mask_token_id=letters.mask_id)
+    model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
+    digits = jnp.array([letters.encode(digit)[0] for digit in "0123456789"])
+    # The first hidden unit is large for every token, and only the digits' logits look at it.
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    embedding[...] = embedding[...].at[:, 0].set(1.0)
+    head[...] = head[...].at[:, 0].set(0.0).at[digits, 0].set(1.0)
+    return model
 
 
 @pytest.fixture(scope="session")

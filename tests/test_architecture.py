@@ -13,22 +13,57 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    (
+        "terminal",
+        "recipes",
+        "metrics",
+        "tokenizer",
+        "checkpoints.stored",
+        "checkpoints.huggingface",
+        "models.config",
+        "data.batches",
+        "data.order",
+        "sandbox.inside.*",
+    ),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
-    ("options", "sandbox"),
-    ("rewards.*",),
+    (
+        "sharding",
+        "models.quantization",
+        "models.products",
+        "checkpoints.orbax",
+        "checkpoints.legacy",
+        "checkpoints.checksums",
+    ),
+    ("checkpoints.loading",),
+    ("options", "sandbox", "training.settings", "data.conversations", "data.stream"),
+    ("rewards.*", "training.grpo_config", "data.acecode"),
     ("rewards",),
     ("data.corpus.tasks",),
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),
     ("data.corpus.families",),
     ("data.corpus",),
-    ("data.rows", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
-    ("inference", "training.adaptation"),
+    ("data.rows", "data.prompts", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
+    (
+        "inference",
+        "models.lora",
+        "checkpoints.conversion",
+        "checkpoints.verification",
+        "training.optimizer",
+        "training.checkpoints",
+        "training.update",
+        "training.policy_scores",
+        "training.policy_loss",
+        "training.rollouts",
+    ),
+    ("training.trainer",),
+    ("training.masked_diffusion", "training.coupled_grpo"),
+    ("training.sft", "training.adaptation"),
     (
         "training.builtin_model",
         "evaluation.problems",
         "evaluation.pass_rate",
         "evaluation.parity",
+        "evaluation.training_parity",
         "evaluation.recording",
         "evaluation.machine",
         "evaluation.speed",
@@ -41,6 +76,9 @@ LAYERS = (
 MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 8
 MANY_PARAMETERS = {"DiffuCoderInference.generate": 12}
 """The signature is the published interface."""
+
+RESTRICTED_PICKLE = "checkpoints.legacy"
+"""The one module that reads pickles, through an unpickler that finds no class but its own."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stat().st_size)
@@ -121,7 +159,11 @@ def test_no_broad_except_and_no_unrestricted_pickle(path):
             broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
             explained = "#" in text.splitlines()[node.lineno - 1]
             assert not broad or explained, f"{path}:{node.lineno} catches everything without saying why"
-    assert not re.search(r"\bimport pickle\b|\bfrom pickle\b|trust_remote_code", text)
+    assert "trust_remote_code" not in text
+    if dotted(path) == RESTRICTED_PICKLE:
+        assert not re.search(r"pickle\.loads?\b", text)
+        return
+    assert not re.search(r"\bimport pickle\b|\bfrom pickle\b", text)
 
 
 def test_ci_runs_the_test_command_of_the_readme():

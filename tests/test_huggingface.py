@@ -19,7 +19,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.huggingface import INDEX, WEIGHTS, CheckpointError, load_tensors, resolve
+from jax_lm.checkpoints.huggingface import INDEX, WEIGHTS, resolve
+from jax_lm.checkpoints.loading import Target, load, source
+from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameter_shapes, parameters
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -112,7 +114,7 @@ def test_progress_rises_to_the_total():
     calls = []
     DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", on_progress=lambda *call: calls.append(call))
     reads, totals = zip(*calls, strict=True)
-    size = sum((GOLDEN / "checkpoint" / shard).stat().st_size for shard in SHARDS)
+    size = sum(tensor.nbytes for tensor in stored(GOLDEN / "checkpoint").values())
     assert set(totals) == {size}
     assert list(reads) == sorted(reads)
     assert reads[-1] == size
@@ -291,7 +293,7 @@ def test_truncated_files_are_refused(whole, tmp_path):
     for length in [*edges, *random.Random(0).sample(range(len(content)), 50)]:
         (tmp_path / WEIGHTS).write_bytes(content[:length])
         with pytest.raises(CheckpointError, match=WEIGHTS):
-            load_tensors(tmp_path, shapes)
+            load(source(tmp_path), Target(shapes=shapes))
 
 
 def test_flipped_header_bits_are_refused_or_change_nothing(whole, tmp_path):
@@ -304,7 +306,7 @@ def test_flipped_header_bits_are_refused_or_change_nothing(whole, tmp_path):
         damaged[position] ^= 1 << bit
         (tmp_path / WEIGHTS).write_bytes(damaged)
         try:
-            loaded = load_tensors(tmp_path, shapes)
+            loaded = load(source(tmp_path), Target(shapes=shapes))
         except CheckpointError:
             refused += 1
         else:

@@ -1,13 +1,25 @@
-"""The logit shift, noise levels and the forward process."""
+"""The logit shift, samples side by side, noise levels and the forward process."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.diffusion.masking import forward_process, noise_levels, shift_right
+from jax_lm.diffusion.masking import (
+    LEVEL_DRAWS,
+    attention_mask,
+    forward_process,
+    masked_share,
+    noise_levels,
+    over_samples,
+    sample_positions,
+    sample_starts,
+    shift_right,
+)
 
 MASK_ID = 99
+PACKED = jnp.array([[4, 4, 4, 7, 7, -1], [2, 2, 2, 2, 2, 2]])
+FORWARD = jax.jit(forward_process, static_argnames="mask_id")
 
 
 @pytest.fixture
@@ -18,9 +30,10 @@ def rows():
     return tokens, canvas
 
 
-def forward(key, tokens, canvas, levels):
-    levels = jnp.asarray(np.broadcast_to(np.float32(levels), len(tokens)))
-    noisy, masked = forward_process(key, jnp.asarray(tokens), jnp.asarray(canvas), levels, MASK_ID)
+def forward(key, tokens, canvas, levels, samples=None):
+    samples = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape) if samples is None else samples
+    levels = np.broadcast_to(np.float32(levels).reshape(-1, 1), tokens.shape)
+    noisy, masked = FORWARD(key, *map(jnp.asarray, (tokens, canvas, samples, levels)), mask_id=MASK_ID)
     return np.asarray(noisy), np.asarray(masked)
 
 
@@ -29,30 +42,57 @@ def test_shift_moves_rows_one_to_the_right_and_keeps_the_first():
     np.testing.assert_array_equal(shift_right(rows), np.asarray(rows)[:, [0, 0, 1, 2]])
 
 
-@pytest.mark.parametrize("minimum", [1e-3, 0.0, 0.5])
-@pytest.mark.parametrize("rows", [1, 64])
-def test_one_noise_level_in_each_stratum(rows, minimum):
-    for seed in range(5):
-        levels = np.asarray(noise_levels(jax.random.key(seed), rows, minimum), np.float64)
-        assert levels.shape == (rows,)
-        assert levels.min() >= minimum
-        assert levels.max() <= 1
-        strata = np.floor((np.sort(levels) - minimum) / (1 - minimum) * rows)
-        np.testing.assert_array_equal(strata, np.arange(rows))
+def test_shift_does_not_cross_samples():
+    rows = jnp.arange(12.0).reshape(2, 6, 1)
+    shifted = shift_right(rows, sample_starts(PACKED))
+    np.testing.assert_array_equal(shifted[..., 0], [[0, 0, 1, 3, 3, 5], [6, 6, 7, 8, 9, 10]])
 
 
-def test_noise_levels_come_in_random_order():
-    levels = np.stack([noise_levels(jax.random.key(seed), 64) for seed in range(20)])
-    assert len({tuple(row) for row in np.argsort(levels).tolist()}) == 20
-    # A fixed order would keep the level of the first row; U(0, 1) has a deviation of 0.29.
-    assert levels[:, 0].std() > 0.15
+def test_positions_and_sums_of_samples():
+    np.testing.assert_array_equal(sample_positions(PACKED), [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+    values = jnp.arange(12.0).reshape(2, 6)
+    np.testing.assert_array_equal(over_samples("sum", values, PACKED), [[3, 3, 3, 7, 7, 5], [51] * 6])
+    np.testing.assert_array_equal(over_samples("min", values, PACKED), [[0, 0, 0, 3, 3, 5], [6] * 6])
 
 
-def test_noise_levels_vary_within_their_stratum():
-    offsets = np.stack([np.sort(noise_levels(jax.random.key(seed), 64, 0.0)) * 64 % 1 for seed in range(50)])
-    # Four standard errors of the mean of 3200 uniform draws.
-    assert offsets.mean() == pytest.approx(0.5, abs=4 * 0.0051)
-    assert offsets.std(axis=0).min() > 0.2
+@pytest.mark.parametrize("draws", LEVEL_DRAWS)
+def test_levels_of_a_sample_are_uniform_whatever_the_draws(draws):
+    samples = jnp.arange(8)[:, None]
+    levels = jax.jit(jax.vmap(lambda key: noise_levels(key, samples, draws)[:, 0]))
+    drawn = np.asarray(levels(jax.random.split(jax.random.key(0), 4000)))
+    assert drawn.min() >= 1e-3
+    assert drawn.max() <= 1
+    for moment in (1, 2, 3):
+        exact = (1 - 1e-3 ** (moment + 1)) / ((moment + 1) * (1 - 1e-3))
+        deviation = (1 / (2 * moment + 1) - 1 / (moment + 1) ** 2) ** 0.5
+        for sample in range(8):
+            assert (drawn[:, sample] ** moment).mean() == pytest.approx(exact, abs=4 * deviation / 4000**0.5)
+
+
+def test_even_and_antithetic_levels_are_less_noisy():
+    samples = jnp.arange(8)[:, None]
+    deviation = {}
+    for draws in LEVEL_DRAWS:
+        means = jax.vmap(lambda key, d=draws: jnp.mean(noise_levels(key, samples, d) ** 2))
+        deviation[draws] = float(means(jax.random.split(jax.random.key(0), 2000)).std())
+    # Eight independent draws of t^2 have a deviation of 0.298 / sqrt(8).
+    assert deviation["independent"] == pytest.approx(0.105, rel=0.1)
+    assert deviation["antithetic"] < 0.5 * deviation["independent"]
+    assert deviation["even"] < 0.5 * deviation["independent"]
+
+
+def test_even_levels_stay_even_for_thousands_of_samples():
+    levels = np.sort(np.asarray(noise_levels(jax.random.key(1), jnp.arange(5000)[:, None], minimum=1e-6))[:, 0])
+    # Independent draws would leave a gap of about log(5000) / 5000 somewhere.
+    assert np.diff(levels).max() < 3 / 5000
+
+
+@pytest.mark.parametrize("draws", LEVEL_DRAWS)
+def test_level_of_a_sample_depends_on_its_number_alone(draws):
+    levels = noise_levels(jax.random.key(2), PACKED, draws)
+    again = noise_levels(jax.random.key(2), jnp.array([[7], [2], [4]]), draws)
+    np.testing.assert_array_equal(levels[:, [0, 3]], [[again[2, 0], again[0, 0]], [again[1, 0]] * 2])
+    assert len(set(np.asarray(again)[:, 0].tolist())) == 3
 
 
 @pytest.mark.parametrize("level", [1e-3, 0.3, 1.0])
@@ -66,12 +106,14 @@ def test_only_the_canvas_is_masked_and_the_rest_is_untouched(rows, level):
 
 
 @pytest.mark.parametrize("level", [0.0, 1e-6])
-def test_every_row_has_a_mask_however_low_the_level(rows, level):
+def test_every_sample_has_a_mask_however_low_the_level(rows, level):
     tokens, canvas = rows
-    _, masked = forward(jax.random.key(1), tokens, canvas, level)
-    np.testing.assert_array_equal(masked.sum(axis=1), 1)
-    # It may be any position: a fixed one would occur 400 times, the likeliest of these about 6 times.
-    assert masked.sum(axis=0).max() < 20
+    samples = 2 * np.arange(400)[:, None] + (np.arange(128)[None] >= 100)
+    _, masked = forward(jax.random.key(1), tokens, canvas, level, samples)
+    np.testing.assert_array_equal(masked[:, :100].sum(axis=1), 1)
+    np.testing.assert_array_equal(masked[:, 100:].sum(axis=1), 1)
+    # It may be any position: a fixed one would occur 400 times, the likeliest of these about 14 times.
+    assert masked.sum(axis=0).max() < 40
 
 
 def test_full_level_masks_the_whole_canvas(rows):
@@ -79,7 +121,7 @@ def test_full_level_masks_the_whole_canvas(rows):
     np.testing.assert_array_equal(forward(jax.random.key(2), tokens, canvas, 1.0)[1], canvas)
 
 
-def test_row_without_canvas_stays_as_it_is(rows):
+def test_sample_without_canvas_stays_as_it_is(rows):
     tokens, canvas = rows
     canvas[1] = False
     noisy, masked = forward(jax.random.key(3), tokens, canvas, 0.9)
@@ -87,7 +129,7 @@ def test_row_without_canvas_stays_as_it_is(rows):
     np.testing.assert_array_equal(noisy[1], tokens[1])
 
 
-def test_masked_share_is_the_level_of_the_row(rows):
+def test_masked_share_is_the_level_of_the_sample(rows):
     tokens, canvas = rows
     levels = np.tile(np.array([0.1, 0.3, 0.5, 0.9], np.float32), 100)
     _, masked = forward(jax.random.key(4), tokens, canvas, levels)
@@ -98,7 +140,50 @@ def test_masked_share_is_the_level_of_the_row(rows):
         assert masked[mine].sum() / canvas[mine].sum() == pytest.approx(level, abs=tolerance)
 
 
+@pytest.mark.parametrize("level", [0.02, 0.3])
+def test_masked_share_counts_the_one_mask_that_is_always_there(level):
+    """On a canvas of five it matters: 1 - 0.98^5 of the samples would else have none."""
+    tokens, canvas = np.zeros((4000, 5), np.int32), np.ones((4000, 5), bool)
+    _, masked = forward(jax.random.key(5), tokens, canvas, level)
+    exact = float(masked_share(jnp.float32([[level]]), jnp.float32([[5]]))[0, 0])
+    assert masked.mean() == pytest.approx(exact, abs=4 * (exact / 20_000) ** 0.5)
+    assert exact > level + 0.03
+
+
 def test_masks_depend_on_the_key_alone(rows):
     first, again, other = (forward(jax.random.key(seed), *rows, 0.5)[1] for seed in (6, 6, 7))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any(axis=1).all()
+
+
+def test_masks_of_a_sample_do_not_depend_on_its_place(rows):
+    """Alone in a row, behind another sample, and with fewer rows around it."""
+    tokens, canvas = (array[:3, :40] for array in rows)
+    levels = np.float32([0.3, 0.6, 0.9])
+    alone = forward(jax.random.key(8), tokens, canvas, levels)[1]
+    packed_samples = np.repeat([[2, 0]], 40, axis=1).reshape(1, 80)
+    packed_tokens, packed_canvas = (np.concatenate([x[2], x[0]])[None] for x in (tokens, canvas))
+    packed_levels = np.repeat(levels[[2, 0]], 40)[None]
+    key = jax.random.key(8)
+    _, packed = forward_process(
+        key, *map(jnp.asarray, (packed_tokens, packed_canvas, packed_samples, packed_levels)), MASK_ID
+    )
+    np.testing.assert_array_equal(packed[0, :40], alone[2])
+    np.testing.assert_array_equal(packed[0, 40:], alone[0])
+
+
+def test_attention_opens_from_causal_to_full_within_samples():
+    samples = jnp.concatenate([PACKED, jnp.full((2, 60), 9)], axis=1)
+    own = np.asarray(samples[:, :, None] == samples[:, None, :])
+    past = np.tril(np.ones(own.shape[1:], bool))
+    mask = jax.jit(attention_mask)
+    closed, half, full = (
+        np.asarray(mask(samples, jnp.full(2, share, jnp.float32), jax.random.key(0))) for share in (0, 0.5, 1)
+    )
+    np.testing.assert_array_equal(closed, own & past)
+    np.testing.assert_array_equal(full, own)
+    future = own & ~past
+    assert (half >= closed).all()
+    assert half[future].mean() == pytest.approx(0.5, abs=4 * 0.5 / future.sum() ** 0.5)
+    # The share is traced: a schedule compiles once.
+    assert mask._cache_size() == 1

@@ -175,6 +175,17 @@ def test_code_reward_is_the_share_of_tests_and_zero_without_format():
     assert programs == [("def f(x):\n    return x\n", tests[0]), ("def f(x):\n    return x\n", tests[3])]
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_completed_code_is_judged_together_with_what_it_goes_on_from(strict):
+    programs = []
+    run = executor(Judged("passed", 1.0), Judged("failed", 0.5), programs=programs)
+    reward = rewards.completed_code_reward(executor=run, strict_reference=strict)
+    prefix = "def f(x):\n"
+    columns = {"test_cases": [["assert f(1) == 1"]] * 3, "prefix": [prefix] * 3}
+    assert score(reward, ["    return x\n", "    return (\n", "    return 2"], **columns) == [1.0, 0.0, 0.5]
+    assert [program.strip() for program, _ in programs] == [f"{prefix}    return x", f"{prefix}    return 2"]
+
+
 @pytest.mark.parametrize(("strict", "expected"), [(True, 0.0), (False, 1.0)])
 def test_code_reward_follows_the_strictness_of_the_format(strict, expected):
     reward = rewards.code_reward(executor=executor(Judged("passed", 1.0)), strict_reference=strict)
@@ -368,7 +379,7 @@ def chat(text):
 @pytest.mark.parametrize("name", sorted(set(REWARDS) - {"accuracy", "cosine", "length"}))
 def test_chat_messages_and_strings_are_worth_the_same(name):
     texts = [*recorded("code", "completion"), *recorded("tags", "completion")]
-    columns = {"test_cases": [["assert True"]] * len(texts), "completion_ids": [[1]] * len(texts)}
+    columns = {"test_cases": [["assert True"]] * len(texts), "completion_ids": [[1]] * len(texts), "prefix": texts}
     settings = {"executor": lambda programs: [Judged("failed", 0.5)] * len(programs)} if "code" in name else {}
     reward = find_reward(name, **({} if name == "code_format" else settings))
     assert score(reward, [chat(text) for text in texts], **columns) == score(reward, texts, **columns)
@@ -422,7 +433,9 @@ no_reward = 3
 
 
 def test_every_name_of_the_specification_is_registered():
-    expected = "accuracy binary_code code code_format cosine format length reasoning_steps repetition_penalty "
+    expected = (
+        "accuracy binary_code code code_format completed_code cosine format length reasoning_steps repetition_penalty "
+    )
     assert sorted(REWARDS) == [*expected.split(), "soft_overlong_punishment", "tag_count"]
     assert all(REWARDS[name].name == name for name in REWARDS)
 

@@ -11,9 +11,7 @@ from jax_lm.data import rows
 from jax_lm.data.corpus import draw_task
 from jax_lm.data.rows import (
     REQUESTS,
-    Row,
     chat_row,
-    collate,
     completion_row,
     continuation_row,
     infilling_row,
@@ -141,25 +139,6 @@ def test_rows_depend_on_the_seed_alone(tasks, tokenizer, draw_row):
     assert first == again
 
 
-def test_collate_continues_open_rows_only():
-    open_row, closed_row = Row((1, 2, 3), (False, True, True)), Row((4, 5), (True, False), open=False)
-    batch = collate([open_row, closed_row], 5, PAD)
-    np.testing.assert_array_equal(batch.tokens, [[1, 2, 3, PAD, PAD], [4, 5, PAD, PAD, PAD]])
-    np.testing.assert_array_equal(batch.canvas, [[0, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
-    np.testing.assert_array_equal(batch.attention_mask, [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
-
-
-def test_collate_takes_a_row_of_exactly_the_length():
-    batch = collate([Row((1, 2), (False, True))], 2, PAD)
-    np.testing.assert_array_equal(batch.tokens, [[1, 2]])
-    np.testing.assert_array_equal(batch.canvas, [[False, True]])
-
-
-def test_collate_names_both_lengths_of_a_row_too_long():
-    with pytest.raises(ValueError, match=r"row of 3 tokens: longer than length=2"):
-        collate([Row((1, 2, 3), (True,) * 3)], 2, PAD)
-
-
 def take(count, tokenizer, **options):
     settings = {
         "seed": 3,
@@ -209,7 +188,7 @@ def test_some_open_rows_go_to_a_longer_canvas(tokenizer):
     is_longer = {True: 0, False: 0}
     for batch in take(30, tokenizer, longer_share=1.0):
         shorter = max((length for length in LENGTHS if length < batch.tokens.shape[1]), default=0)
-        for text, attended in zip(used(batch, tokenizer), batch.attention_mask, strict=True):
+        for text, attended in zip(used(batch, tokenizer), batch.samples >= 0, strict=True):
             is_closed = not attended.all()
             assert not (is_closed and text <= shorter)
             is_longer[text <= shorter] += 1
@@ -243,7 +222,7 @@ def test_stream_mixes_kinds_by_their_shares(tokenizer, weight):
     start = tokenizer.token_id(START_OF_TURN)
     seen = {
         chat_row: [start in row for batch in batches for row in batch.tokens],
-        infilling_row: [not mask.all() for batch in batches for mask in batch.attention_mask],
+        infilling_row: [not mask.all() for batch in batches for mask in batch.samples >= 0],
     }
     for kind, rows_of_kind in seen.items():
         assert len(rows_of_kind) == 400

@@ -1,38 +1,68 @@
 """The Hugging Face checkpoint layout: config.json and safetensors, one file or sharded with an index.
 
-Reads tensors one at a time into JAX arrays and writes the same layout back. Strict: anything missing,
+Reads tensors one at a time, each device its slices, and writes the same layout back. Strict: anything missing,
 unknown, misshapen or damaged is refused by name. Code that ships with a checkpoint is never read, let
 alone executed. Knows names and shapes, but no model.
 """
 
 import json
+import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy, which safetensors needs)
+import jax
+import ml_dtypes
 import numpy as np
 from huggingface_hub import snapshot_download
-from jax.typing import DTypeLike
 from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from jax_lm.checkpoints.stored import CheckpointError, Request
+
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_NAME = 255
+SHARD_BYTES = 5 * 10**9
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded as it is; the message names the file or tensor and the reason."""
+DTYPES = {
+    "BOOL": np.dtype(bool),
+    **{f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}") for kind in "IU" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Names of dtypes in safetensors."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file: `start` is the offset of its first byte."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self) -> np.ndarray:
+        """The tensor in the memory-mapped file; its pages go when the view does."""
+        if not self.nbytes:
+            return np.zeros(self.shape, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", self.start, self.shape)
 
 
 def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
@@ -104,61 +134,56 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return {name: folder / str(shard) for name, shard in entries.items()}
 
 
-def load_tensors(
-    folder: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    *,
-    ignored: Collection[str] = (),
-    dtype: DTypeLike | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Array]:
-    """Read exactly the tensors named in `shapes`, shard by shard.
-
-    Peak host memory is the arrays themselves plus one tensor.
-
-    Args:
-        ignored: tensors that may be present but are not read.
-        dtype: float dtype of the result; None keeps the stored one.
-        on_progress: called with bytes read so far and bytes in all.
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """What a checkpoint holds, from the headers of its files.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, misshapen, not of a float dtype, or not where the
-            index says, or a file is damaged.
+        CheckpointError: a file is absent or damaged, or a tensor is not where the index says.
     """
-    if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
-        raise CheckpointError(f"dtype={dtype!r}: must be a float dtype, or None for that of the checkpoint")
     files = tensor_files(folder)
-    check_names(folder, files, shapes, ignored)
-    total = sum(path.stat().st_size for path in set(files.values()))
-    tensors: dict[str, Array] = {}
-    read = 0
+    tensors: dict[str, StoredTensor] = {}
     for path in sorted(set(files.values())):
-        with opened(path) as file:
-            held = set(file.keys())
-            unlisted = sorted(held - {name for name, place in files.items() if place == path})
-            if unlisted:
-                raise CheckpointError(f"{path} holds {unlisted[0]!r}, which the index does not place there")
-            for name in (name for name, place in files.items() if place == path and name in shapes):
-                if name not in held:
-                    raise CheckpointError(f"{path} lacks {name!r}, which the index places there")
-                value = read_tensor(file, path, name)
-                if value.shape != tuple(shapes[name]):
-                    raise CheckpointError(
-                        f"{name!r} in {path} has shape {value.shape}, the config asks for {tuple(shapes[name])}"
-                    )
-                if not jnp.issubdtype(value.dtype, jnp.floating):
-                    raise CheckpointError(f"{name!r} in {path} has dtype {value.dtype}, expected a float dtype")
-                tensors[name] = jnp.asarray(value, dtype)
-                read += value.nbytes
-                if on_progress:
-                    on_progress(read, total)
-    if on_progress:
-        on_progress(total, total)
+        held = {tensor.name: tensor for tensor in headers(path)}
+        placed = {name for name, place in files.items() if place == path}
+        if unlisted := sorted(set(held) - placed):
+            raise CheckpointError(f"{path} holds {unlisted[0]!r}, which the index does not place there")
+        if absent := sorted(placed - set(held)):
+            raise CheckpointError(f"{path} lacks {absent[0]!r}, which the index places there")
+        tensors |= held
     return tensors
 
 
+def headers(path: Path) -> Iterator[StoredTensor]:
+    """The tensors of one file, in the order in which they lie there."""
+    with opened(path):  # checks that sizes and offsets agree with the file
+        pass
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+    entries.pop("__metadata__", None)
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        if entry["dtype"] not in DTYPES:
+            raise CheckpointError(f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported")
+        start = 8 + length + entry["data_offsets"][0]
+        yield StoredTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
+
+
+def read(requests: Sequence[Request]) -> list[Array]:
+    """Read tensors, each device its slices of them; host memory holds the result and no more."""
+    return [read_one(request) for request in requests]
+
+
+def read_one(request: Request) -> Array:
+    assert isinstance(request.tensor, StoredTensor)
+    view = request.tensor.view()
+    # A copy: the array must not hang on the file, which may be replaced.
+    return jax.make_array_from_callback(
+        request.tensor.shape, request.sharding, lambda index: np.array(view[index], request.dtype)
+    )
+
+
 def check_names(
-    folder: Path, files: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str]
+    folder: Path, files: Iterable[str], shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str]
 ) -> None:
     """Raise CheckpointError unless the checkpoint holds exactly the tensors that the config asks for."""
     missing = sorted(set(shapes) - set(files))
@@ -180,14 +205,6 @@ def opened(path: Path) -> Iterator[Any]:
         yield file
 
 
-def read_tensor(file: Any, path: Path, name: str) -> np.ndarray:
-    """One tensor; a dtype that numpy cannot hold becomes a CheckpointError."""
-    try:
-        return file.get_tensor(name)
-    except (SafetensorError, OSError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{name!r} in {path} cannot be read: {error}") from error
-
-
 def save(folder: str | Path, tensors: Mapping[str, Array], config: Mapping[str, Any]) -> None:
     """Write `config.json` and one `model.safetensors`; each file appears whole or not at all."""
     folder = Path(folder)
@@ -199,6 +216,33 @@ def save(folder: str | Path, tensors: Mapping[str, Array], config: Mapping[str, 
     (folder / INDEX).unlink(missing_ok=True)
     with replacing(folder / "config.json") as path:
         path.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write tensors that come one after the other, as one file, or as several of `SHARD_BYTES` and their index.
+
+    Memory holds one file. Meant for a folder that nobody reads yet.
+
+    Args:
+        sizes: bytes of each tensor, in the order in which they come.
+    """
+    shards: list[list[str]] = [[]]
+    for name, size in sizes.items():
+        if shards[-1] and sum(sizes[other] for other in shards[-1]) + size > SHARD_BYTES:
+            shards.append([])
+        shards[-1].append(name)
+    files = [f"model-{n + 1:05}-of-{len(shards):05}.safetensors" for n in range(len(shards))]
+    if len(shards) == 1:
+        files = [WEIGHTS]
+    coming = iter(arrays)
+    for file, names in zip(files, shards, strict=True):
+        held = dict(next(coming) for _ in names)
+        assert list(held) == names
+        save_file(held, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -27,7 +27,8 @@ class Generate:
         prompt: what to complete; - or nothing reads standard input.
         model: folder or hub id; the built-in model if not given.
         tokenizer: folder with the tokenizer; the model's own if not given.
-        dtype: float32 or bfloat16; chosen by the device if not given.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
         chat: take the prompt as a user's message and answer it.
         watch: show the canvas while it fills in, coloured by confidence.
         prefix: text before a hole, instead of a prompt.
@@ -43,6 +44,7 @@ class Generate:
     model: str | None = None
     tokenizer: str | None = None
     dtype: str | None = None
+    mesh: str | None = None
     chat: bool = False
     watch: bool = False
     prefix: str | None = None
@@ -64,14 +66,14 @@ class Generate:
         options.sampling()
         if text is None:
             prefix, suffix = self.prefix or "", self.suffix or ""
-            engine = DiffuCoderInference(self.model, self.tokenizer, self.dtype)
+            engine = DiffuCoderInference(self.model, self.tokenizer, self.dtype, mesh=self.mesh)
             middle = engine.infill(
                 prefix, suffix, options.max_new_tokens, middle_length=self.hole_length(), options=options
             )
             print(middle if self.only_new else prefix + middle + suffix)
             return 0
         template = Template.parse(text, options.max_new_tokens) if self.file else None
-        engine = DiffuCoderInference(self.model, self.tokenizer, self.dtype)
+        engine = DiffuCoderInference(self.model, self.tokenizer, self.dtype, mesh=self.mesh)
         prompt = engine.chat_prompt(text) if self.chat else text
         template = template or Template.completion(prompt, options.max_new_tokens)
         if self.watch and sys.stdout.isatty():

@@ -1,6 +1,7 @@
 """`diffucoder parity`: compare with recorded outputs of the PyTorch reference, or record them."""
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import tyro
@@ -15,25 +16,32 @@ class ParityCheck:
     Examples:
         diffucoder parity check tests/golden
         diffucoder parity check recorded --tolerance 1e-4 --tokenizer DiffuCoder-7B-Instruct
+        diffucoder parity check tests/golden --training
 
     Attributes:
         folder: holds checkpoint/, golden.safetensors and cases.json.
         tolerance: largest absolute difference of float32 hidden states and logits.
         tokenizer: also check tokenizer_cases.json with the tokenizer of this folder.
+        training: also check coupled_grpo.safetensors: scores, loss, divergence and gradients of coupled-GRPO.
     """
 
     folder: tyro.conf.Positional[Path]
     tolerance: float = 2e-5
     tokenizer: Path | None = None
+    training: bool = False
 
     def run(self) -> int:
         from jax_lm.evaluation.parity import check, read
+        from jax_lm.evaluation.training_parity import check_training, read_training
 
         _, cases = read(self.folder)
+        if self.training:
+            read_training(self.folder)
         console = Console(highlight=False)
         table = Table("compared", "measured", "allowed", "", title=f"parity with {self.folder}")
         failures = 0
-        for finding in check(self.folder, tolerance=self.tolerance, tokenizer=self.tokenizer):
+        findings = check(self.folder, tolerance=self.tolerance, tokenizer=self.tokenizer)
+        for finding in chain(findings, check_training(self.folder) if self.training else ()):
             failures += not finding.passed
             verdict = "ok" if finding.passed else "[red]FAILED[/red]"
             table.add_row(finding.name, finding.measured, finding.allowed, verdict)

@@ -7,12 +7,8 @@ target too: so the model learns to end. Knows tokens, not models.
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import Bool, Int
-
+from jax_lm.data.batches import Batch, Row, collate
 from jax_lm.data.corpus import Task, draw_task
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer
 
@@ -25,23 +21,6 @@ REQUESTS = (
     "Complete this Python code:\n{header}",
 )
 """How a user asks for a task in chat."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """Ids of one row; `canvas` marks what may be masked; an `open` row's canvas goes on after the text."""
-
-    ids: tuple[int, ...]
-    canvas: tuple[bool, ...]
-    open: bool = True
-
-
-class Batch(NamedTuple):
-    """Rows of one length: ids, which positions may be masked, which are there to attend to."""
-
-    tokens: Int[np.ndarray, "b t"]
-    canvas: Bool[np.ndarray, "b t"]
-    attention_mask: Bool[np.ndarray, "b t"]
 
 
 def completion_row(task: Task, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
@@ -88,22 +67,6 @@ SHORTEST_CANVAS = 32
 RowKind = Callable[[Task, DiffuCoderTokenizer, random.Random], Row]
 
 
-def collate(rows: Sequence[Row], length: int, pad_id: int) -> Batch:
-    """Rows padded on the right to `length`; ValueError if one is longer."""
-    tokens = np.full((len(rows), length), pad_id, np.int32)
-    canvas = np.zeros((len(rows), length), bool)
-    attention_mask = np.zeros((len(rows), length), bool)
-    for i, row in enumerate(rows):
-        if len(row.ids) > length:
-            raise ValueError(f"row of {len(row.ids)} tokens: longer than length={length}")
-        tokens[i, : len(row.ids)] = row.ids
-        canvas[i, : len(row.ids)] = row.canvas
-        canvas[i, len(row.ids) :] = row.open
-        attention_mask[i] = row.open
-        attention_mask[i, : len(row.ids)] = True
-    return Batch(tokens, canvas, attention_mask)
-
-
 def stream_batches(
     tokenizer: DiffuCoderTokenizer,
     *,
@@ -133,5 +96,5 @@ def stream_batches(
         length = rng.choice(fitting) if is_longer else fitting[0]
         waiting[length].append(row)
         if len(waiting[length]) * length >= tokens_per_batch:
-            yield collate(waiting[length], length, tokenizer.pad_id)
+            yield collate([[row] for row in waiting[length]], length, tokenizer.pad_id)
             waiting[length] = []

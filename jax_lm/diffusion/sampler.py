@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.decoding import Decoding
@@ -35,6 +35,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.sharding import replicate
 
 UNLIMITED = np.iinfo(np.int32).max
 WHOLE_CANVAS = Decoding()
@@ -51,9 +52,12 @@ class Sampler:
         self.graph, state = nnx.split(model)
         self.params = nnx.to_pure_dict(state)
 
-    def start(self, canvas: Canvas, seed: int) -> SamplerState:
-        """The state before the first step. A row's randomness depends on the seed and its index alone."""
-        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(len(canvas.tokens)))
+    def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
+        """The state before the first step. A row's randomness depends on its key, or seed and index, alone."""
+        if isinstance(seed, int):
+            keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(len(canvas.tokens)))
+        else:
+            keys = seed
         holes = jnp.asarray(canvas.holes)
         return SamplerState(
             tokens=jnp.where(holes, self.mask_id, canvas.tokens),
@@ -66,9 +70,14 @@ class Sampler:
         )
 
     def generate(
-        self, canvas: Canvas, config: SamplingConfig, decoding: Decoding = WHOLE_CANVAS, *, seed: int = 0,
+        self,
+        canvas: Canvas,
+        config: SamplingConfig,
+        decoding: Decoding = WHOLE_CANVAS,
+        *,
+        seed: int | Key[Array, "b"] = 0,
         hooks: Hooks | None = None,
-    ) -> SamplerState:  # fmt: skip
+    ) -> SamplerState:
         """Fill the canvas; the loop over a block is one compiled computation."""
         *_, last = self.stream(canvas, config, decoding, seed=seed, every=None, hooks=hooks)
         return last
@@ -79,7 +88,7 @@ class Sampler:
         config: SamplingConfig,
         decoding: Decoding = WHOLE_CANVAS,
         *,
-        seed: int = 0,
+        seed: int | Key[Array, "b"] = 0,
         every: int | None = 1,
         hooks: Hooks | None = None,
     ) -> Iterator[SamplerState]:
@@ -212,7 +221,9 @@ def run(
         return step(model, *carry, given, cursor, plan)
 
     state, memory = jax.lax.while_loop(goes_on, advance, (skip_idle(state, cursor, plan), memory))
-    return state, memory, is_open(state)
+    # The state is small, and every host looks at it.
+    state, still_open = replicate((state, is_open(state)), model.mesh)
+    return state, memory, still_open
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"))

@@ -25,7 +25,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jax_lm.models.dream import product
+from jax_lm.models.products import product
 
 COPY_BYTES = 2**30
 """Array over which the bandwidth is measured: above the shared cache of a large server."""

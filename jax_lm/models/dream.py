@@ -13,21 +13,24 @@ n query heads, k key/value heads, h head dimension, f feed-forward, v vocabulary
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.checkpoints import huggingface
+from jax_lm import sharding
+from jax_lm.checkpoints import huggingface, loading
+from jax_lm.models import quantization
 from jax_lm.models.config import DreamConfig
+from jax_lm.models.products import product
 
 Batch = Int[Array, "b t"]
-Mask = Bool[Array, "b t"] | Int[Array, "b t"]
+Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
 Hidden = Float[Array, "b t d"]
 
 
@@ -46,17 +49,29 @@ class KeyValues(NamedTuple):
 
 
 class DreamLinear(nnx.Module):
-    """y = x Wᵀ + b with W kept as [out, in]; products accumulate in float32 whatever the dtype."""
+    """y = x Wᵀ + b with W kept as [out, in]; products accumulate in float32 whatever the dtype.
+
+    After `quantize` W is int8, with one `scale` per output.
+    """
 
     def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: "Initializer") -> None:
         self.weight = nnx.Param(init((out_size, in_size)))
         self.bias = nnx.Param(init((out_size,), 0.0)) if use_bias else None
+        self.scale: nnx.Param | None = nnx.data(None)
+
+    def quantize(self) -> None:
+        weight, scale = quantization.quantize(self.weight[...])
+        self.weight, self.scale = nnx.Param(weight), nnx.Param(scale)
 
     def __call__(self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None) -> Float[Array, "*b o"]:
-        y = product(x, self.weight[...])
+        dtype = dtype or x.dtype
+        if self.scale is None:
+            y = product(x, self.weight[...])
+        else:
+            y = product(*quantization.widened(x, self.weight[...])) * self.scale[...]
         if self.bias is not None:
             y = y + self.bias[...].astype(jnp.float32)
-        return y.astype(dtype or x.dtype)
+        return y.astype(dtype)
 
 
 class DreamRMSNorm(nnx.Module):
@@ -109,7 +124,7 @@ class DreamAttention(nnx.Module):
         self,
         x: Hidden,
         rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | None,
+        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
         past: KeyValues | None = None,
         start: Int[Array, ""] | None = None,
     ) -> tuple[Hidden, KeyValues]:
@@ -151,7 +166,7 @@ class DreamDecoderLayer(nnx.Module):
         self,
         x: Hidden,
         rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | None,
+        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
         past: KeyValues | None = None,
         start: Int[Array, ""] | None = None,
     ) -> tuple[Hidden, KeyValues]:
@@ -166,32 +181,51 @@ class DreamEmbedding(nnx.Module):
     def __init__(self, config: DreamConfig, *, init: "Initializer") -> None:
         self.weight = nnx.Param(init((config.vocab_size, config.hidden_size)))
 
-    def __call__(self, input_ids: Batch) -> Hidden:
-        return self.weight[...][input_ids]
+    def __call__(self, input_ids: Batch, mesh: Mesh | None = None) -> Hidden:
+        # XLA would look up parts of rows, and then has no good way to the whole rows that the layers want.
+        table = sharding.constrain(self.weight[...], mesh, "tensor", None)
+        return sharding.shard_rows(table[sharding.shard_rows(input_ids, mesh)], mesh)
 
 
 class DreamModel(nnx.Module):
-    """Embedding, decoder layers and final norm."""
+    """Embedding, decoder layers and final norm; on a `mesh`, hidden states are split by rows."""
 
     def __init__(self, config: DreamConfig, *, init: "Initializer") -> None:
+        self.mesh: Mesh | None = None
         self.embed_tokens = DreamEmbedding(config, init=init)
         self.layers = nnx.List([DreamDecoderLayer(config, init=init) for _ in range(config.num_hidden_layers)])
         self.norm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
         self.rotary_emb = DreamRotaryEmbedding(config.head_dim, config.rope_theta)
 
     def hidden_states(
-        self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
+        self,
+        input_ids: Batch,
+        attention_mask: Mask | None = None,
+        position_ids: Batch | None = None,
+        *,
+        remat: bool = False,
     ) -> Iterator[Hidden]:
-        """Yield the embedding output, then the output of each layer, the last after the final norm."""
+        """Yield the embedding output, then the output of each layer, the last after the final norm.
+
+        Args:
+            attention_mask: keys that may be attended to, for all queries or for each; the latter needs positions.
+            remat: keep nothing inside a layer for its gradient, but compute it again.
+        """
         if attention_mask is not None:
             attention_mask = attention_mask.astype(bool)
         if position_ids is None:
+            if attention_mask is not None and attention_mask.ndim != 2:
+                raise ValueError("position_ids=None: an attention mask for each query needs positions")
             position_ids = default_positions(input_ids, attention_mask)
         rotary = self.rotary_emb(position_ids)
-        x = self.embed_tokens(input_ids)
+        x = self.embed_tokens(input_ids, self.mesh)
         for layer in self.layers:
             yield x
-            x, _ = layer(x, rotary, attention_mask)
+
+            def outputs(x: Hidden, layer: DreamDecoderLayer = layer) -> Hidden:
+                return layer(x, rotary, attention_mask)[0]
+
+            x = (jax.checkpoint(outputs) if remat else outputs)(x)
         yield self.norm(x)
 
     def recompute(
@@ -213,7 +247,7 @@ class DreamModel(nnx.Module):
             Hidden states, and the cache with these rows rewritten.
         """
         rotary = self.rotary_emb(position_ids)
-        x = self.embed_tokens(input_ids)
+        x = self.embed_tokens(input_ids, self.mesh)
         rewritten = []
         for layer, past in zip(self.layers, cache, strict=True):
             x, seen = layer(x, rotary, attention_mask, past, start)
@@ -227,14 +261,21 @@ class DreamModel(nnx.Module):
         def zeros(layer: DreamDecoderLayer) -> Array:
             attention = layer.self_attn
             heads = attention.k_proj.weight[...].shape[0] // attention.head_dim
-            return jnp.zeros((batch, heads, length, attention.head_dim), weight.dtype)
+            empty = jnp.zeros((batch, heads, length, attention.head_dim), weight.dtype)
+            by_heads = self.mesh is not None and heads % self.mesh.shape["tensor"] == 0
+            return sharding.shard_rows(empty, self.mesh, "tensor" if by_heads else None)
 
         return tuple(KeyValues(zeros(layer), zeros(layer)) for layer in self.layers)
 
     def __call__(
-        self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
+        self,
+        input_ids: Batch,
+        attention_mask: Mask | None = None,
+        position_ids: Batch | None = None,
+        *,
+        remat: bool = False,
     ) -> Hidden:
-        *_, last = self.hidden_states(input_ids, attention_mask, position_ids)
+        *_, last = self.hidden_states(input_ids, attention_mask, position_ids, remat=remat)
         return last
 
 
@@ -270,15 +311,47 @@ class DreamForCausalLM(nnx.Module):
     def dtype(self) -> jnp.dtype:
         return self.model.embed_tokens.weight[...].dtype
 
+    def quantize(self) -> "DreamForCausalLM":
+        """Turn the kernels of this model into int8, for inference (see `jax_lm.models.quantization`)."""
+        for _, module in nnx.iter_modules(self):
+            if isinstance(module, DreamLinear):
+                module.quantize()
+        return self
+
     @classmethod
-    def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32) -> "DreamForCausalLM":
+    def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False) -> "DreamForCausalLM":
         """The model with shapes in place of arrays; takes no memory."""
-        return nnx.eval_shape(lambda: cls(config, dtype=dtype))
+        return nnx.eval_shape(lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype))
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """Where the parameters lie; None is one device."""
+        return self.model.mesh
+
+    def on_mesh(self, mesh: Mesh) -> "DreamForCausalLM":
+        """The same model with its parameters spread over a mesh.
+
+        Raises:
+            ValueError: the mesh does not split the model evenly.
+        """
+        graph, state = nnx.split(self)
+        params = nnx.to_pure_dict(state)
+        model = nnx.merge(graph, jax.device_put(params, sharding.tree_shardings(params, self.config, mesh)))
+        model.model.mesh = mesh
+        return model
 
     @staticmethod
     def read_config(folder: Path) -> DreamConfig:
         """The configuration of a checkpoint folder."""
-        return DreamConfig.from_dict(huggingface.read_json(folder, "config.json"))
+        fields = huggingface.read_json(folder, "config.json")
+        if fields.get("quantization_config") == quantization.QUANTIZATION:
+            del fields["quantization_config"]
+        return DreamConfig.from_dict(fields)
+
+    @staticmethod
+    def is_int8(folder: Path) -> bool:
+        """Whether the kernels of a checkpoint are stored as int8."""
+        return huggingface.read_json(folder, "config.json").get("quantization_config") == quantization.QUANTIZATION
 
     @classmethod
     def from_pretrained(
@@ -286,30 +359,50 @@ class DreamForCausalLM(nnx.Module):
         path_or_hub_id: str | Path,
         *,
         dtype: DTypeLike | None = None,
+        int8: bool = False,
+        mesh: Mesh | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> "DreamForCausalLM":
-        """Load a checkpoint in the Hugging Face layout, tensor by tensor; no code of it is executed.
+        """Load a checkpoint in the Hugging Face or Orbax layout, tensor by tensor; no code of it is executed.
 
         Args:
             path_or_hub_id: a local folder, or a repository on the hub such as apple/DiffuCoder-7B-Instruct.
             dtype: float dtype of the weights; None keeps that of the checkpoint.
+            int8: quantise the kernels as they are read; a checkpoint that holds int8 stays so in any case.
+            mesh: where the parameters lie; each device reads its slices. None is the first device.
             on_progress: called with bytes read so far and bytes in all.
 
         Raises:
             CheckpointError: names what is missing, unknown, misshapen or damaged.
-            ValueError: config.json asks for something this implementation does not compute.
+            ValueError: config.json asks for something this implementation does not compute, or the mesh does not
+                split the model evenly.
         """
         folder = huggingface.resolve(path_or_hub_id)
-        config = cls.read_config(folder)
-        shapes = parameter_shapes(config)
-        optional = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        tensors = huggingface.load_tensors(folder, shapes, ignored=optional, dtype=dtype, on_progress=on_progress)
-        graph, state = nnx.split(cls.abstract(config))
-        return nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
+        config, stored_int8 = cls.read_config(folder), cls.is_int8(folder)
+        graph, state = nnx.split(cls.abstract(config, int8=int8 or stored_int8))
+        template = nnx.to_pure_dict(state)
+        shardings = {} if mesh is None else dict(flatten(sharding.tree_shardings(template, config, mesh)))
+        target = loading.Target(
+            shapes=parameter_shapes(config, int8=stored_int8),
+            ignored={"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set(),
+            dtype=dtype,
+            quantize=int8,
+            shardings=shardings,
+        )
+        model = nnx.merge(graph, nest(loading.load(loading.source(folder), target, on_progress=on_progress), template))
+        model.model.mesh = mesh
+        return model
 
     def save_pretrained(self, folder: str | Path, *, dtype: DTypeLike | None = None) -> None:
-        """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back."""
-        tensors = {name: value.astype(dtype or value.dtype) for name, value in parameters(self).items()}
+        """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back.
+
+        Raises:
+            ValueError: the model is quantised; `diffucoder convert --quantize int8` writes such checkpoints.
+        """
+        tensors = parameters(self)
+        if any(value.dtype == jnp.int8 for value in tensors.values()):
+            raise ValueError("the model is int8: save the float model, or use `diffucoder convert --quantize int8`")
+        tensors = {name: value.astype(dtype or value.dtype) for name, value in tensors.items()}
         huggingface.save(folder, tensors, self.config.to_dict() | {"torch_dtype": str(jnp.dtype(dtype or self.dtype))})
 
 
@@ -325,47 +418,13 @@ class Initializer:
         return (jax.random.normal(self.rngs.params(), shape) * self.std).astype(self.dtype)
 
 
-@jax.custom_vjp
-def product(a: Float[Array, "*z m i"], b: Float[Array, "*y n i"]) -> Float[Array, "*z m n"]:
-    """a bᵀ, accumulated in float32; `b` is one matrix, or has the leading dimensions of `a`.
-
-    On CPUs with bfloat16 units this is also 4-5 times faster than a bfloat16 `@`. The gradient rounds the
-    cotangent to the dtype of the operands: JAX's own rule would multiply float32 by bfloat16, which has
-    no fast kernel anywhere.
-    """
-    return contract(a, b, (a.ndim - 1,), (b.ndim - 1,), b.ndim - 2)
-
-
-def product_forward(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(a, b), (a, b)
-
-
-def product_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    a, b = operands
-    g = cotangent.astype(a.dtype)
-    batch = b.ndim - 2
-    rows = tuple(range(batch, a.ndim - 1))
-    da = contract(g, b, (g.ndim - 1,), (batch,), batch)
-    return da.astype(a.dtype), contract(g, a, rows, rows, batch).astype(b.dtype)
-
-
-product.defvjp(product_forward, product_backward)
-
-
-def contract(a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...], batch: int) -> Array:
-    """Sum of products over the given axes in float32, batched over the first `batch` axes."""
-    axes = tuple(range(batch))
-    with full_precision(a.dtype):
-        return jax.lax.dot_general(a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=jnp.float32)
-
-
 def attend(
     q: Float[Array, "b t n h"],
     k: Float[Array, "b k s h"],
     v: Float[Array, "b k s h"],
-    attention_mask: Bool[Array, "b s"] | None,
+    attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
 ) -> Float[Array, "b t n h"]:
-    """Grouped-query attention over all keys that the mask admits; softmax in float32.
+    """Grouped-query attention over all keys that the mask admits, to all queries or to each; softmax in float32.
 
     The query heads of a group become further rows of their key head, so that keys are never repeated.
     """
@@ -374,16 +433,15 @@ def attend(
     q = q.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4).reshape(b, -1, groups * t, h)
     scores = product(q, k) / h**0.5
     if attention_mask is not None:
-        # Only keys are masked: a padded query sees the real keys, so that no row is empty.
-        scores = jnp.where(attention_mask[:, None, None, :], scores, jnp.finfo(jnp.float32).min)
+        # Where only keys are masked, a padded query sees the real keys, so that no row is empty.
+        if attention_mask.ndim == 2:
+            admitted = attention_mask[:, None, None, :]
+        else:
+            admitted = jnp.tile(attention_mask, (1, groups, 1))[:, None]
+        scores = jnp.where(admitted, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
-
-
-def full_precision(dtype: DTypeLike) -> AbstractContextManager:
-    """Float32 products at full precision: accelerators would otherwise round their inputs to 10 bits or fewer."""
-    return jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default")
 
 
 def default_positions(input_ids: Batch, attention_mask: Bool[Array, "b t"] | None) -> Batch:
@@ -414,6 +472,6 @@ def parameters(model: DreamForCausalLM) -> dict[str, Any]:
 
 
 @functools.cache
-def parameter_shapes(config: DreamConfig) -> dict[str, tuple[int, ...]]:
-    """Checkpoint name and shape of every parameter, without allocating any."""
-    return {name: leaf.shape for name, leaf in parameters(DreamForCausalLM.abstract(config)).items()}
+def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tuple[int, ...]]:
+    """Checkpoint name and shape of every parameter, without allocating any; with int8, of the scales too."""
+    return {name: leaf.shape for name, leaf in parameters(DreamForCausalLM.abstract(config, int8=int8)).items()}

@@ -13,6 +13,7 @@ from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 code_reward = REWARDS["code"]
 binary_code_reward = REWARDS["binary_code"]
 code_format_reward = REWARDS["code_format"]
+completed_code_reward = REWARDS["completed_code"]
 accuracy_reward = REWARDS["accuracy"]
 format_reward = REWARDS["format"]
 tag_count_reward = REWARDS["tag_count"]
@@ -31,6 +32,7 @@ __all__ = [
     "binary_code_reward",
     "code_format_reward",
     "code_reward",
+    "completed_code_reward",
     "cosine_reward",
     "find_reward",
     "format_reward",

@@ -168,3 +168,18 @@ class BinaryCode(Code):
 
     def rounded(self, share: float) -> float:
         return float(share > BINARY_THRESHOLD if self.strict_reference else share >= BINARY_THRESHOLD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedCode(Code):
+    """The share of `test_cases` that `prefix` and the completion pass as one program; no fence is expected.
+
+    For models that go on with code instead of answering in chat. 0 unless the whole parses.
+    """
+
+    name: ClassVar[str] = "completed_code"
+    needs: ClassVar[tuple[str, ...]] = ("test_cases", "prefix")
+
+    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]
+        return super().score([f"{FENCE}{PYTHON}\n{program}\n{FENCE}\n" for program in programs], columns)

@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from jax_lm.rewards.code import BinaryCode, Code, CodeFormat
+from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
 from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
 from jax_lm.rewards.reward import Reward, RewardFunction
 from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
@@ -18,6 +18,7 @@ REWARDS: dict[str, Reward] = {
         Code(),
         BinaryCode(),
         CodeFormat(),
+        CompletedCode(),
         Accuracy(),
         Format(),
         TagCount(),

@@ -7,6 +7,7 @@ rebuilds it from nothing on a CPU; `runs/builtin_model.sh` also measures the res
 
 import logging
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from flax import nnx
 from jax_lm.data.corpus import draw_task
 from jax_lm.data.rows import RowKind, chat_row, completion_row, continuation_row, infilling_row, stream_batches
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.terminal import TERMINATED
 from jax_lm.tokenizer import (
     DIFFUSION_PAD,
     END_OF_TEXT,
@@ -26,7 +28,8 @@ from jax_lm.tokenizer import (
     DiffuCoderTokenizer,
     train_bpe,
 )
-from jax_lm.training.adaptation import AdaptationConfig, train
+from jax_lm.training.masked_diffusion import Replayed, train
+from jax_lm.training.settings import LossConfig, OptimizerConfig, TrainerConfig
 
 VOCABULARY = 1536
 TOKENIZER_TASKS = 20_000
@@ -42,28 +45,41 @@ class Phase:
     """A part of the run, with its own rows, canvases and optimizer.
 
     Attributes:
-        adaptation: objective and hyperparameters.
+        loss: objective.
+        training: optimizer and schedule.
         shares: weights of the kinds of rows.
         longer_share: share of rows on a canvas longer than they need.
         data_seed: added to the seed of the recipe.
     """
 
-    adaptation: AdaptationConfig
+    loss: LossConfig
+    training: TrainerConfig
     shares: Mapping[RowKind, float]
     longer_share: float
     data_seed: int
+
+
+def adamw_and_muon(learning_rate: float, muon_learning_rate: float, *, warmup_steps: int) -> OptimizerConfig:
+    return OptimizerConfig(
+        learning_rate=learning_rate,
+        muon_learning_rate=muon_learning_rate,
+        warmup_steps=warmup_steps,
+        final_share=0.0,
+        betas=(0.9, 0.98),
+    )
 
 
 PHASES = (
     # The evidence bound teaches local structure, but hardly what belongs on an empty canvas: after these steps a
     # masked token is right in 75 % of the cases when 30 % of the canvas is visible, and in 29 % when none is.
     Phase(
-        adaptation=AdaptationConfig(
+        loss=LossConfig(max_weight=20.0),
+        training=TrainerConfig(
             steps=6000,
             stop_after=3000,
-            learning_rate=3e-3,
-            muon_learning_rate=0.02,
+            optimizer=adamw_and_muon(3e-3, 0.02, warmup_steps=100),
             compute_dtype="bfloat16",
+            log_every=50,
         ),
         shares={completion_row: 0.72, continuation_row: 0.1, infilling_row: 0.08, chat_row: 0.1},
         longer_share=0.08,
@@ -71,14 +87,13 @@ PHASES = (
     ),
     # So the rest practises nearly empty canvases, mostly on completions, and on canvases of many lengths.
     Phase(
-        adaptation=AdaptationConfig(
+        loss=LossConfig(weighting="plain", normalisation="masked", high_levels=True),
+        training=TrainerConfig(
             steps=2500,
-            learning_rate=1.5e-3,
-            muon_learning_rate=0.006,
-            warmup_steps=50,
+            optimizer=adamw_and_muon(1.5e-3, 0.006, warmup_steps=50),
             compute_dtype="bfloat16",
-            objective="masked_mean",
             seed=1,
+            log_every=50,
         ),
         shares={completion_row: 0.85, continuation_row: 0.05, infilling_row: 0.05, chat_row: 0.05},
         longer_share=0.12,
@@ -89,23 +104,17 @@ PHASES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Train the built-in model.
+    """Train the built-in model, from where an interrupted run in `out` stopped.
 
     Attributes:
-        out: folder for the checkpoint, the tokenizer and, per phase, metrics.jsonl.
+        out: folder for the checkpoint, the tokenizer and, per phase, metrics and what it resumes from.
         tokens_per_batch: tokens of a batch, spare canvas included.
         seed: of the corpus, the initial weights and the masks.
-        start_phase: first phase to run; above 0 starts from the weights in `out`/phase-(N - 1).
     """
 
     out: Path
     tokens_per_batch: int = 4096
     seed: int = 0
-    start_phase: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start_phase < len(PHASES):
-            raise ValueError(f"start_phase={self.start_phase}: must lie in [0, {len(PHASES)})")
 
 
 def build_tokenizer(seed: int) -> DiffuCoderTokenizer:
@@ -141,11 +150,8 @@ def main(recipe: Recipe) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
     tokenizer = build_tokenizer(recipe.seed)
-    if recipe.start_phase:
-        model = DreamForCausalLM.from_pretrained(recipe.out / f"phase-{recipe.start_phase - 1}")
-    else:
-        model = DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed))
-    for number, phase in list(enumerate(PHASES))[recipe.start_phase :]:
+    model = DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed))
+    for number, phase in enumerate(PHASES):
         batches = stream_batches(
             tokenizer,
             seed=recipe.seed + phase.data_seed,
@@ -154,7 +160,10 @@ def main(recipe: Recipe) -> None:
             shares=phase.shares,
             longer_share=phase.longer_share,
         )
-        model = train(model, batches, phase.adaptation, recipe.out / f"phase-{number}")
+        identity = {"tokens_per_batch": recipe.tokens_per_batch, "seed of the recipe": recipe.seed}
+        out = recipe.out / f"phase-{number}"
+        if not train(model, Replayed(batches), phase.loss, phase.training, out, identity=identity):
+            sys.exit(TERMINATED)
     tokenizer.save_pretrained(recipe.out)
     model.save_pretrained(recipe.out, dtype="bfloat16")
 

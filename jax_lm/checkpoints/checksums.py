@@ -1,0 +1,62 @@
+"""SHA256SUMS: what the files of a folder should hold, in the format of `sha256sum -c`."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jax_lm.checkpoints.stored import CheckpointError
+
+SUMS = "SHA256SUMS"
+LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All files of a folder but the sums themselves."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+
+
+def write(folder: Path) -> None:
+    """Write the sums of everything in the folder."""
+    lines = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files_in(folder)]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def expected(folder: Path) -> dict[Path, str]:
+    """Files and their sums: from SHA256SUMS, and from the hub's cache, where links lead to files named by their sum.
+
+    Raises:
+        CheckpointError: SHA256SUMS cannot be read, or names what is absent or outside of the folder.
+    """
+    sums = {}
+    for path in files_in(folder):
+        if path.is_symlink() and SHA256.fullmatch(name := path.resolve().name):
+            sums[path] = name
+    if not (folder / SUMS).is_file():
+        return sums
+    for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
+        found = LINE.fullmatch(line)
+        if not found:
+            raise CheckpointError(f"{folder / SUMS} has the line {line[:80]!r}, which is no checksum and name")
+        path = folder / found[2]
+        if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+            raise CheckpointError(f"{folder / SUMS} names {found[2]!r}, which is absent")
+        sums[path] = found[1]
+    return sums
+
+
+def check(folder: Path, *, on_progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Path, bool]]:
+    """Files that have a known sum, and whether they hold what it says."""
+    sums = expected(folder)
+    total, done = sum(path.stat().st_size for path in sums), 0
+    for path, known in sums.items():
+        yield path, sha256(path) == known
+        done += path.stat().st_size
+        if on_progress:
+            on_progress(done, total)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

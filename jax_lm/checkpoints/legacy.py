@@ -1,0 +1,279 @@
+"""Pickles of the old JAX port (params.pkl), read without executing anything that they name.
+
+A pickle is a program. This reader runs it with stand-ins in place of the few functions that arrays are made by, which
+only note shape, dtype and bytes; it refuses every other name. `diffucoder convert` makes another format of such a file.
+"""
+
+import math
+import mmap
+import pickle
+import pickletools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jaxtyping import Array
+
+from jax_lm.checkpoints.stored import CheckpointError, Request
+
+MAX_INSTRUCTIONS = 1_000_000
+MAX_DEPTH, MAX_LEAVES = 12, 100_000
+DTYPES = {"f2": "f2", "f4": "f4", "f8": "f8", "bfloat16": ml_dtypes.bfloat16}
+INSTRUCTIONS = frozenset(
+    """
+    PROTO FRAME STOP MARK MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD
+    NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES
+    BINBYTES8 BYTEARRAY8 EMPTY_DICT DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+    """.split()  # noqa: SIM905 (a table, not a list)
+)
+"""What pickling a dict of arrays uses, and no more."""
+
+LAYER_NAMES = {
+    "DreamRMSNorm_0": "input_layernorm",
+    "DreamRMSNorm_1": "post_attention_layernorm",
+    "DreamAttention_0": "self_attn",
+    "DreamMLP_0.Dense_0": "mlp.gate_proj",
+    "DreamMLP_0.Dense_1": "mlp.up_proj",
+    "DreamMLP_0.Dense_2": "mlp.down_proj",
+}
+TOP_NAMES = {"DreamModel_0.Embed_0": "model.embed_tokens", "DreamModel_0.DreamRMSNorm_0": "model.norm"}
+LAYER = re.compile(r"(?:DreamModel_0|model)\.layers[_.](\d+)\.(.+)")
+
+
+class Elements:
+    """An array, as its pickle tells of it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: np.ndarray | None = None) -> None:
+        self.value = value
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise CheckpointError("holds an array in an unknown form")
+        _, shape, dtype, is_fortran, content = state
+        self.value = array(content, dtype, shape, "F" if is_fortran else "C")
+
+
+class ElementType:
+    """A dtype, as its pickle tells of it."""
+
+    __slots__ = ("name", "order")
+
+    def __init__(self, name: Any) -> None:
+        self.name = name.name if isinstance(name, StandIn) else name
+        self.order = "<"
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1] if isinstance(state, tuple) and len(state) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """What a pickle gets for a name: something to call, or to name."""
+
+    name: str
+    make: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.make is None:
+            raise CheckpointError(f"calls {self.name}")
+        return self.make(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise CheckpointError(f"changes {self.name}")
+
+
+def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    """An array from its bytes; CheckpointError unless they are floating-point numbers of just that many."""
+    name = dtype.name if isinstance(dtype, ElementType) else None
+    if not isinstance(name, str) or name not in DTYPES or dtype.order not in ("<", "="):
+        raise CheckpointError(f"holds an array of dtype {name!r}, expected one of {', '.join(DTYPES)}")
+    if not isinstance(content, bytes | bytearray) or not isinstance(shape, tuple):
+        raise CheckpointError("holds an array without bytes or shape")
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise CheckpointError(f"holds an array of shape {shape!r}")
+    values = np.frombuffer(content, np.dtype(DTYPES[name]))
+    if values.size != math.prod(shape):
+        raise CheckpointError(f"holds {values.size} numbers for an array of shape {shape}")
+    return values.reshape(shape, order="F" if order == "F" else "C")
+
+
+def empty(*_: Any) -> Elements:
+    """In place of numpy's maker of empty arrays, which would make one of any size."""
+    return Elements()
+
+
+def from_bytes(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
+    """In place of numpy's maker of arrays in protocol 5."""
+    return Elements(array(content, dtype, shape, order))
+
+
+def jax_array(make: Any, arguments: Any, state: Any, *_: Any) -> Elements:
+    """In place of JAX's maker of arrays, which is numpy's and a state."""
+    elements = Elements()
+    elements.__setstate__(state)
+    return elements
+
+
+def encoded(text: Any, encoding: Any) -> bytes:
+    """In place of _codecs.encode, by which old protocols write bytes."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise CheckpointError(f"encodes with {encoding!r}")
+    return text.encode("latin1")
+
+
+def same_dict(values: Any) -> dict:
+    """In place of flax's FrozenDict."""
+    if not isinstance(values, dict):
+        raise CheckpointError("holds a FrozenDict of something that is no dict")
+    return values
+
+
+STAND_INS: dict[tuple[str, str], StandIn] = {
+    (module, name): StandIn(name, make)
+    for module, name, make in (
+        ("numpy", "ndarray", None),
+        ("numpy", "dtype", lambda name, *_: ElementType(name)),
+        ("ml_dtypes", "bfloat16", None),
+        ("numpy.core.multiarray", "_reconstruct", empty),
+        ("numpy._core.multiarray", "_reconstruct", empty),
+        ("numpy.core.numeric", "_frombuffer", from_bytes),
+        ("numpy._core.numeric", "_frombuffer", from_bytes),
+        ("jax._src.array", "_reconstruct_array", jax_array),
+        ("_codecs", "encode", encoded),
+        ("flax.core.frozen_dict", "FrozenDict", same_dict),
+    )
+}
+"""Everything that a pickle may name."""
+
+
+class RestrictedUnpickler(pickle.Unpickler):
+    """Finds the stand-ins and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in STAND_INS:
+            raise CheckpointError(f"names {module}.{name}, which no checkpoint needs; nothing of it was executed")
+        return STAND_INS[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise CheckpointError("holds a persistent id")
+
+
+@dataclass(frozen=True)
+class PickledTensor:
+    """A tensor of a pickle, in memory already, [out, in] like all of ours."""
+
+    path: Path
+    name: str
+    value: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.value.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.value.nbytes
+
+
+def stored_tensors(path: Path) -> dict[str, PickledTensor]:
+    """What a params.pkl holds, by checkpoint name.
+
+    Raises:
+        CheckpointError: it holds, or names, anything but dicts of arrays; says what.
+    """
+    tensors: dict[str, PickledTensor] = {}
+    for keys, value in leaves(unpickled(path), path):
+        name = checkpoint_name(keys)
+        if name in tensors:
+            raise CheckpointError(f"{path} holds {name!r} twice")
+        # The old port's matrices are [in, out], but for the embedding.
+        is_kernel = value.ndim == 2 and "embed_tokens" not in name
+        tensors[name] = PickledTensor(path, name, value.T if is_kernel else value)
+    return tensors
+
+
+def read(requests: Sequence[Request]) -> list[Array]:
+    """The tensors in the dtype and sharding of each request."""
+
+    def placed(request: Request) -> Array:
+        assert isinstance(request.tensor, PickledTensor)
+        value = request.tensor.value
+        return jax.make_array_from_callback(
+            value.shape, request.sharding, lambda index: np.ascontiguousarray(value[index], request.dtype)
+        )
+
+    return [placed(request) for request in requests]
+
+
+def unpickled(path: Path) -> Any:
+    """The object that a pickle describes, made of dicts and arrays or stand-ins."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            check_instructions(content)
+            content.seek(0)
+            return RestrictedUnpickler(content).load()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} {error}") from None
+    except Exception as error:  # a damaged pickle can make its reader raise nearly anything
+        raise CheckpointError(f"{path} is damaged or no pickle: {type(error).__name__}: {error}") from error
+
+
+def check_instructions(content: Any) -> None:
+    """Refuse a pickle by its instructions, before any is executed: kinds, number, memo, lengths and names."""
+    for count, (instruction, argument, _) in enumerate(pickletools.genops(content)):
+        if count >= MAX_INSTRUCTIONS:
+            raise CheckpointError(f"has more than {MAX_INSTRUCTIONS:,} instructions; a checkpoint needs a few thousand")
+        if instruction.name not in INSTRUCTIONS:
+            raise CheckpointError(f"uses {instruction.name}, which dicts of arrays do not need")
+        if instruction.name == "GLOBAL" and tuple(str(argument).split(" ", 1)) not in STAND_INS:
+            raise CheckpointError(f"names {str(argument).replace(' ', '.')}, which no checkpoint needs")
+        # The reader makes room for that many entries at once.
+        if instruction.name == "LONG_BINPUT" and int(argument or 0) > MAX_INSTRUCTIONS:
+            raise CheckpointError(f"puts memo entry {argument:,}")
+
+
+def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Arrays of nested dicts with their keys; CheckpointError at anything else, and at trees no checkpoint has."""
+    left: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    count = 0
+    while left:
+        keys, value = left.pop()
+        count += 1
+        if count > MAX_LEAVES or len(keys) > MAX_DEPTH:
+            raise CheckpointError(f"{path} holds more than {MAX_LEAVES:,} entries or {MAX_DEPTH} levels")
+        if isinstance(value, dict):
+            if not all(isinstance(key, str) for key in value):
+                raise CheckpointError(f"{path} has keys under {'/'.join(keys)!r} that are no text")
+            left.extend(((*keys, key), child) for key, child in value.items())
+            continue
+        value = value.value if isinstance(value, Elements) else value
+        if not isinstance(value, np.ndarray):
+            raise CheckpointError(f"{path} holds {type(value).__name__} at {'/'.join(keys)!r}, expected an array")
+        yield keys, value
+
+
+def checkpoint_name(keys: tuple[str, ...]) -> str:
+    """The name that the published checkpoints give to a parameter of the old port."""
+    *module, kind = keys[1:] if keys[:1] == ("params",) else keys
+    kind = {"kernel": "weight", "embedding": "weight", "scale": "weight"}.get(kind, kind)
+    path = ".".join(module)
+    if path in ("Dense_0", "lm_head", "model.lm_head"):
+        return f"lm_head.{kind}"
+    if found := LAYER.fullmatch(path):
+        layer, rest = found.groups()
+        for old, new in LAYER_NAMES.items():
+            if rest == old or rest.startswith(f"{old}."):
+                rest = new + rest.removeprefix(old)
+        return f"model.layers.{layer}.{rest}.{kind}"
+    return f"{TOP_NAMES.get(path, path)}.{kind}"

@@ -1,0 +1,162 @@
+"""Tensors from a checkpoint folder into their final dtype, precision and sharding, a few at a time.
+
+A device reads only the slices that it will hold. With int8, a kernel is quantised as soon as it is there, so that
+neither host nor devices ever hold the unquantised model. Knows formats and names, but no model.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints.stored import CheckpointError, Request, Stored
+from jax_lm.models.quantization import is_kernel, quantize, scale_name
+
+Progress = Callable[[int, int], None]
+ORBAX_FOLDER = "weights.orbax"
+PICKLE = "params.pkl"
+GROUP_BYTES = 2**28
+"""Tensors are read in groups of at most so many bytes (or one): Orbax opens the checkpoint once per group."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint in any format: what it holds, and how that is read."""
+
+    folder: Path
+    stored: Mapping[str, Stored]
+    read: Callable[[Sequence[Request]], list[Array]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What the tensors should become.
+
+    Attributes:
+        shapes: names and shapes that the checkpoint must hold, no more and no less.
+        ignored: tensors that may be there but are not read.
+        dtype: of the floating-point tensors; None keeps what is stored.
+        quantize: turn floating-point kernels into int8 and scales.
+        shardings: by name, scales included; others go to the first device.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    ignored: Collection[str] = ()
+    dtype: DTypeLike | None = None
+    quantize: bool = False
+    shardings: Mapping[str, Sharding] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
+            raise CheckpointError(f"dtype={self.dtype!r}: must be a float dtype, or None for that of the checkpoint")
+
+    def sharding(self, name: str) -> Sharding:
+        return self.shardings.get(name) or SingleDeviceSharding(jax.local_devices()[0])
+
+    def holds_int8(self, name: str) -> bool:
+        """Whether the checkpoint should hold this tensor quantised."""
+        return is_kernel(name) and scale_name(name) in self.shapes
+
+    def becomes_int8(self, name: str) -> bool:
+        """Whether this tensor is quantised on the way."""
+        return self.quantize and is_kernel(name) and not self.holds_int8(name)
+
+    def request(self, name: str, tensor: Stored) -> Request:
+        """How to read a tensor.
+
+        Raises:
+            CheckpointError: its shape or dtype is not what the config asks for.
+        """
+        if tensor.shape != tuple(self.shapes[name]):
+            wanted = tuple(self.shapes[name])
+            raise CheckpointError(f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {wanted}")
+        is_scale = name.endswith(".scale")
+        if self.holds_int8(name):
+            expected, fits = "int8", tensor.dtype == np.int8
+        elif is_scale:
+            expected, fits = "float32", tensor.dtype == np.float32
+        else:
+            expected, fits = "a float dtype", jnp.issubdtype(tensor.dtype, jnp.floating)
+        if not fits:
+            raise CheckpointError(f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}")
+        keeps = self.dtype is None or is_scale or self.holds_int8(name) or self.becomes_int8(name)
+        return Request(tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name))
+
+
+def source(folder: Path) -> Source:
+    """The checkpoint in a folder, in the Hugging Face or the Orbax layout; a pickle only `conversion` reads.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    if (folder / ORBAX_FOLDER).is_dir():
+        from jax_lm.checkpoints import orbax  # takes half a second, and few need it
+
+        return Source(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read)
+    weights = (huggingface.WEIGHTS, huggingface.INDEX)
+    if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
+        raise CheckpointError(f"{folder / PICKLE} is a pickle of an old port: `diffucoder convert` reads it, with care")
+    return Source(folder, huggingface.stored_tensors(folder), huggingface.read)
+
+
+def load(checkpoint: Source, target: Target, *, on_progress: Progress | None = None) -> dict[str, Array]:
+    """Read exactly the tensors that the target names.
+
+    Args:
+        on_progress: called with bytes read so far and bytes in all.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, misshapen, of a wrong dtype, or a file is damaged.
+    """
+    huggingface.check_names(checkpoint.folder, checkpoint.stored, target.shapes, target.ignored)
+    requests = {
+        name: target.request(name, tensor) for name, tensor in checkpoint.stored.items() if name in target.shapes
+    }
+    total, read = sum(request.tensor.nbytes for request in requests.values()), 0
+    tensors: dict[str, Array] = {}
+    for names in groups(requests):
+        arrays = checkpoint.read([requests[name] for name in names])
+        while arrays:
+            name = names[-len(arrays)]
+            tensors |= finished(name, arrays.pop(0), target)
+            read += requests[name].tensor.nbytes
+            if on_progress:
+                on_progress(read, total)
+    return tensors
+
+
+def groups(requests: Mapping[str, Request]) -> Iterator[list[str]]:
+    """Names that are read together."""
+    group: list[str] = []
+    size = 0
+    for name, request in requests.items():
+        if group and size + request.tensor.nbytes > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += request.tensor.nbytes
+    if group:
+        yield group
+
+
+def finished(name: str, tensor: Array, target: Target) -> dict[str, Array]:
+    """The tensor as the model wants it: itself, or int8 and scales."""
+    if not target.becomes_int8(name):
+        return {name: tensor}
+    weight, scale = compiled_quantize(target.sharding(name), target.sharding(scale_name(name)))(tensor)
+    # Else the next tensors would be read while this one still waits to be quantised.
+    jax.block_until_ready(weight)
+    return {name: weight, scale_name(name): scale}
+
+
+@functools.cache
+def compiled_quantize(*places: Sharding) -> Callable:
+    return jax.jit(quantize, out_shardings=places)

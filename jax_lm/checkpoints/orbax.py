@@ -1,0 +1,80 @@
+"""The Orbax layout: one Orbax checkpoint of a flat dict, tensor name to array, beside config.json.
+
+Orbax writes and reads each device's part, commits a checkpoint as a whole, and restores it onto any mesh.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Array
+from orbax.checkpoint import v1 as ocp
+
+from jax_lm.checkpoints.stored import CheckpointError, Request
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """A tensor in an Orbax checkpoint."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:
+    """Write a checkpoint, each process what its devices hold; it appears whole or not at all.
+
+    Raises:
+        ValueError: the path exists.
+    """
+    ocp.save(str(path.absolute()), dict(tensors))
+
+
+def stored_tensors(path: Path) -> dict[str, StoredArray]:
+    """What a checkpoint holds.
+
+    Raises:
+        CheckpointError: it is damaged, unfinished, or holds something other than named arrays.
+    """
+    try:
+        entries = ocp.metadata(str(path.absolute())).metadata
+    except Exception as error:  # Orbax and TensorStore raise whatever they meet in a damaged file
+        raise CheckpointError(f"{path} is damaged or not a finished Orbax checkpoint: {summary(error)}") from error
+    if not isinstance(entries, dict) or not entries:
+        raise CheckpointError(f"{path} holds no named tensors")
+    for name, entry in entries.items():
+        if not isinstance(name, str) or not hasattr(entry, "shape") or entry.dtype is None:
+            raise CheckpointError(f"{path} holds {name!r}, which is no tensor")
+    return {name: StoredArray(path, name, tuple(entry.shape), np.dtype(entry.dtype)) for name, entry in entries.items()}
+
+
+def read(requests: Sequence[Request]) -> list[Array]:
+    """Read tensors, each device its slices of them."""
+    wanted = {}
+    for request in requests:
+        assert isinstance(request.tensor, StoredArray)
+        shape = jax.ShapeDtypeStruct(request.tensor.shape, request.dtype, sharding=request.sharding)
+        wanted[request.tensor.name] = shape
+    path = requests[0].tensor.path
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    try:
+        with context:
+            found = ocp.load(str(path.absolute()), wanted)
+    except Exception as error:  # Orbax and TensorStore raise whatever they meet in a damaged file
+        raise CheckpointError(f"{path} cannot be read: {summary(error)}") from error
+    return [found[name] for name in wanted]
+
+
+def summary(error: Exception) -> str:
+    """The first line of an error, at most."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"

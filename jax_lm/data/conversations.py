@@ -1,0 +1,150 @@
+"""Training samples from JSON lines: a conversation whose last turn is to be learnt, a prompt and a response, or a text.
+
+    {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+    {"prompt": "…", "response": "…"}
+    {"text": "…"}
+
+Rows that cannot be used are counted and named, never dropped in silence. Knows text and tokens, nothing of training.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jax_lm.data.batches import Row
+from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer, TokenizerError
+
+logger = logging.getLogger(__name__)
+
+NAMED = 3
+"""So many refused lines are named in a message; all are in the list."""
+
+
+class BadRowError(ValueError):
+    """A line that cannot be used; the message says why."""
+
+
+@dataclass
+class Samples:
+    """What a file gave: samples, and the lines that gave none, with the reason."""
+
+    rows: list[Row] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Of all tokens: tells whether a run goes on with the samples it began with."""
+        text = json.dumps([(row.ids, row.canvas) for row in self.rows])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def describe(self, path: Path) -> str:
+        """How many lines were used and refused, and the first of these."""
+        named = "; ".join(f"line {line}: {reason}" for line, reason in self.refused[:NAMED])
+        more = f"; and {len(self.refused) - NAMED} more" if len(self.refused) > NAMED else ""
+        return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (f" ({named}{more})" if named else "")
+
+
+def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
+    """The samples that each line gives.
+
+    Raises:
+        ValueError: the file cannot be read, or no line of it can be used.
+    """
+    samples = Samples()
+    for number, line in numbered_lines(path):
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise BadRowError(f"expected a JSON object, not {type(fields).__name__}")
+            samples.rows += to_rows(fields)
+        except (BadRowError, TokenizerError) as error:
+            samples.refused.append((number, str(error)))
+        except (json.JSONDecodeError, RecursionError) as error:
+            samples.refused.append((number, f"not JSON: {error}"))
+    if not samples.rows:
+        raise ValueError(f"data={samples.describe(path)}: nothing to learn from")
+    logger.log(logging.WARNING if samples.refused else logging.INFO, samples.describe(path))
+    return samples
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers from 1."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
+    yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+
+
+def conversation_rows(tokenizer: DiffuCoderTokenizer, length: int) -> Callable[[dict[str, Any]], list[Row]]:
+    """How a line becomes a sample: everything before the response stays visible, the response is the canvas.
+
+    The canvas is open: the pads after the end of the response are targets too, so that the model learns to end.
+    """
+
+    def to_rows(fields: dict[str, Any]) -> list[Row]:
+        prompt, response, end = parts(fields, tokenizer)
+        visible = tokenizer.encode(prompt)
+        written = [*without_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
+        size = len(visible) + len(written)
+        if size > length:
+            raise BadRowError(f"{size} tokens, longer than length={length}")
+        return [Row((*visible, *written), (False,) * len(visible) + (True,) * len(written))]
+
+    return to_rows
+
+
+def text_rows(tokenizer: DiffuCoderTokenizer, length: int) -> Callable[[dict[str, Any]], list[Row]]:
+    """How a line of text becomes samples of at most `length` tokens, all of which may be masked."""
+
+    def to_rows(fields: dict[str, Any]) -> list[Row]:
+        text = fields.get("text")
+        if not isinstance(text, str) or not text.strip():
+            raise BadRowError("has no text")
+        ids = [*without_mask(tokenizer.encode(text), tokenizer), tokenizer.token_id(END_OF_TEXT)]
+        parts = (tuple(ids[start : start + length]) for start in range(0, len(ids), length))
+        return [Row(part, (True,) * len(part), open=False) for part in parts]
+
+    return to_rows
+
+
+def without_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
+    """The same ids; BadRowError if the mask token, which is never a target, is among them."""
+    if tokenizer.mask_id in ids:
+        raise BadRowError("holds the mask token where the model is to write")
+    return ids
+
+
+def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[str, str, str]:
+    """Prompt, response and the token that ends it; BadRowError if the fields give none."""
+    if "messages" in fields:
+        messages = fields["messages"]
+        if not isinstance(messages, list) or len(messages) < 2 or not all(map(is_message, messages)):
+            raise BadRowError("messages: must be at least two objects with role and content")
+        if messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip():
+            raise BadRowError("messages: must end with what the assistant says")
+        return tokenizer.apply_chat_template(messages[:-1]), messages[-1]["content"], END_OF_TURN
+    for name in ("prompt", "response"):
+        if not isinstance(fields.get(name), str) or not fields[name].strip():
+            raise BadRowError(
+                f"has no {name} that is text" if "prompt" in fields else "has neither messages nor prompt"
+            )
+    if tokenizer.chat_template is None:
+        return fields["prompt"], fields["response"], END_OF_TEXT
+    user = {"role": "user", "content": fields["prompt"]}
+    return tokenizer.apply_chat_template([user]), fields["response"], END_OF_TURN
+
+
+def is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+    )
+
+
+def closed(row: Row, pads: int, pad_id: int) -> Row:
+    """A sample that others can stand behind: with `pads` pads of its own as targets, and no more."""
+    return Row((*row.ids, *[pad_id] * pads), (*row.canvas, *[True] * pads), open=False)

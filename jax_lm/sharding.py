@@ -1,0 +1,204 @@
+"""Meshes of devices, and where each parameter lies on them.
+
+    mesh = MeshShape.parse("data=2,tensor=4").mesh()
+    shardings = tree_shardings(params, config, mesh)     # of parameters, gradients, optimizer moments
+
+Three axes: `data` splits rows of a batch; `fsdp` splits rows and also stores each weight in parts, gathered when used;
+`tensor` splits the work of each layer by heads, feed-forward channels and vocabulary. XLA inserts the communication
+(AxisType.Auto); the placement of parameters and of hidden states (`shard_rows`) is all that it is told. Knows names and
+sizes of parameters, no model.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from jax_lm.models.config import DreamConfig
+
+AXES = ("data", "fsdp", "tensor")
+ROW_AXES = ("data", "fsdp")
+SPLIT_OUTPUTS, SPLIT_INPUTS = PartitionSpec("tensor", "fsdp"), PartitionSpec("fsdp", "tensor")
+"""Kernels are [out, in]: what a layer begins with is split by its outputs, what it ends with by its inputs."""
+
+KERNELS = {
+    "embed_tokens": SPLIT_OUTPUTS,
+    "q_proj": SPLIT_OUTPUTS,
+    "k_proj": SPLIT_OUTPUTS,
+    "v_proj": SPLIT_OUTPUTS,
+    "o_proj": SPLIT_INPUTS,
+    "gate_proj": SPLIT_OUTPUTS,
+    "up_proj": SPLIT_OUTPUTS,
+    "down_proj": SPLIT_INPUTS,
+    "lm_head": SPLIT_OUTPUTS,
+}
+KEY_VALUE = ("k_proj", "v_proj")
+LAST_NAMES = re.compile(r"(\w+)\W+(weight|bias|scale)\W*$")
+
+AnyMesh = Mesh | AbstractMesh
+Leaf = TypeVar("Leaf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Devices along each axis.
+
+    Attributes:
+        data: groups that hold the whole model and share the rows.
+        fsdp: groups that share the rows, and the storage of the weights.
+        tensor: devices that share the work of each layer.
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"mesh {name}={value}: must be at least 1")
+
+    @classmethod
+    def parse(cls, text: str) -> "MeshShape":
+        """From `data=2,tensor=4`; axes that are not named are 1.
+
+        Raises:
+            ValueError: not such a list, or an axis of no such name.
+        """
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, size = part.strip().partition("=")
+            if name not in AXES or name in sizes or not size.isdecimal():
+                raise ValueError(f"mesh={text!r}: must be like data=2,tensor=4 with axes of {', '.join(AXES)}")
+            sizes[name] = int(size)
+        return cls(**sizes)
+
+    @classmethod
+    def of(cls, mesh: AnyMesh) -> "MeshShape":
+        """The shape of a mesh with these axes."""
+        return cls(**{name: mesh.shape[name] for name in AXES})
+
+    @classmethod
+    def for_generation(cls, config: DreamConfig, devices: int) -> "MeshShape":
+        """As many devices on `tensor` as can share the key/value heads (each token sooner), the rest on `data`."""
+        return next(
+            shape
+            for tensor in sorted(divisors(devices), reverse=True)
+            if (shape := cls(tensor=tensor, data=devices // tensor)).fits(config)
+            and config.num_key_value_heads % tensor == 0
+        )
+
+    @classmethod
+    def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
+        """As many devices on `fsdp` as divide the model evenly, the rest on `data`."""
+        return next(
+            shape
+            for fsdp in sorted(divisors(devices), reverse=True)
+            if (shape := cls(fsdp=fsdp, data=devices // fsdp)).fits(config)
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return math.prod(asdict(self).values())
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value > 1) or "one device"
+
+    def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The mesh over these devices; all there are (on all hosts) if not given.
+
+        Raises:
+            ValueError: the axes do not multiply to the number of devices.
+        """
+        devices = jax.devices() if devices is None else devices
+        if self.size != len(devices):
+            raise ValueError(f"mesh {self}: takes {self.size} devices, there are {len(devices)}")
+        sizes = tuple(asdict(self).values())
+        return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+    def fits(self, config: DreamConfig) -> bool:
+        """Whether every parameter splits evenly."""
+        return not self.obstacles(config)
+
+    def require(self, config: DreamConfig) -> None:
+        """ValueError unless every parameter splits evenly; names the axis and the size that it does not divide."""
+        if obstacles := self.obstacles(config):
+            raise ValueError(f"mesh {obstacles[0]}")
+
+    def obstacles(self, config: DreamConfig) -> list[str]:
+        """What does not split evenly."""
+        split = {"fsdp": ("hidden_size",), "tensor": ("hidden_size", "intermediate_size", "vocab_size")}
+        return [
+            f"{axis}={getattr(self, axis)}: does not divide {name}={getattr(config, name)}"
+            for axis, names in split.items()
+            for name in names
+            if getattr(config, name) % getattr(self, axis)
+        ]
+
+
+def divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> PartitionSpec:
+    """How a parameter is split, by the last two names of its path; what is no matrix of the model lies everywhere.
+
+    So the rule also holds for gradients and for moments of an optimizer. With more devices on `tensor` than can
+    share the key/value heads evenly, each of them holds all keys and values.
+    """
+    names = LAST_NAMES.search(path)
+    if names is None or names[1] not in KERNELS:
+        return PartitionSpec()
+    spec = KERNELS[names[1]]
+    if names[1] in KEY_VALUE and config.num_key_value_heads % shape.tensor:
+        spec = PartitionSpec(None, "fsdp")
+    return spec if names[2] == "weight" else PartitionSpec(spec[0])
+
+
+def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
+    """The same tree with a sharding for each leaf: parameters, or anything whose paths end in their names.
+
+    Raises:
+        ValueError: the mesh does not split the model evenly.
+    """
+    shape = MeshShape.of(mesh)
+    shape.require(config)
+
+    def of(path: tuple, leaf: Any) -> NamedSharding:
+        spec = partition_spec(jax.tree_util.keystr(path), config, shape)
+        # Some optimizers keep less than one number per weight; that little lies everywhere.
+        return NamedSharding(mesh, spec if len(spec) == len(leaf.shape) else PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def row_spec(rows: int, mesh: AnyMesh) -> PartitionSpec:
+    """How a batch of that many rows is split: over `data` and `fsdp`, or over one of them or not at all if uneven."""
+    ways = {axes: math.prod(mesh.shape[axis] for axis in axes) for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])}
+    even = [axes for axes, parts in ways.items() if rows % parts == 0]
+    return PartitionSpec(max(even, key=ways.__getitem__, default=None))
+
+
+def shard_rows(x: Array, mesh: AnyMesh | None, *others: str | None) -> Array:
+    """Inside a compiled function: `x` is split by rows (its first axis), and by `others` along the axes after it."""
+    return x if mesh is None else constrain(x, mesh, *row_spec(len(x), mesh), *others)
+
+
+def constrain(x: Array, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | None) -> Array:
+    """Inside a compiled function: `x` is split along its axes by these axes of the mesh."""
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:
+    """Inside a compiled function: every device (of every host) gets the whole of each leaf."""
+    if mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))

@@ -1,0 +1,146 @@
+"""Checkpoints of a run: all that the next step depends on, written whole or not at all.
+
+Arrays by the name of their place in the tree, the rest as JSON, in one folder per step (Orbax, which writes beside
+the place and renames). Knows trees, no model and no loss. Needs the extra `train`.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+try:
+    from orbax.checkpoint import v1 as orbax
+except ImportError as error:
+    raise ValueError("training writes checkpoints with Orbax: pip install 'jax-diffucoder[train]'") from error
+
+STATE, REST = "state", "rest"
+PARTIAL = "*.orbax-checkpoint-tmp*"
+
+
+class RunCheckpoints:
+    """The checkpoints of one run, of which the last `keep` stay.
+
+    Args:
+        folder: of the run's checkpoints; created if absent.
+        keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        # What a killed process left half-written counts for nothing: it never got a step's name.
+        for path in folder.glob(PARTIAL) if jax.process_index() == 0 else ():
+            shutil.rmtree(path)
+        newest = orbax.training.preservation_policies.LatestN(keep)
+        self.checkpointer = orbax.training.Checkpointer(
+            str(folder.absolute()),
+            preservation_policy=newest,  # pyright: ignore[reportArgumentType]
+        )
+
+    def __enter__(self) -> "RunCheckpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.checkpointer.close()
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the newest whole checkpoint."""
+        newest = self.checkpointer.latest
+        return None if newest is None else newest.step
+
+    def save(self, step: int, state: Any, rest: Mapping[str, Any]) -> None:
+        """Write a checkpoint, and return when it is whole.
+
+        Args:
+            step: steps done.
+            state: tree of arrays that `load` gets a template of.
+            rest: nested dict with string keys: arrays (none of them empty), and values of JSON.
+        """
+        leaves = named_leaves(state)
+        values, arrays = split_arrays(rest)
+        description = {"leaves": {name: describe(leaf) for name, leaf in leaves.items()}, "values": values}
+        saved = {"json": json.dumps(description), "arrays": {"step": np.array(step), **arrays}}
+        # Not in the background: on a CPU Orbax would read the very buffers that the next step overwrites.
+        self.checkpointer.save_checkpointables(step, {STATE: leaves, REST: saved}, force=True)
+
+    def load_rest(self) -> dict[str, Any]:
+        """What `save` got as `rest` at the newest checkpoint, with numpy arrays."""
+        saved, description = self.read()
+        arrays = {name: np.asarray(value) for name, value in saved["arrays"].items() if name != "step"}
+        return merge_arrays(description["values"], arrays)
+
+    def load_state(self, like: Any) -> Any:
+        """The state of the newest checkpoint, in the shape and on the devices of `like`.
+
+        Raises:
+            ValueError: the checkpoint does not hold the leaves of `like`.
+        """
+        _, description = self.read()
+        leaves = named_leaves(like)
+        self.check(description["leaves"], leaves)
+        abstract = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for name, leaf in leaves.items()
+        }
+        loaded = self.checkpointer.load_checkpointables(abstract_checkpointables={STATE: abstract})[STATE]
+        return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in leaves])
+
+    def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All but the state, and the description in it."""
+        saved = self.checkpointer.load_checkpointables(abstract_checkpointables={REST: None})[REST]
+        return saved, json.loads(saved["json"])
+
+    def check(self, held: Mapping[str, list], wanted: Mapping[str, Any]) -> None:
+        """ValueError unless the checkpoint holds exactly these leaves."""
+        place = f"checkpoint {self.checkpointer.directory / str(self.latest)}"
+        for name in sorted(set(held) ^ set(wanted)):
+            raise ValueError(f"{place} {'lacks' if name in wanted else 'holds the unknown'} {name}: of another run")
+        for name, leaf in wanted.items():
+            if describe(leaf) != held[name]:
+                raise ValueError(f"{place} holds {name} as {held[name]}, this run has {describe(leaf)}")
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Leaves of a tree by the path to them."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def describe(leaf: Any) -> list:
+    return [list(leaf.shape), str(leaf.dtype)]
+
+
+def split_arrays(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A nested dict as JSON values and arrays; an array's place in the values says {"array": name}."""
+    values: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            values[key], inner = split_arrays(value, f"{prefix}{key}/")
+            arrays |= inner
+        elif isinstance(value, jax.Array | np.ndarray | np.generic):
+            arrays[f"{prefix}{key}"] = np.asarray(value)
+            values[key] = {"array": f"{prefix}{key}"}
+        else:
+            values[key] = [value]
+    return values, arrays
+
+
+def merge_arrays(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The inverse of `split_arrays`."""
+
+    def merged() -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, list):
+                yield key, value[0]
+            elif set(value) == {"array"} and isinstance(value["array"], str):
+                yield key, arrays[value["array"]]
+            else:
+                yield key, merge_arrays(value, arrays)
+
+    return dict(merged())

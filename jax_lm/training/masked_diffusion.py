@@ -1,0 +1,211 @@
+"""The loss of masked diffusion in its variants, and training a model on it.
+
+    L = sum(m * q * w) / normaliser,
+
+with q the negative log-likelihood of a canvas token in float32, m whether it was masked, and w its weight. With
+w = 1/t and t ~ U(0, 1) this is the evidence bound of masked diffusion, DiffuCoder's objective in adaptation and SFT.
+`plain` weights with levels t = 1 - u^2 (a third of the samples have nine of ten positions masked) bound nothing, but
+practise what generation starts from, the nearly empty canvas.
+
+Knows batches, no files.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jax_lm.data.batches import Batch
+from jax_lm.diffusion.masking import (
+    attention_mask,
+    forward_process,
+    masked_share,
+    noise_levels,
+    over_samples,
+    sample_positions,
+    sample_starts,
+    shift_right,
+)
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.training.settings import LossConfig, TrainerConfig
+from jax_lm.training.trainer import Source, State, Trainer
+from jax_lm.training.update import Loss, LossTerms, Params, in_dtype, merged
+
+
+def token_weights(
+    config: LossConfig,
+    masked: Bool[Array, "b t"],
+    samples: Int[Array, "b t"],
+    levels: Float[Array, "b t"],
+    sizes: Float[Array, "b t"],
+) -> Float[Array, "b t"]:
+    """Weights of masked tokens. `sizes` are the canvas positions of each token's sample."""
+    if config.weighting == "plain":
+        return jnp.ones_like(levels)
+    if config.weighting == "cart":
+        distance = jnp.abs(jnp.arange(samples.shape[1])[:, None] - jnp.arange(samples.shape[1])[None])
+        nearness = 0.5 * config.cart_p * (1 - config.cart_p) ** (distance - 1.0)
+        visible = (samples[:, :, None] == samples[:, None, :]) & ~masked[:, None, :] & (distance > 0)
+        return jnp.sum(nearness * visible, axis=-1)
+    share = masked_share(levels, sizes)
+    weights = 1 / share if config.weighting == "1/t" else (1 - levels) * levels / share
+    return weights if config.max_weight is None else jnp.minimum(weights, config.max_weight)
+
+
+def loss_terms(
+    config: LossConfig,
+    losses: Float[Array, "b t"],
+    masked: Bool[Array, "b t"],
+    canvas: Bool[Array, "b t"],
+    samples: Int[Array, "b t"],
+    levels: Float[Array, "b t"],
+) -> LossTerms:
+    """The weighted sum and its normaliser from the negative log-likelihoods of all tokens."""
+    sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
+    weights = token_weights(config, masked, samples, levels, sizes)
+    shares = canvas / jnp.maximum(sizes, 1)
+    if config.normalisation == "sequence":
+        weights = weights * shares
+    normaliser = {
+        "token": jnp.sum(canvas, dtype=jnp.float32),
+        "sequence": jnp.sum(shares),
+        "batch": jnp.sum(shares),
+        "masked": jnp.sum(masked, dtype=jnp.float32),
+    }[config.normalisation]
+    # Chosen, not multiplied by 0: the loss of a position that does not count may be infinite.
+    total = jnp.sum(jnp.where(masked, losses * weights, 0.0))
+    return LossTerms(total, normaliser, {})
+
+
+def make_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
+    """The loss of a model, given as its graph, on a `Batch`."""
+
+    def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
+        model = nnx.merge(graph, params)
+        tokens, canvas, samples, openness = map(jnp.asarray, batch)
+        key_level, key_mask, key_attention = jax.random.split(key, 3)
+        levels = noise_levels(key_level, samples, config.level_draws, config.minimum_level)
+        if config.high_levels:
+            levels = 1 - (1 - levels) ** 2
+        noisy, masked = forward_process(key_mask, tokens, canvas, samples, levels, mask_id)
+        seen = attention_mask(samples, openness, key_attention) if config.masks_per_query else samples >= 0
+        hidden = model.model(noisy, seen, sample_positions(samples), remat=config.remat)
+        logits = model.logits(shift_right(hidden, sample_starts(samples)))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)
+        return loss_terms(config, losses, masked, canvas, samples, levels)
+
+    return loss
+
+
+class ByStep:
+    """A source whose batches follow from the step alone: there is nothing to save."""
+
+    def __init__(self, batch: Callable[[int], Batch]) -> None:
+        self.batch = batch
+
+    def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
+        return self.batch(state.step), {}
+
+    def save(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, saved: dict[str, Any]) -> None: ...
+
+
+class Replayed:
+    """A source from a seeded iterator; it resumes by drawing again, and dropping, what was taken."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.taken, self.behind = batches, 0, 0
+
+    def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
+        for _ in range(self.behind):
+            next(self.batches)
+        self.behind = 0
+        self.taken += 1
+        return next(self.batches), {}
+
+    def save(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.taken = self.behind = saved["taken"]
+
+
+def train(
+    model: DreamForCausalLM,
+    source: Source,
+    loss: LossConfig,
+    config: TrainerConfig,
+    out: Path,
+    *,
+    trained: Callable[[str], bool] = lambda name: True,
+    held_out: Sequence[Batch] = (),
+    identity: Mapping[str, Any] | None = None,
+) -> bool:
+    """Minimise a masked-diffusion loss; `model` holds the trained weights afterwards. Whether the end was reached.
+
+    Args:
+        trained: which parameters are trained, by their checkpoint name; the others stay as they are.
+        held_out: batches that are evaluated, always under the same masks.
+        identity: further settings that a resumed run must agree on.
+
+    Raises:
+        ValueError: the model has no mask token, or `out` holds another run.
+        FloatingPointError: the loss is not finite.
+    """
+    if model.config.mask_token_id is None:
+        raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
+    graph, state = nnx.split(model)
+    weights = nnx.to_pure_dict(state)
+    ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
+    frozen = in_dtype(others, config.compute_dtype)
+    objective = make_loss(graph, loss, model.config.mask_token_id)
+    trainer = Trainer(
+        objective,
+        ours,
+        config,
+        out=out,
+        frozen=frozen,
+        identity={"loss": dataclasses.asdict(loss)} | dict(identity or {}),
+        evaluate=evaluation(objective, frozen, held_out, config.compute_dtype) if held_out else None,
+    )
+    finished = trainer.run(source)
+    nnx.update(model, merged(others, trainer.state.params))
+    return finished
+
+
+def evaluation(
+    objective: Loss, frozen: Params, batches: Sequence[Batch], dtype: DTypeLike
+) -> Callable[[Params], dict[str, float]]:
+    """The loss on held-out batches, with masks that never change."""
+
+    @jax.jit
+    def terms_of(params: Params, frozen: Params, batch: Batch, number: Int[Array, ""]) -> LossTerms:
+        return objective(in_dtype(merged(frozen, params), dtype), batch, jax.random.fold_in(jax.random.key(0), number))
+
+    def evaluate(params: Params) -> dict[str, float]:
+        terms = [terms_of(params, frozen, batch, jnp.int32(i)) for i, batch in enumerate(batches)]
+        return {"loss": sum(float(t.total) for t in terms) / sum(float(t.weight) for t in terms)}
+
+    return evaluate
+
+
+def partition(tree: Params, belongs: Callable[[str], bool], prefix: str = "") -> Params:
+    """The leaves of a nested dict whose dotted names belong to it."""
+    kept: Params = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            if inner := partition(value, belongs, f"{name}."):
+                kept[key] = inner
+        elif belongs(name):
+            kept[key] = value
+    return kept

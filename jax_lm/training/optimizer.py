@@ -1,0 +1,50 @@
+"""The optimizer of every stage: clipped AdamW on float32 weights, or Muon for the matrices of the layers.
+
+Knows parameter trees and their paths, no loss and no loop.
+"""
+
+import jax
+import optax
+import optax.contrib
+from jaxtyping import Array
+
+from jax_lm.training.settings import OptimizerConfig
+
+
+def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule:
+    """0 to `peak` in a line, then along a cosine to the floor, reached at `steps`."""
+    return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup(steps), steps, config.final_share * peak)
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Clipped AdamW, or Muon for the matrices of the layers; weight decay on matrices only."""
+    rate = schedule(config, steps, config.learning_rate)
+    b1, b2 = config.betas
+    adamw = optax.adamw(rate, b1, b2, config.epsilon, weight_decay=config.weight_decay, mask=is_matrix)
+    clip = optax.clip_by_global_norm(config.clip_norm)
+    if config.muon_learning_rate is None:
+        return optax.chain(clip, adamw)
+    muon = optax.contrib.muon(
+        schedule(config, steps, config.muon_learning_rate),
+        weight_decay=config.weight_decay,
+        muon_weight_dimension_numbers=out_in_matrices,
+    )
+    return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": adamw}, muon_or_adamw))
+
+
+def muon_or_adamw(params: optax.Params) -> optax.Params:
+    """Muon for matrices inside decoder layers: embedding and head are not linear maps between activations."""
+
+    def label(path: tuple, leaf: Array) -> str:
+        return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
+
+    return jax.tree_util.tree_map_with_path(label, params)
+
+
+def out_in_matrices(params: optax.Params) -> optax.Params:
+    """Our matrices are [out, in], as PyTorch's are; optax assumes [in, out]."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params)
+
+
+def is_matrix(params: optax.Params) -> optax.Params:
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

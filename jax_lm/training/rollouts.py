@@ -1,0 +1,208 @@
+"""Rollouts: prompts in their order, the completions that a policy writes to them, and what those are worth.
+
+A row is a left-padded prompt and its completion, and ends at its first stop token: what was sampled after that is
+neither rewarded nor scored, and is replaced by padding. Knows the sampler and rewards, no loss.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int, Key
+
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.options import GenerationOptions
+from jax_lm.rewards.reward import Chat
+from jax_lm.rewards.weighted_sum import Scored, WeightedSum
+from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
+
+logger = logging.getLogger(__name__)
+
+PROMPT = "prompt"
+WIDTH_BUCKET = 32
+"""Prompts are padded to a multiple of this."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as it was given (rewards see that), its ids, and the columns that rewards read."""
+
+    given: Chat
+    ids: tuple[int, ...]
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of a run, in a random order that follows from the seed and the rollout's number alone.
+
+    Attributes:
+        prompts: those that fit.
+        too_long: how many were dropped, because they have more than the allowed tokens.
+    """
+
+    prompts: tuple[Prompt, ...]
+    too_long: int
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], tokenizer: DiffuCoderTokenizer, max_length: int) -> "PromptSet":
+        """Encode rows with a `prompt` (text, completed as it stands, or chat messages) and columns for rewards.
+
+        Raises:
+            ValueError: a row without a prompt, or no prompt that fits.
+        """
+        prompts, too_long = [], 0
+        for number, row in enumerate(rows):
+            given = row.get(PROMPT)
+            if not given or not isinstance(given, str | list | tuple):
+                raise ValueError(f"row {number} has no 'prompt' (text or chat messages): {str(row)[:80]}")
+            text = given if isinstance(given, str) else tokenizer.apply_chat_template(given)
+            ids = tuple(tokenizer.encode(text))
+            if len(ids) > max_length:
+                too_long += 1
+                continue
+            prompts.append(Prompt(given, ids, {name: value for name, value in row.items() if name != PROMPT}))
+        if not prompts:
+            raise ValueError(f"no prompt has at most max_prompt_length={max_length} tokens ({too_long} are longer)")
+        if too_long:
+            logger.warning("%d prompts dropped: longer than max_prompt_length=%d tokens", too_long, max_length)
+        return cls(tuple(prompts), too_long)
+
+    @property
+    def width(self) -> int:
+        """Columns that hold any of the prompts: one width, so that everything compiles once."""
+        longest = max(len(prompt.ids) for prompt in self.prompts)
+        return longest + -longest % WIDTH_BUCKET
+
+    def chosen(self, seed: int, rollout: int, count: int) -> list[Prompt]:
+        """The prompts of a rollout: every prompt once per epoch, each epoch in an order of its own."""
+        size = len(self.prompts)
+        places = range(rollout * count, (rollout + 1) * count)
+        orders = {epoch: permutation(seed, epoch, size) for epoch in {place // size for place in places}}
+        return [self.prompts[orders[place // size][place % size]] for place in places]
+
+
+def permutation(seed: int, epoch: int, size: int) -> Int[np.ndarray, "n"]:
+    """The order of an epoch."""
+    return np.random.default_rng((seed, epoch)).permutation(size)
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What was sampled, one row per completion.
+
+    Attributes:
+        tokens: prompt and completion; padding before the one and after the other.
+        attention_mask: False on the padding before the prompt, as in sampling.
+        completion_mask: the completion up to and with its first stop token.
+        texts: of the completions, without the stop token.
+        stopped: which completions have a stop token.
+    """
+
+    tokens: Int[np.ndarray, "b t"]
+    attention_mask: Bool[np.ndarray, "b t"]
+    completion_mask: Bool[np.ndarray, "b c"]
+    texts: tuple[str, ...]
+    stopped: Bool[np.ndarray, "b"]
+
+    @property
+    def lengths(self) -> Int[np.ndarray, "b"]:
+        """Tokens of each completion, the stop token among them."""
+        return self.completion_mask.sum(axis=1)
+
+    def ids(self, row: int) -> list[int]:
+        """Ids of a completion, up to and with its stop token."""
+        start = self.tokens.shape[1] - self.completion_mask.shape[1]
+        return self.tokens[row, start : start + self.lengths[row]].tolist()
+
+
+def sample(
+    sampler: Sampler,
+    tokenizer: DiffuCoderTokenizer,
+    prompts: Sequence[Prompt],
+    options: GenerationOptions,
+    *,
+    keys: Key[jax.Array, "b"],
+    width: int,
+    batch_size: int | None = None,
+) -> Completions:
+    """Complete each prompt once.
+
+    Args:
+        sampler: with the policy's weights.
+        keys: one per prompt, so that a completion does not depend on the batch in which it is sampled.
+        width: columns for prompts.
+        batch_size: rows sampled together; None is all. Must divide their number.
+    """
+    batch_size = len(prompts) if batch_size is None else batch_size
+    if len(prompts) % batch_size:
+        raise ValueError(f"generation_batch_size={batch_size}: must divide the {len(prompts)} completions of a rollout")
+    ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
+    canvas = Canvas.after(ids, mask, options.max_new_tokens)
+    config, decoding = options.sampling(tokenizer.stop_ids), options.decoding()
+    parts = []
+    for first in range(0, len(prompts), batch_size):
+        rows = slice(first, first + batch_size)
+        part = replace(
+            canvas,
+            tokens=canvas.tokens[rows],
+            holes=canvas.holes[rows],
+            attention_mask=canvas.attention_mask[rows],
+        )
+        parts.append(np.asarray(sampler.generate(part, config, decoding, seed=keys[rows]).tokens))
+    return ended(np.concatenate(parts), canvas.attention_mask, width, tokenizer)
+
+
+def ended(
+    tokens: Int[np.ndarray, "b t"], attention_mask: Bool[np.ndarray, "b t"], width: int, tokenizer: DiffuCoderTokenizer
+) -> Completions:
+    """Rows cut at the first stop token after column `width`."""
+    tokens = tokens.copy()
+    completions = tokens[:, width:]
+    is_stop = np.isin(completions, tokenizer.stop_ids)
+    stopped = np.any(is_stop, axis=1)
+    last = np.where(stopped, is_stop.argmax(axis=1), completions.shape[1] - 1)
+    completion_mask = np.arange(completions.shape[1]) <= last[:, None]
+    completions[~completion_mask] = tokenizer.pad_id
+    texts = tuple(tokenizer.decode_until_stop(row.tolist()) for row in completions)
+    return Completions(tokens, attention_mask, completion_mask, texts, stopped)
+
+
+def judge(rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions) -> Scored:
+    """Rewards of the completions; those see what was given, the texts, the prompts' columns and `completion_ids`."""
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+    columns["completion_ids"] = [completions.ids(row) for row in range(len(prompts))]
+    return rewards.score([prompt.given for prompt in prompts], completions.texts, **columns)
+
+
+def rewards_of(scored: Scored) -> Float[np.ndarray, "b"]:
+    """Totals, NaN where there is none."""
+    return np.array([math.nan if total is None else total for total in scored.totals], np.float32)
+
+
+def reward_metrics(scored: Scored, completions: Completions, num_generations: int) -> dict[str, float]:
+    """Means over what was judged; shares of groups and completions."""
+    rewards = rewards_of(scored)
+    judged = np.isfinite(rewards)
+    groups = rewards.reshape(-1, num_generations)
+    spread = np.array([group[np.isfinite(group)].std(ddof=1) for group in groups if np.isfinite(group).sum() > 1])
+    metrics = {
+        "reward": float(rewards[judged].mean()) if judged.any() else 0.0,
+        "reward_std": float(spread.mean()) if len(spread) else 0.0,
+        # Such a group has no advantages: it trains on the divergence alone.
+        "zero_variance_groups": 1 - float((spread > 0).sum()) / len(groups),
+        "excluded_completions": float(scored.excluded),
+        "completion_tokens": float(completions.lengths.mean()),
+        "unfinished_completions": 1 - float(completions.stopped.mean()),
+    }
+    for name, scores in scored.parts.items():
+        values = [score for score in scores if score is not None]
+        if values:
+            metrics[f"reward_{name}"] = float(np.mean(values))
+    return metrics

@@ -1,0 +1,291 @@
+"""The training loop: optimizer, accumulation, metrics, checkpoints, exact resume. Knows no loss and no model.
+
+    trainer = Trainer(loss, params, config, out=folder)
+    finished = trainer.run(source)
+
+A loss says what to minimise on a batch, a source which batch comes next. A run that was killed at any moment and
+started again ends with the weights of the uninterrupted run, bit for bit: every random number follows from the seed
+and the step, and a checkpoint holds the rest.
+"""
+
+import json
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jaxtyping import Array
+
+from jax_lm import terminal
+from jax_lm.metrics import Meter, Writers, open_writers
+from jax_lm.training.checkpoints import RunCheckpoints, named_leaves
+from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.settings import TrainerConfig
+from jax_lm.training.update import Batch, Loss, Params, make_update
+
+logger = logging.getLogger(__name__)
+
+
+class State(NamedTuple):
+    """Trained weights (float32), the optimizer's moments, and steps done. The next step overwrites the arrays."""
+
+    params: Params
+    optimizer: optax.OptState
+    step: int
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Which batch comes next.
+
+    `draw` gives the batch of step `state.step + 1` and metrics of its making. `save` gives what `load` needs to draw
+    the same batches again: a nested dict of arrays and JSON values ({} if batches follow from the step alone).
+    """
+
+    def draw(self, state: State) -> tuple[Batch, dict[str, float]]: ...
+
+    def save(self) -> dict[str, Any]: ...
+
+    def load(self, saved: dict[str, Any]) -> None: ...
+
+
+class Trainer:
+    """Minimises a loss over what a source draws.
+
+    Args:
+        loss: what to minimise; sees the weights in the compute dtype.
+        params: nested dict of what is trained; copied to float32.
+        config: the run.
+        out: folder for metrics.jsonl, checkpoints and what else the run leaves.
+        frozen: nested dict of weights that the loss sees among the trained ones, but that stay as they are.
+        identity: further settings (JSON) that a resumed run must agree on.
+        evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end.
+        place: puts a batch on the devices.
+
+    Raises:
+        ValueError: the settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        params: Params,
+        config: TrainerConfig,
+        *,
+        out: Path,
+        frozen: Params | None = None,
+        identity: Mapping[str, Any] | None = None,
+        evaluate: Callable[[Params], Mapping[str, float]] | None = None,
+        place: Callable[[Batch], Batch] = lambda batch: batch,
+    ) -> None:
+        self.config, self.out, self.frozen = config, out, frozen or {}
+        # As JSON gives it back, so that it can be compared with what a checkpoint holds.
+        self.identity = json.loads(json.dumps(config.identity | dict(identity or {})))
+        self.evaluate, self.place = evaluate, place
+        transform = make_optimizer(config.optimizer, config.steps)
+        rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
+        # Copied, because the step overwrites its arguments and the caller keeps arrays of its own.
+        masters = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+        self.state = State(masters, transform.init(masters), 0)
+        self.update = make_update(
+            loss, transform, rate, parts=config.accumulation, dtype=config.compute_dtype, seed=config.seed
+        )
+        self.meter = Meter()
+
+    def run(self, source: Source) -> bool:
+        """Train to the end, from the newest checkpoint on if there is one; whether the end was reached.
+
+        A termination signal ends the run early, with a checkpoint.
+
+        Raises:
+            FloatingPointError: loss or gradient is not finite; the batch is saved in `out`.
+            ValueError: `out` holds a run that may not be, or cannot be, continued.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        with (
+            RunCheckpoints(self.out / "checkpoints", self.config.keep) as checkpoints,
+            termination() as terminated,
+            terminal.progress("training") as bar,
+        ):
+            self.resume(checkpoints, source)
+            with self.writers() as writers, self.profiler() as profile:
+                return self.loop(source, checkpoints, writers, terminated, profile, bar)
+
+    def loop(
+        self,
+        source: Source,
+        checkpoints: RunCheckpoints,
+        writers: Writers,
+        terminated: Callable[[int], bool],
+        profile: Callable[[int], None],
+        bar: terminal.Report | None,
+    ) -> bool:
+        """Steps until the end; metrics of a step are fetched while the next one runs."""
+        config = self.config
+        last, running = config.stop_after or config.steps, None
+        while self.state.step < last:
+            profile(self.state.step + 1)
+            started = self.start(source)
+            if running:
+                self.finish(running, writers, bar)
+            running, step = started, started.step
+            stops = step == last or terminated(step)
+            saves = stops or step % config.save_every == 0
+            evaluates = self.evaluate is not None and (step == last or step % config.evaluate_every == 0)
+            if saves or evaluates or step + 1 in (config.profiled.start, config.profiled.stop):
+                self.finish(running, writers, bar)
+                running = None
+            if evaluates:
+                writers.write(step, {f"eval_{name}": value for name, value in self.evaluation().items()})
+            if saves:
+                self.save(checkpoints, source)
+            if stops:
+                break
+        return self.state.step >= last
+
+    def start(self, source: Source) -> "Running":
+        """Draw a batch and hand it to the devices, without waiting for them."""
+        batch, drawn = source.draw(self.state)
+        step = self.state.step + 1
+        params, optimizer, metrics = self.update(
+            self.state.params, self.state.optimizer, self.frozen, np.int32(step), self.place(batch)
+        )
+        self.state = State(params, optimizer, step)
+        return Running(step, batch, metrics, drawn)
+
+    def finish(self, running: "Running", writers: Writers, bar: terminal.Report | None) -> None:
+        """Wait for a step, check and count its metrics.
+
+        Raises:
+            FloatingPointError: loss or gradient is not finite.
+        """
+        metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
+        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
+            place = self.out / f"not-finite-{running.step}.npz"
+            arrays = {name.strip(".[]'"): np.asarray(leaf) for name, leaf in named_leaves(running.batch).items()}
+            np.savez(place, allow_pickle=False, **arrays)
+            raise FloatingPointError(
+                f"loss is {metrics['loss']} at step {running.step}, its gradient has norm {metrics['gradient_norm']}; "
+                f"the batch is in {place}"
+            )
+        self.meter.add(metrics | running.drawn, running.batch.tokens.size)
+        last = self.config.stop_after or self.config.steps
+        if running.step % self.config.log_every == 0 or running.step == last:
+            entry = self.meter.entry()
+            writers.write(running.step, entry)
+            if bar:
+                bar(running.step, last, f"loss {entry['loss']:.4f}  {entry['tokens_per_second']:,.0f} tokens/s")
+
+    def save(self, checkpoints: RunCheckpoints, source: Source) -> None:
+        """Write a checkpoint of the present state."""
+        rest = {"identity": self.identity, "meter": self.meter.save(), "source": source.save()}
+        checkpoints.save(self.state.step, self.state._replace(step=()), rest)
+
+    def resume(self, checkpoints: RunCheckpoints, source: Source) -> None:
+        """Take up the newest checkpoint, if there is one.
+
+        Raises:
+            ValueError: it may not be continued, or is of a run with other settings.
+        """
+        step = checkpoints.latest
+        if step is None:
+            return
+        if self.config.resume == "never":
+            raise ValueError(f"out={self.out}: holds a run at step {step}; resume=auto continues it")
+        rest = checkpoints.load_rest()
+        difference = first_difference(rest["identity"], self.identity)
+        if difference:
+            raise ValueError(f"out={self.out}: holds a run with {difference}; take another folder")
+        # Shapes and places alone, so that the fresh arrays are gone before the saved ones come.
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+            self.state._replace(step=()),
+        )
+        self.state = State({}, (), 0)
+        self.state = checkpoints.load_state(like)._replace(step=step)
+        source.load(rest["source"])
+        self.meter = Meter.load(rest["meter"])
+        logger.info("continuing %s from step %d", self.out, step)
+
+    def evaluation(self) -> dict[str, float]:
+        assert self.evaluate is not None
+        return {name: float(value) for name, value in self.evaluate(self.state.params).items()}
+
+    def writers(self) -> Writers:
+        if jax.process_index() > 0:
+            return Writers([])
+        config = self.config
+        return open_writers(
+            self.out, config.track, steps=config.steps, resumed_at=self.state.step, config=self.identity
+        )
+
+    @contextmanager
+    def profiler(self) -> Iterator[Callable[[int], None]]:
+        """Starts and ends the trace when it is told the step that comes next."""
+        traced = self.config.profiled
+        is_tracing = False
+
+        def profile(step: int) -> None:
+            nonlocal is_tracing
+            if is_tracing and step not in traced:
+                jax.profiler.stop_trace()
+                is_tracing = False
+            elif not is_tracing and step in traced:
+                jax.profiler.start_trace(self.out / "profile")
+                is_tracing = True
+
+        try:
+            yield profile
+        finally:
+            profile(0)
+
+
+class Running(NamedTuple):
+    """A step that the devices are at."""
+
+    step: int
+    batch: Batch
+    metrics: dict[str, Array]
+    drawn: dict[str, float]
+
+
+def first_difference(held: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The first setting in which two runs differ, in words."""
+    for name in sorted(held.keys() | wanted.keys()):
+        a, b = held.get(name), wanted.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if inner := first_difference(a, b, f"{prefix}{name}."):
+                return inner
+        elif a != b:
+            return f"{prefix}{name}={a!r}, not {b!r}"
+    return None
+
+
+@contextmanager
+def termination() -> Iterator[Callable[[int], bool]]:
+    """Whether the run was asked to end (SIGTERM), as all processes of a run agree at a step."""
+    received = threading.Event()
+
+    def asked(step: int) -> bool:
+        if jax.process_count() > 1:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return received.is_set()
+
+    # Only the main thread may set handlers; the coordination of several processes sets its own.
+    if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: received.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,133 @@
+"""One training step, compiled: the gradient of a loss over a batch in parts, and the optimizer's update.
+
+Knows no loss, no model and no loop.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jax_lm.metrics import LARGEST
+
+Params = dict[Any, Any]
+Batch = Any
+"""A tree of arrays with the rows in front, among them an attribute `tokens` [b, t]."""
+
+
+class LossTerms(NamedTuple):
+    """What a loss gives for some rows; the loss of a batch is the sum of `total` over the sum of `weight`.
+
+    Attributes:
+        total: weighted sum over these rows.
+        weight: what it is divided by: tokens, rows. A constant to the gradient.
+        metrics: means over these rows (those called max_… their maximum).
+    """
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+    metrics: dict[str, Array]
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A loss. The key is that of the step, the same for all rows of a batch however it is split: random numbers of a
+    row follow from it and from a number that the batch carries (`jax.random.fold_in`)."""
+
+    def __call__(self, params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms: ...
+
+
+def make_update(
+    loss: Loss,
+    transform: optax.GradientTransformation,
+    rate: optax.Schedule,
+    *,
+    parts: int,
+    dtype: DTypeLike,
+    seed: int,
+) -> Callable:
+    """The compiled step: (params, optimizer state, frozen, step, batch) to the first two and metrics.
+
+    Params and optimizer state are donated. `rate` is only reported; the transform has its own.
+    """
+
+    def update(params: Params, optimizer: optax.OptState, frozen: Params, step: Int[Array, ""], batch: Batch) -> tuple:
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        gradients, metrics = gradient(loss, params, frozen, batch, key, parts=parts, dtype=dtype)
+        metrics |= {"gradient_norm": optax.tree.norm(gradients), "learning_rate": rate(step - 1)}
+        updates, optimizer = transform.update(gradients, optimizer, params)
+        return optax.apply_updates(params, updates), optimizer, metrics
+
+    return jax.jit(update, donate_argnums=(0, 1))
+
+
+def gradient(
+    loss: Loss,
+    params: Params,
+    frozen: Params,
+    batch: Batch,
+    key: PRNGKeyArray,
+    *,
+    parts: int = 1,
+    dtype: DTypeLike = jnp.float32,
+) -> tuple[Params, dict[str, Array]]:
+    """Gradient of the loss of a batch, and its metrics; the same for any number of parts that divides the rows.
+
+    Each part gives its sum, and what all parts sum up to is divided once by their weight.
+    """
+
+    def total(params: Params, rows: Batch) -> tuple[Array, LossTerms]:
+        terms = loss(in_dtype(merged(frozen, params), dtype), rows, key)
+        return terms.total, terms
+
+    differentiate = jax.grad(total, has_aux=True)
+    if parts == 1:
+        gradients, terms = differentiate(params, batch)
+        terms = jax.tree.map(lambda value: value[None], terms)
+    else:
+
+        def add(sums: Params, rows: Batch) -> tuple[Params, LossTerms]:
+            gradients, terms = differentiate(params, rows)
+            return jax.tree.map(jnp.add, sums, gradients), terms
+
+        gradients, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts))
+    weight = jnp.sum(terms.weight)
+    # Nothing to learn from (every row excluded) is a step of zero, not of 0 / 0.
+    weight = jnp.where(weight == 0, 1.0, weight)
+    metrics = {
+        name: jnp.max(value) if name.startswith(LARGEST) else jnp.sum(value * terms.weight) / weight
+        for name, value in terms.metrics.items()
+    }
+    return jax.tree.map(lambda g: g / weight, gradients), {"loss": jnp.sum(terms.total) / weight} | metrics
+
+
+def split_rows(batch: Batch, parts: int) -> Batch:
+    """Rows in `parts` parts; part i takes rows i, i + parts, …, so that rows of one device go to every part.
+
+    Raises:
+        ValueError: the rows cannot be divided so.
+    """
+
+    def split(leaf: Array) -> Array:
+        if leaf.shape[0] % parts:
+            raise ValueError(f"accumulation in parts={parts}: must divide the {leaf.shape[0]} rows of a batch")
+        return jnp.reshape(leaf, (-1, parts, *leaf.shape[1:])).swapaxes(0, 1)
+
+    return jax.tree.map(split, batch)
+
+
+def in_dtype(params: Params, dtype: DTypeLike) -> Params:
+    """Float leaves in `dtype`; others, such as int8 weights, as they are."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+
+
+def merged(first: Params, second: Params) -> Params:
+    """Union of two nested dicts."""
+    both = first | second
+    for name in first.keys() & second.keys():
+        both[name] = merged(first[name], second[name])
+    return both

@@ -1,0 +1,291 @@
+"""The trainer of coupled-GRPO on a tiny policy: what it learns from, that it learns, that it resumes."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_lm.models.dream import flatten
+from jax_lm.rewards import WeightedSum
+from jax_lm.training import coupled_grpo
+from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, make_loss, mixed
+from jax_lm.training.rollouts import Completions
+from jax_lm.training.trainer import State
+from jax_lm.training.update import gradient
+
+ROWS = [{"prompt": text} for text in ("ab", "abcd", "c", "dd", "e")]
+"""Five prompts, two a rollout: epochs end in the middle of rollouts."""
+
+
+def fives(prompts, completions, **columns):
+    return [float(text.count("5")) for text in completions]
+
+
+FIVES = WeightedSum({"fives": fives}, {"fives": 1.0})
+
+
+def settings(**changes):
+    given = {
+        "num_generations": 8,
+        "prompts_per_step": 2,
+        "num_iterations": 2,
+        "max_completion_length": 8,
+        "diffusion_steps": 4,
+        "learning_rate": 3e-3,
+        "max_grad_norm": 1.0,
+        "compute_dtype": "float32",
+        "ref_model_sync_steps": 3,
+        "max_steps": 41,
+        "score_chunk": 8,
+        "save_every": 100,
+        "warmup_ratio": 0.0,
+        "beta": 0.1,
+    }
+    return GRPOConfig(**(given | changes))
+
+
+def trainer_of(policy, letters, out, rewards=FIVES, **changes):
+    return DiffuGRPOTrainer(policy, letters, ROWS, settings(**changes), out=out, rewards=rewards)
+
+
+def entries(out, name="metrics.jsonl"):
+    return [json.loads(line) for line in (out / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(policy, letters, tmp_path_factory):
+    """An uninterrupted run: it ends in the middle of a rollout."""
+    trainer = trainer_of(policy, letters, tmp_path_factory.mktemp("run"))
+    assert trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def rollout(policy, letters, tmp_path_factory):
+    """A trainer before its first update, the batches of its first rollout, and their metrics."""
+    trainer = trainer_of(policy, letters, tmp_path_factory.mktemp("rollout"))
+    batches, metrics = trainer.source.make(trainer.state.params, 0)
+    return trainer, batches, metrics
+
+
+def assert_equal(ours, theirs):
+    ours, theirs = dict(flatten(ours)), dict(flatten(theirs))
+    assert ours.keys() == theirs.keys()
+    for name, leaf in ours.items():
+        np.testing.assert_array_equal(leaf, theirs[name], err_msg=name)
+
+
+def test_the_ratio_is_one_at_the_first_update_of_a_rollout_alone(finished):
+    largest = [entry["max_log_ratio"] for entry in entries(finished.out)]
+    assert len(largest) == 41
+    assert max(largest[0::2]) <= 1e-5
+    assert min(largest[1::2]) > 1e-4
+
+
+def test_metrics_of_the_phases(finished):
+    first, second, third, *_ = entries(finished.out)
+    for name in ("rollout_seconds", "reward_seconds", "score_seconds", "rollout_tokens_per_second", "reward_fives"):
+        assert first[name] > 0
+        assert name not in second
+    assert "update_seconds" not in first
+    assert third["update_seconds"] > 0
+    assert third["update_tokens_per_second"] > 0
+    assert first["kl"] == pytest.approx(0, abs=1e-9)
+    assert 0 < second["kl"] < 1
+    assert {"zero_variance_groups", "unfinished_completions", "clipped_share", "loss"} <= first.keys()
+    assert [path.name for path in sorted((finished.out / "completions").iterdir())] == [
+        f"{rollout:06}.jsonl" for rollout in range(21)
+    ]
+    text = entries(finished.out, "completions/000000.jsonl")[0]
+    assert text["prompt"] in ("ab", "abcd", "c", "dd", "e")
+    assert text["reward"] == text["rewards"]["fives"] == text["completion"].count("5")
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, tmp_path):
+    """Stopped in the middle of a rollout and of an epoch, after the reference has moved."""
+    first = trainer_of(policy, letters, tmp_path)
+    first.config = dataclasses.replace(first.config, stop_after=35)
+    first.update = finished.update
+    first.train()
+    resumed = trainer_of(policy, letters, tmp_path)
+    resumed.update = finished.update
+    assert resumed.train()
+    assert_equal(resumed.state.params, finished.state.params)
+    assert_equal(resumed.source.reference, finished.source.reference)
+    for path in (finished.out / "completions").iterdir():
+        assert (tmp_path / "completions" / path.name).read_text() == path.read_text()
+
+
+def test_another_run_is_refused(finished, policy, letters):
+    for changes, difference in (({"beta": 0.2}, "beta=0.1, not 0.2"), ({"seed": 1}, "seed=0, not 1")):
+        with pytest.raises(ValueError, match=difference):
+            trainer_of(policy, letters, finished.out, **changes).train()
+    trainer = DiffuGRPOTrainer(policy, letters, ROWS[:4], settings(), out=finished.out, rewards=FIVES)
+    with pytest.raises(ValueError, match="holds a run with prompts="):
+        trainer.train()
+
+
+def test_the_reference_moves_a_share_of_the_way(rollout):
+    trainer, _, _ = rollout
+    reference, params = trainer.source.reference, jax.tree.map(lambda leaf: leaf + 1, trainer.state.params)
+    moved = mixed(reference, params, 0.6)
+    for name, leaf in flatten(moved):
+        expected = 0.4 * dict(flatten(reference))[name] + 0.6 * dict(flatten(params))[name]
+        np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=name)
+
+
+def test_the_reference_moves_on_its_steps_alone(rollout, monkeypatch):
+    trainer, batches, _ = rollout
+    source, moves = trainer.source, []
+    monkeypatch.setattr(
+        coupled_grpo, "mixed", lambda reference, params, alpha: moves.append((step, alpha)) or reference
+    )
+    monkeypatch.setattr(source, "make", lambda params, number: (batches, {}))
+    for step in range(10):
+        source.draw(State(trainer.state.params, (), step))
+    assert moves == [(3, 0.6), (6, 0.6), (9, 0.6)]
+
+
+def test_gradients_do_not_depend_on_accumulation(rollout):
+    trainer, batches, _ = rollout
+    batch = batches[1]._replace(
+        # As after an update: ratios on both sides of the clip.
+        old_scores=batches[1].old_scores + 0.5 * jnp.sin(jnp.arange(8.0)),
+        advantages=jnp.linspace(-1, 1, 16),
+    )
+    results = []
+    for parts, chunk in ((1, 8), (4, 2)):
+        config = settings(gradient_accumulation_steps=parts, score_chunk=chunk)
+        score = functools.partial(trainer.source.score, chunk=chunk)
+        loss = make_loss(score, config)
+        whole = jax.jit(functools.partial(gradient, loss, frozen={}, batch=batch, key=jax.random.key(0), parts=parts))
+        results.append(whole(params=trainer.state.params))
+    (whole, metrics), (split, split_metrics) = results
+    size = float(optax.tree.norm(whole))
+    assert size > 0.01
+    assert float(optax.tree.norm(jax.tree.map(jnp.subtract, split, whole))) <= 1e-6 * size
+    assert float(split_metrics["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-5)
+    assert float(split_metrics["max_log_ratio"]) == pytest.approx(float(metrics["max_log_ratio"]), rel=1e-5)
+
+
+def test_each_update_of_a_rollout_has_masks_of_its_own(rollout):
+    _, (first, second), _ = rollout
+    assert not np.array_equal(first.keys, second.keys)
+    assert not np.allclose(first.old_scores, second.old_scores)
+    np.testing.assert_array_equal(first.tokens, second.tokens)
+    np.testing.assert_array_equal(first.old_scores, first.reference_scores)
+
+
+def test_what_was_not_judged_counts_for_nothing(rollout):
+    trainer, batches, _ = rollout
+    completions = Completions(
+        np.asarray(batches[0].tokens), np.asarray(batches[0].attention_mask),
+        np.asarray(batches[0].completion_mask), ("",) * 16, np.zeros(16, bool),
+    )  # fmt: skip
+    rewards = np.array([1, np.nan, 2, 3, 4, 5, 6, 7] + [np.nan] * 7 + [4], np.float32)
+    batch = trainer.source.batch(trainer.state.params, completions, rewards, batches[0].keys)
+    assert not np.asarray(batch.completion_mask)[[1, *range(8, 15)]].any()
+    assert np.asarray(batch.completion_mask)[[0, *range(2, 8), 15]].any(axis=1).all()
+    np.testing.assert_array_equal(np.asarray(batch.advantages)[[1, *range(8, 16)]], 0)
+
+
+def test_shuffled_rewards_are_the_same_ones_elsewhere(rollout, monkeypatch):
+    trainer, batches, _ = rollout
+    source, seen = trainer.source, []
+    monkeypatch.setattr(source, "config", settings(shuffle_rewards=True))
+    monkeypatch.setattr(source, "batch", lambda params, completions, rewards, keys: seen.append(rewards) or batches[0])
+    _, metrics = source.make(trainer.state.params, 0)
+    texts = entries(trainer.out, "completions/000000.jsonl")
+    assert [entry["reward"] for entry in texts] != seen[0][:4].tolist()
+    assert metrics["reward"] == pytest.approx(seen[0].mean())
+    np.testing.assert_array_equal(seen[0], seen[1])
+
+
+def test_what_cannot_run_is_refused_before_anything_is_written(policy, letters, tmp_path):
+    for changes, message in (
+        ({"max_completion_length": 100}, "rows take 132 tokens, the context holds 128"),
+        ({"alg": "fastest"}, "alg='fastest': must be one of"),
+        ({"decoding": "best"}, "preset='best'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trainer_of(policy, letters, tmp_path / "run", **changes)
+    with pytest.raises(ValueError, match="no reward named 'coed'"):
+        DiffuGRPOTrainer(policy, letters, ROWS, settings(reward_funcs=("coed",), reward_weights=(1.0,)), out=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_update_from_other_weights_than_sampled_is_caught(policy, letters, tmp_path, monkeypatch, finished):
+    trainer = trainer_of(policy, letters, tmp_path)
+    trainer.update = finished.update
+    make = trainer.source.make
+
+    def stale(params, number):
+        return make(jax.tree.map(lambda leaf: leaf * 1.01, params), number)
+
+    monkeypatch.setattr(trainer.source, "make", stale)
+    with pytest.raises(AssertionError, match=r"step 1: \|s - s_old\| is .* before the first update"):
+        trainer.train()
+
+
+def test_one_iteration_with_a_reference(finished, policy, letters, tmp_path):
+    """The reference implementation crashes on it."""
+    trainer = trainer_of(policy, letters, tmp_path, num_iterations=1, max_steps=2)
+    trainer.update = finished.update
+    assert trainer.train()
+    assert entries(tmp_path)[1]["kl"] > 0
+
+
+def test_no_reference_without_beta(policy, letters, tmp_path):
+    trainer = trainer_of(policy, letters, tmp_path, beta=0.0)
+    (batch, _), _ = trainer.source.make(trainer.state.params, 0)
+    assert trainer.source.reference is batch.reference_scores is None
+    assert trainer.source.save()["reference"] == {}
+
+
+def test_positive_control(finished):
+    """The reward is the number of fives: an update of the wrong sign, or of the wrong rows, does not raise it."""
+    rewards = [entry["reward"] for entry in entries(finished.out) if "reward" in entry]
+    assert np.mean(rewards[:3]) < 1.5
+    assert np.mean(rewards[-3:]) > 2 * np.mean(rewards[:3])
+
+
+def test_published_recipe():
+    """Section 3 of the paper's description of coupled-GRPO, number by number."""
+    recipe = GRPOConfig()
+    expected = {
+        "num_generations": 10, "prompts_per_step": 8, "num_iterations": 2, "num_train_epochs": 1,
+        "max_prompt_length": 200, "max_completion_length": 256, "diffusion_steps": 256, "temperature": 1.0,
+        "top_p": 0.95, "alg": "entropy", "decoding": "exact", "reward_funcs": ("code", "code_format"),
+        "reward_weights": (2.0, 0.5), "beta": 0.01, "epsilon": 0.5, "loss_type": "bnpo", "scale_rewards": False,
+        "baseline": "leave_one_out", "estimator": "coupled", "num_mask_pairs": 1, "min_mask_ratio": 0.2,
+        "max_mask_ratio": 0.8, "ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.6, "learning_rate": 1e-6,
+        "adam_beta1": 0.9, "adam_beta2": 0.99, "weight_decay": 0.1, "max_grad_norm": 0.2, "min_lr_ratio": 0.1,
+        "warmup_ratio": 1e-4, "compute_dtype": "bfloat16",
+    }  # fmt: skip
+    assert {name: getattr(recipe, name) for name in expected} == expected
+    assert recipe.steps(21_000) == 5_250
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_generations": 1}, "num_generations=1: must be at least 2"),
+        ({"num_iterations": 0}, "num_iterations=0: must be at least 1"),
+        ({"score_chunk": 3}, "score_chunk=3: must divide 16"),
+        ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3: must divide 16"),
+        ({"generation_batch_size": 5}, "generation_batch_size=5: must divide 16"),
+        ({"ref_model_mixup_alpha": 1.5}, r"ref_model_mixup_alpha=1\.5: must lie in \[0, 1\]"),
+        ({"reward_weights": (1.0,)}, "must have one weight per reward"),
+        ({"baseline": "none"}, "baseline='none': must be one of"),
+        ({"epsilon": 2.0}, r"epsilon=2\.0"),
+        ({"min_mask_ratio": 0.9}, "mask ratios"),
+    ],
+)
+def test_settings_are_checked(changes, message):
+    with pytest.raises(ValueError, match=message):
+        settings(**changes)

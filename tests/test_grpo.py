@@ -1,0 +1,134 @@
+"""`diffucoder grpo`: recipes, refusals, and a run that is killed and continued."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tyro
+from safetensors.numpy import load_file
+
+from jax_lm import cli, recipes
+from jax_lm.commands.grpo import Grpo
+from jax_lm.training.grpo_config import GRPOConfig
+
+ROOT = Path(__file__).parent.parent
+REWARD = """
+def fives(prompts, completions, **columns):
+    return [float(text.count("5")) for text in completions]
+"""
+RUN = """
+reward_funcs: ["digits:fives"]
+reward_weights: [1]
+num_generations: 4
+prompts_per_step: 2
+max_completion_length: 8
+diffusion_steps: 4
+max_steps: 9
+learning_rate: 1e-3
+compute_dtype: float32
+ref_model_sync_steps: 2
+score_chunk: 4
+save_every: 1
+"""
+
+
+def parsed(*arguments):
+    """The command that these arguments give."""
+    return tyro.cli(
+        Grpo,
+        args=recipes.expanded(["--out", "x", *arguments]),
+        config=(tyro.conf.FlagConversionOff, tyro.conf.OmitArgPrefixes),
+    )
+
+
+def test_the_published_recipe_is_the_preset_and_the_default():
+    """runs/grpo_paper.yaml states every published number; the defaults are the same."""
+    recipe = parsed("--config", str(ROOT / "runs" / "grpo_paper.yaml"))
+    assert recipe.model == "apple/DiffuCoder-7B-Instruct"
+    assert recipe.settings == GRPOConfig() == parsed("--preset", "paper").settings
+    stated = (ROOT / "runs" / "grpo_paper.yaml").read_text()
+    practical = {
+        "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
+        "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track",
+    }  # fmt: skip
+    assert {f.name for f in dataclasses.fields(GRPOConfig)} - practical == {
+        f.name for f in dataclasses.fields(GRPOConfig) if f"\n{f.name}: " in stated
+    }
+
+
+def test_the_other_recipe_parses_and_flags_win():
+    command = parsed("--config", str(ROOT / "runs" / "grpo_builtin.yaml"), "--learning-rate", "1e-3")
+    assert command.settings.learning_rate == 1e-3
+    assert command.settings.reward_funcs == ("completed_code",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "absent.jsonl"], "data='absent.jsonl': cannot be read"),
+        (["--data", "builtin", "--prompts", "0"], "prompts=0: must be at least 1"),
+        (["--config", "absent.yaml"], "config='absent.yaml': cannot be read"),
+    ],
+)
+def test_refusals_are_one_line(capsys, tmp_path, arguments, message):
+    assert cli.main(["grpo", "--out", str(tmp_path / "run"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def start(tmp_path, policy, letters):
+    """Starts the command as a process of its own, on a tiny model and a reward by import path."""
+    policy.save_pretrained(tmp_path / "policy")
+    letters.save_pretrained(tmp_path / "policy")
+    (tmp_path / "digits.py").write_text(REWARD)
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "cde", "f")))
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+    def process(out):
+        options = {"config": tmp_path / "run.yaml", "data": tmp_path / "data.jsonl", "model": tmp_path / "policy"}
+        arguments = [f"--{name}={value}" for name, value in (options | {"out": out}).items()]
+        return subprocess.Popen(
+            [sys.executable, "-m", "jax_lm.cli", "grpo", *arguments],
+            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    return process
+
+
+def test_killed_at_any_moment_and_continued_it_ends_with_the_same_weights(start, tmp_path):
+    whole = start(tmp_path / "whole")
+    _, errors = whole.communicate(timeout=300)
+    assert whole.returncode == 0, errors
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    process = start(tmp_path / "killed")
+    while process.poll() is None and not (metrics.is_file() and len(metrics.read_text().splitlines()) >= 3):
+        time.sleep(0.01)
+    time.sleep(random.random() * 0.1)
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors
+    last = start(tmp_path / "killed")
+    _, errors = last.communicate(timeout=300)
+    assert last.returncode == 0, errors
+    assert "continuing" in errors
+    ours, theirs = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("killed", "whole"))
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == list(range(1, 10))

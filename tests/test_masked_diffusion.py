@@ -1,0 +1,279 @@
+"""The loss of masked diffusion in its variants, packed rows, and training a tiny model."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_lm.data.batches import Row, collate
+from jax_lm.diffusion.masking import forward_process, masked_share, noise_levels, shift_right
+from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.training.masked_diffusion import (
+    Replayed,
+    loss_terms,
+    make_loss,
+    partition,
+    token_weights,
+    train,
+)
+from jax_lm.training.settings import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
+from jax_lm.training.trainer import State
+from jax_lm.training.update import gradient
+
+START = State({}, (), 0)
+
+
+def settings(**changes):
+    options = {"steps": 10, "log_every": 8, "save_every": 20, "optimizer": OptimizerConfig(learning_rate=1e-3)}
+    return TrainerConfig(**(options | changes))
+
+
+@pytest.fixture(scope="module")
+def shallow_config(tiny_config):
+    return dataclasses.replace(tiny_config, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def shallow(shallow_config):
+    return nnx.split(DreamForCausalLM(shallow_config, rngs=nnx.Rngs(0)))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Four rows of which the last has a closed canvas in the middle and padding behind."""
+    tokens = np.random.default_rng(0).integers(0, 90, (4, 16))
+    rows = [Row(tuple(map(int, row)), (False,) * 6 + (True,) * 10) for row in tokens[:3]]
+    rows.append(Row(tuple(map(int, tokens[3, :12])), (False,) * 6 + (True,) * 3 + (False,) * 3, open=False))
+    return collate([[row] for row in rows], 16, 91)
+
+
+def drawn(seed=0, rows=3, length=8):
+    """Losses, a mask and levels for rows of which the last holds two samples."""
+    rng = np.random.default_rng(seed)
+    samples = np.repeat(np.arange(rows)[:, None], length, axis=1)
+    samples[-1, 5:] = rows
+    canvas = rng.random((rows, length)) < 0.8
+    masked = canvas & (rng.random((rows, length)) < 0.5)
+    levels = np.float32([0.2, 0.7, 0.9, 0.4])[samples]
+    losses = rng.random((rows, length)).astype(np.float32) * 4
+    return [jnp.asarray(array) for array in (losses, masked, canvas, samples, levels)]
+
+
+def plain_loss(losses, masked, canvas, samples, levels, weight, normalisation):
+    """The stated formula, position by position, in float64."""
+    sums, normaliser = [], {"token": canvas.sum(), "masked": masked.sum()}
+    for number in np.unique(samples):
+        mine = samples == number
+        size = (canvas & mine).sum()
+        total = sum(float(losses[i]) * weight(i, size) for i in zip(*np.nonzero(masked & mine), strict=True))
+        sums.append(total / size if normalisation == "sequence" else total)
+    return sum(sums) / normaliser.get(normalisation, len(sums))
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_loss_equals_the_formula(weighting, normalisation):
+    arrays = drawn()
+    losses, masked, canvas, samples, levels = (np.asarray(array) for array in arrays)
+
+    def weight(place, size):
+        t = float(levels[place])
+        share = t + (1 - t) ** size / size
+        row, k = place
+        if weighting == "cart":
+            visible = [j for j in range(8) if j != k and not masked[row, j] and samples[row, j] == samples[place]]
+            return sum(0.5 * 0.3 * 0.7 ** (abs(k - j) - 1) for j in visible)
+        return {"1/t": 1 / share, "linear": (1 - t) * t / share, "plain": 1.0}[weighting]
+
+    terms = loss_terms(LossConfig(weighting=weighting, normalisation=normalisation), *arrays)
+    expected = plain_loss(losses, masked, canvas, samples, levels, weight, normalisation)
+    assert float(terms.total / terms.weight) == pytest.approx(expected, rel=3e-6)
+
+
+def test_bound_of_the_weight_acts_on_low_levels_only():
+    samples, masked, sizes = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool), jnp.full((1, 4), 1e9)
+    for level, weight in ((0.01, 20), (0.05, 20), (0.1, 10), (1.0, 1)):
+        weights = token_weights(LossConfig(max_weight=20.0), masked, samples, jnp.full((1, 4), level), sizes)
+        np.testing.assert_allclose(weights, weight, rtol=1e-6)
+
+
+def test_unmasked_positions_have_no_loss_even_where_it_is_infinite():
+    losses, masked, *rest = drawn()
+    first = loss_terms(LossConfig(), losses, masked, *rest)
+    second = loss_terms(LossConfig(), jnp.where(masked, losses, jnp.inf), masked, *rest)
+    assert float(first.total) == float(second.total) > 0
+
+
+def test_mean_of_the_estimator_is_the_mean_loss():
+    """With 1/t weights the expectation is the plain mean of the losses, although every sample has a mask: so canvases
+    of three positions are among these. That all ways to draw levels are uniform is in test_masking.py."""
+    length, vocabulary = 12, 50
+    samples = jnp.repeat(jnp.arange(6)[:, None], length, axis=1).at[5, 6:].set(6)
+    canvas = jnp.ones((6, length), bool).at[0, 3:].set(False)
+    losses = jnp.asarray(np.random.default_rng(2).random((6, length)), jnp.float32)
+
+    def estimate(key):
+        key_level, key_mask = jax.random.split(key)
+        levels = noise_levels(key_level, samples)
+        _, masked = forward_process(key_mask, jnp.zeros_like(samples), canvas, samples, levels, vocabulary)
+        terms = loss_terms(LossConfig(), losses, masked, canvas, samples, levels)
+        return terms.total / terms.weight
+
+    values = np.asarray(jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(1), 4000)))
+    exact, error = float(losses[canvas].mean()), float(values.std()) / 4000**0.5
+    assert values.mean() == pytest.approx(exact, abs=4 * error)
+    assert error < 0.02 * exact  # so that the bound above is a strict one
+
+
+def test_share_of_masks_is_what_the_weights_divide_by():
+    shares = masked_share(jnp.float32([[0.5, 1e-3]]), jnp.float32([[4, 1]]))
+    np.testing.assert_allclose(shares, [[0.5 + 0.5**4 / 4, 1.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"minimum_level": 0.0}, r"minimum_level=0\.0"),
+        ({"max_weight": 0.5}, r"max_weight=0\.5"),
+        ({"max_weight": float("nan")}, "max_weight=nan"),
+        ({"cart_p": 1.0}, r"cart_p=1\.0"),
+    ],
+)
+def test_settings_out_of_range_are_named(changes, named):
+    with pytest.raises(ValueError, match=named):
+        LossConfig(**changes)
+
+
+@pytest.fixture(scope="module")
+def differentiate(shallow, shallow_config):
+    """Gradient and metrics on a batch, float32."""
+    graph, state = shallow
+    objective = make_loss(graph, LossConfig(masks_per_query=True), shallow_config.mask_token_id)
+    weights = nnx.to_pure_dict(state)
+    compiled = jax.jit(lambda batch, key, parts: gradient(objective, weights, {}, batch, key, parts=parts),
+                       static_argnames="parts")  # fmt: skip
+    return lambda batch, parts=1: compiled(batch, jax.random.key(4), parts)
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def samples_of(count):
+    rng = np.random.default_rng(3)
+    for number in range(count):
+        size = 5 + number % 3
+        yield Row(tuple(map(int, rng.integers(0, 90, size))), (False,) * 2 + (True,) * (size - 2), open=False)
+
+
+def test_packed_rows_have_the_gradient_of_single_ones(differentiate):
+    """Eight samples in eight rows, and in four: neither attention, nor positions, masks or the shift cross over."""
+    samples = list(samples_of(8))
+    single = collate([[sample] for sample in samples], 16, 91)
+    # Empty rows behind them, so that both share a compilation.
+    packed = collate([samples[i : i + 2] for i in range(0, 8, 2)] + [[]] * 4, 16, 91)
+    ours, theirs = differentiate(packed), differentiate(single)
+    assert float(theirs[1]["loss"]) > 1
+    assert_same(ours, theirs)
+
+
+def test_masks_and_gradient_do_not_depend_on_accumulation(differentiate):
+    rows = collate([[sample] for sample in samples_of(8)], 16, 91)
+    assert_same(differentiate(rows, 4), differentiate(rows))
+
+
+def test_recomputed_layers_give_the_same_gradient(shallow, shallow_config, batch):
+    graph, state = shallow
+    results = []
+    for remat in (False, True):
+        objective = make_loss(graph, LossConfig(remat=remat), shallow_config.mask_token_id)
+        step = jax.jit(lambda w, b, k, o=objective: gradient(o, w, {}, b, k))
+        lowered = step.lower(nnx.to_pure_dict(state), batch, jax.random.key(0))
+        assert ("checkpoint" in lowered.as_text(debug_info=True)) == remat
+        results.append(lowered.compile()(nnx.to_pure_dict(state), batch, jax.random.key(0)))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize(("dtype", "is_rounded"), [("float32", False), ("bfloat16", True)])
+def test_products_are_computed_in_the_chosen_dtype(shallow, shallow_config, batch, dtype, is_rounded):
+    graph, state = shallow
+    objective = make_loss(graph, LossConfig(), shallow_config.mask_token_id)
+    step = jax.jit(lambda w, b, k: gradient(objective, w, {}, b, k, dtype=dtype))
+    text = step.lower(nnx.to_pure_dict(state), batch, jax.random.key(0)).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    # Seven products per layer and two of attention, and the head; each with two gradients.
+    assert len(products) == 3 * 10
+    operands = [line.rsplit(" : ", 1)[1].split("->")[0] for line in products]
+    assert all(("bf16" in types) == is_rounded and ("f32" in types) != is_rounded for types in operands)
+
+
+@pytest.fixture(scope="module")
+def run(tiny_config, batch, tmp_path_factory):
+    """Forty steps on one batch, with Muon."""
+    optimizer = OptimizerConfig(learning_rate=0.05, muon_learning_rate=0.1, warmup_steps=4, final_share=0.0)
+    config, out = settings(steps=40, optimizer=optimizer, seed=3), tmp_path_factory.mktemp("run")
+    model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
+    assert train(model, Replayed(itertools.repeat(batch)), LossConfig(), config, out, held_out=[batch])
+    return model, out
+
+
+def test_training_lowers_the_loss(run):
+    lines = [json.loads(line) for line in (run[1] / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[0] > 3.0  # log(96) = 4.6 before the first step
+    assert losses[-1] < 0.5 * losses[0]
+    [held_out] = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    assert held_out < 0.5 * losses[0]
+
+
+def test_trained_model_predicts_the_next_position(run, batch):
+    """With the whole canvas masked it knows the batch, if its rows are read one to the right."""
+    tokens, canvas, samples = (jnp.asarray(array) for array in batch[:3])
+
+    @nnx.jit
+    def losses(model):
+        hidden = model.model(jnp.where(canvas, model.config.mask_token_id, tokens), samples >= 0)
+        chosen = [jax.nn.log_softmax(model.logits(rows)) for rows in (shift_right(hidden), hidden)]
+        return [-jnp.take_along_axis(x, tokens[..., None], 2)[canvas].mean() for x in chosen]
+
+    aligned, unaligned = losses(run[0])
+    assert aligned < 0.5 * np.log(96)
+    assert unaligned > aligned + 0.5
+
+
+def test_frozen_parameters_stay_to_the_bit(shallow_config, batch, tmp_path):
+    model = DreamForCausalLM(shallow_config, rngs=nnx.Rngs(0))
+    before = {name: np.asarray(value) for name, value in parameters(model).items()}
+    train(model, Replayed(itertools.repeat(batch)), LossConfig(), settings(stop_after=2, compute_dtype="bfloat16"),
+          tmp_path, trained=lambda name: "mlp" in name)  # fmt: skip
+    for name, value in parameters(model).items():
+        assert value.dtype == np.float32
+        assert np.array_equal(value, before[name]) == ("mlp" not in name), name
+
+
+def test_model_without_mask_token_is_refused(shallow_config, batch, tmp_path):
+    model = DreamForCausalLM(dataclasses.replace(shallow_config, mask_token_id=None))
+    with pytest.raises(ValueError, match="mask_token_id=None"):
+        train(model, Replayed(itertools.repeat(batch)), LossConfig(), settings(), tmp_path)
+
+
+def test_replayed_source_draws_on_where_it_stopped():
+    batches = [collate([[sample]], 8, 91) for sample in samples_of(9)]
+    first, second = Replayed(iter(batches)), Replayed(iter(batches))
+    assert [first.draw(START)[0] is batches[i] for i in range(3)] == [True] * 3
+    second.load(first.save())
+    assert second.save() == {"taken": 3}
+    assert second.draw(START)[0] is batches[3]
+    assert second.save() == {"taken": 4}
+
+
+def test_partition_keeps_what_belongs():
+    tree = {"layers": {0: {"a": 1, "b": 2}, 1: {"b": 3}}, "norm": {"b": 4}}
+    assert partition(tree, lambda name: name.endswith("a")) == {"layers": {0: {"a": 1}}}
+    assert partition(tree, lambda name: name == "layers.1.b") == {"layers": {1: {"b": 3}}}

@@ -1,0 +1,64 @@
+"""Where the numbers of a run go."""
+
+import json
+import logging
+
+import pytest
+
+from jax_lm.metrics import open_writers
+
+
+def write(out, steps, *, resumed_at=0, track=()):
+    with open_writers(out, track, steps=9, resumed_at=resumed_at, config={"seed": 1}) as writers:
+        for step in steps:
+            writers.write(step, {"loss": 1 / step})
+
+
+def lines(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_console_and_json_lines_are_always_written(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="jax_lm.metrics"):
+        write(tmp_path, [4])
+    assert caplog.messages == ["step 4/9  loss 0.25"]
+    assert lines(tmp_path) == [{"step": 4, "loss": 0.25}]
+
+
+def test_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
+    write(tmp_path, [1, 2, 3])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')  # a line that a kill cut short
+    write(tmp_path, [3, 4], resumed_at=2)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+    write(tmp_path, [1])
+    assert [line["step"] for line in lines(tmp_path)] == [1]
+
+
+def test_entries_come_at_once(tmp_path):
+    with open_writers(tmp_path, (), steps=9, resumed_at=0, config={}) as writers:
+        writers.write(1, {"loss": 2.0})
+        assert lines(tmp_path) == [{"step": 1, "loss": 2.0}]
+
+
+def test_unknown_tracker_is_named(tmp_path):
+    with pytest.raises(ValueError, match="track='paper': must be one of tensorboard, wandb"):
+        write(tmp_path, [1], track=("paper",))
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboardX")
+    write(tmp_path, [1, 2], track=("tensorboard",))
+    [events] = (tmp_path / "tensorboard").iterdir()
+    assert events.read_bytes().count(b"loss") == 2
+
+
+def test_wandb_continues_its_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    write(tmp_path, [1, 2], track=("wandb",))
+    first = json.loads((tmp_path / "wandb.json").read_text())
+    write(tmp_path, [3], track=("wandb",), resumed_at=2)
+    assert json.loads((tmp_path / "wandb.json").read_text()) == first
+    assert list((tmp_path / "wandb").glob(f"offline-run-*-{first['id']}"))

@@ -1,0 +1,124 @@
+"""Prompts in their order, completions cut at their end, rewards as numbers."""
+
+import dataclasses
+import logging
+import math
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import GenerationOptions
+from jax_lm.rewards import WeightedSum
+from jax_lm.rewards.weighted_sum import Scored
+from jax_lm.training.policy_scores import sample_keys
+from jax_lm.training.rollouts import Completions, PromptSet, ended, judge, reward_metrics, rewards_of, sample
+
+WIDTH, LENGTH = 32, 8
+
+
+@pytest.fixture(scope="module")
+def prompts(letters):
+    return PromptSet.of([{"prompt": text, "answer": text} for text in ("ab", "abcd", "c", "dd", "e")], letters, 10)
+
+
+def completions_of(tokenizer, *texts):
+    """Completions that spell these texts, padded or cut to 8 tokens."""
+    rows = [(tokenizer.encode(text) + [tokenizer.encode("z")[0]] * LENGTH)[:LENGTH] for text in texts]
+    tokens = np.array([[tokenizer.pad_id] * WIDTH + row for row in rows], np.int32)
+    return ended(tokens, np.ones(tokens.shape, bool), WIDTH, tokenizer)
+
+
+def test_completions_end_with_their_first_stop_token(letters):
+    completions = completions_of(letters, "ab<|im_end|>c<|im_end|>", "abcdefgh", "<|im_end|>")
+    assert completions.texts == ("ab", "abcdefgh", "")
+    assert completions.lengths.tolist() == [3, 8, 1]
+    assert completions.stopped.tolist() == [True, False, True]
+    assert completions.ids(0) == letters.encode("ab<|im_end|>")
+    # What was sampled after the end is seen by nothing.
+    assert (completions.tokens[0, WIDTH + 3 :] == letters.pad_id).all()
+    np.testing.assert_array_equal(completions.completion_mask[0], np.arange(LENGTH) < 3)
+
+
+def test_text_is_cut_before_it_is_rewarded(letters, prompts):
+    seen = {}
+
+    def spy(prompts, completions, **columns):
+        seen.update(columns, prompts=prompts, completions=completions)
+        return [float(len(text)) for text in completions]
+
+    completions = completions_of(letters, "a<|im_end|>5555", "bb")
+    scored = judge(WeightedSum({"spy": spy}, {"spy": 2.0}), prompts.prompts[:2], completions)
+    assert seen["completions"][0] == "a"
+    assert scored.totals == [2.0, 16.0]
+    assert seen["prompts"] == ["ab", "abcd"]
+    assert seen["answer"] == ["ab", "abcd"]
+    assert seen["completion_ids"] == [letters.encode("a<|im_end|>"), letters.encode("bbzzzzzz")]
+
+
+def test_every_prompt_comes_once_per_epoch(prompts):
+    drawn = [prompt.given for rollout in range(5) for prompt in prompts.chosen(3, rollout, 2)]
+    assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["ab", "abcd", "c", "dd", "e"]
+    assert drawn[:5] != drawn[5:]
+    again = [prompt.given for prompt in prompts.chosen(3, 2, 2)]
+    assert again == drawn[4:6]
+    assert [prompt.given for rollout in range(5) for prompt in prompts.chosen(4, rollout, 2)] != drawn
+
+
+def test_long_prompts_are_dropped_and_counted(letters, caplog):
+    rows = [{"prompt": "abc"}, {"prompt": "abcdef"}, {"prompt": "abcd"}]
+    with caplog.at_level(logging.WARNING):
+        prompts = PromptSet.of(rows, letters, 4)
+    assert [prompt.given for prompt in prompts.prompts] == ["abc", "abcd"]
+    assert prompts.too_long == 1
+    assert "1 prompts dropped: longer than max_prompt_length=4 tokens" in caplog.text
+    with pytest.raises(ValueError, match=r"no prompt has at most max_prompt_length=2 tokens \(3 are longer\)"):
+        PromptSet.of(rows, letters, 2)
+    with pytest.raises(ValueError, match="row 1 has no 'prompt'"):
+        PromptSet.of([{"prompt": "a"}, {"question": "b"}], letters, 4)
+
+
+def test_chat_messages_go_through_the_template(letters):
+    messages = [{"role": "user", "content": "ab"}]
+    (prompt,) = PromptSet.of([{"prompt": messages}], letters, 50).prompts
+    assert letters.decode(prompt.ids) == letters.apply_chat_template(messages)
+    assert prompt.given == messages
+
+
+def test_a_completion_depends_on_its_key_alone(letters, policy, prompts):
+    """Not on what else is sampled with it, nor on how much padding it has."""
+    # Weights of this size make positions differ in confidence by more than rounding.
+    config = dataclasses.replace(policy.config, initializer_range=0.3)
+    sampler = Sampler(DreamForCausalLM(config, rngs=nnx.Rngs(0)))
+    options = GenerationOptions(max_new_tokens=LENGTH, temperature=1.0)
+    rows = [*prompts.prompts[:2], *prompts.prompts[:2]]
+    keys = sample_keys(0, 0, 0, jax.numpy.arange(4))
+    whole = sample(sampler, letters, rows, options, keys=keys, width=32)
+    parts = sample(sampler, letters, rows, options, keys=keys, width=32, batch_size=2)
+    wider = sample(sampler, letters, rows, options, keys=keys, width=64)
+    np.testing.assert_array_equal(whole.tokens, parts.tokens)
+    assert whole.texts == parts.texts == wider.texts
+    # Each row has noise of its own.
+    assert len(set(whole.texts)) == 4
+    with pytest.raises(ValueError, match="generation_batch_size=3: must divide the 4"):
+        sample(sampler, letters, rows, options, keys=keys, width=32, batch_size=3)
+
+
+def test_metrics_count_what_was_judged(letters):
+    completions = completions_of(letters, "a<|im_end|>", "b", "c", "d", "e", "f")
+    totals = [1.0, 3.0, None, 2.0, 2.0, 2.0]
+    scored = Scored(totals, {"code": [0.5, 1.5, None, 1.0, 1.0, 1.0]})
+    rewards = rewards_of(scored)
+    assert math.isnan(rewards[2])
+    metrics = reward_metrics(scored, completions, 3)
+    assert metrics["reward"] == 2.0
+    assert metrics["reward_code"] == 1.0
+    assert metrics["reward_std"] == pytest.approx(np.sqrt(2) / 2)
+    assert metrics["zero_variance_groups"] == 0.5
+    assert metrics["excluded_completions"] == 1
+    assert metrics["completion_tokens"] == pytest.approx((2 + 5 * 8) / 6)
+    assert metrics["unfinished_completions"] == pytest.approx(5 / 6)
+    assert isinstance(completions, Completions)

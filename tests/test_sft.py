@@ -1,0 +1,203 @@
+"""Fine-tuning through the command: what it writes, that a killed run ends as the uninterrupted one, and adapters."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
+
+from jax_lm.cli import main
+from jax_lm.data.batches import Row
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
+from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.training.settings import AdaptConfig, SftConfig
+from jax_lm.training.sft import revealed, split
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_compilations(tmp_path_factory):
+    """Runs of the same settings share what they compile, those of other processes too, as the command's runs do."""
+    folder = str(tmp_path_factory.mktemp("xla"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
+        yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, builtin_folder):
+    """A model of one layer with the built-in tokenizer, and conversations."""
+    folder = tmp_path_factory.mktemp("sft")
+    tokenizer = DiffuCoderTokenizer.from_pretrained(builtin_folder)
+    config = DreamConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        rope_theta=1e4,
+        rms_norm_eps=1e-6,
+        mask_token_id=tokenizer.mask_id,
+    )
+    DreamForCausalLM(config, rngs=nnx.Rngs(0)).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = [{"prompt": f"Add {i} to {i % 3}.", "response": f"print({i} + {i % 3})"} for i in range(30)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "?"}]))
+    return folder
+
+
+def arguments(folder, out, **changes):
+    options = {
+        "data": folder / "data.jsonl", "model": folder / "model", "out": out, "length": 48, "rows": 4, "steps": STEPS,
+        "learning-rate": 0.01, "save-every": 7, "log-every": 10, "accumulation": 2, "condition-share": 0.5,
+    } | changes  # fmt: skip
+    return ["sft", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """A run that nobody disturbs."""
+    assert main(arguments(folder, folder / "whole")) == 0
+    return folder / "whole"
+
+
+def test_run_leaves_a_model_metrics_and_what_it_refused(whole, folder):
+    model = DreamForCausalLM.from_pretrained(whole / "model")
+    before = parameters(DreamForCausalLM.from_pretrained(folder / "model"))
+    assert all(not np.array_equal(value, before[name]) for name, value in parameters(model).items())
+    DiffuCoderTokenizer.from_pretrained(whole / "model").require_ids(
+        mask_token_id=model.config.mask_token_id, vocab_size=model.config.vocab_size
+    )
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(10, STEPS + 1, 10))
+    assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
+    assert json.loads((whole / "refused.json").read_text()) == [[31, "has no response that is text"]]
+
+
+def test_killed_run_ends_with_the_weights_of_the_uninterrupted_one(whole, folder):
+    """Killed as soon as its first checkpoint appears, and once more a little later; see benchmarks/kill_resume.py."""
+    out = folder / "killed"
+    command = [sys.executable, "-m", "jax_lm.cli", *arguments(folder, out)]
+    for step, wait in ((7, 0.0), (28, 0.1)):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while newest(out) < step and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(wait)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert 28 <= newest(out) < STEPS
+    assert main(arguments(folder, out)) == 0
+    for name in ("model/model.safetensors", "model/tokenizer.json", "refused.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    ours, theirs = ((path / "metrics.jsonl").read_text().splitlines() for path in (out, whole))
+    timeless = [
+        [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in lines] for lines in (ours, theirs)
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def newest(out: Path):
+    """Step of the newest whole checkpoint."""
+    folder = out / "checkpoints"
+    steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+    return max(steps, default=0)
+
+
+def test_adapter_is_trained_and_merged(folder):
+    out = folder / "lora"
+    changes = {"lora-rank": 2, "steps": 3, "packed": True, "held-out-share": 0.1}
+    assert main(arguments(folder, out, **changes)) == 0
+    assert not (out / "model").exists()
+    assert main(["merge-lora", "--adapter", str(out / "adapter"), "--model", str(folder / "model"), "--out",
+                 str(folder / "merged")]) == 0  # fmt: skip
+    before, after = (parameters(DreamForCausalLM.from_pretrained(folder / name)) for name in ("model", "merged"))
+    changed = {name for name, value in after.items() if not np.array_equal(value, before[name])}
+    assert changed == {name for name in before if name.endswith("proj.weight")}
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert "eval_loss" in lines[-1]
+
+
+def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_folder):
+    tokenizer = DiffuCoderTokenizer.from_pretrained(builtin_folder)
+    shape = folder / "shape"
+    tokenizer.save_pretrained(shape)
+    fields = json.loads((shape / "tokenizer.json").read_text())
+    kept = [token for token in fields["added_tokens"] if token["content"] not in ("<|mask|>", "<|dlm_pad|>")]
+    (shape / "tokenizer.json").write_text(json.dumps(fields | {"added_tokens": kept}))
+    config = json.loads((folder / "model" / "config.json").read_text())
+    config |= {"model_type": "qwen2", "mask_token_id": None, "vocab_size": 1600}
+    (shape / "config.json").write_text(json.dumps(config))
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": f"x = {i}\n" * i}) + "\n" for i in range(1, 30)))
+    out = folder / "adapted"
+    command = ["adapt", "--data", str(folder / "texts.jsonl"), "--model", str(shape), "--out", str(out)]
+    options = {"from-scratch": True, "length": 48, "rows": 4, "steps": 4, "annealing-steps": 2, "warmup-steps": 1}
+    assert main([*command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]) == 0
+    adapted = DiffuCoderTokenizer.from_pretrained(out / "model")
+    config = DreamForCausalLM.read_config(out / "model")
+    adapted.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    assert config.model_type == "Dream"
+    assert adapted.pad_id != adapted.token_id("<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lora-alpha": 2.0}, "lora_alpha=2.0: needs lora_rank"),
+        ({"length": 4}, "nothing to learn from"),
+        ({"data": "absent.jsonl"}, "data='absent.jsonl' cannot be read"),
+        ({"held-out-share": 0.99}, "held_out_share=0.99: of 30 samples that is 30"),
+    ],
+)
+def test_wrong_input_is_one_line(folder, tmp_path, capsys, changes, named):
+    assert main(arguments(folder, tmp_path, **changes)) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_prompts_come_to_be_visible():
+    sample = Row((1, 2, 3), (False, False, True))
+    vary = revealed(10)
+    rng = np.random.default_rng(0)
+    shares = [np.mean([not all(vary(sample, step, rng).canvas) for _ in range(400)]) for step in (0, 5, 10)]
+    assert shares[0] == 0
+    assert shares[1] == pytest.approx(0.5, abs=4 * 0.5 / 20)
+    assert shares[2] == 1
+
+
+def test_held_out_samples_are_not_learnt():
+    samples = [Row((i,), (True,)) for i in range(20)]
+    learnt, held_out = split(samples, 0.25, seed=0)
+    assert len(held_out) == 5
+    assert sorted(row.ids for row in [*learnt, *held_out]) == [(i,) for i in range(20)]
+    assert split(samples, 0.25, seed=0)[1] == held_out != split(samples, 0.25, seed=1)[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: SftConfig(rows=0), "rows=0"),
+        (lambda: SftConfig(epochs=0.0), "epochs=0.0"),
+        (lambda: SftConfig(condition_share=1.5), "condition_share=1.5"),
+        (lambda: SftConfig(spare_pads=-1), "spare_pads=-1"),
+        (lambda: AdaptConfig(length=0), "length=0"),
+        (lambda: AdaptConfig(annealing_steps=-1), "annealing_steps=-1"),
+        (lambda: AdaptConfig(cut_share=-0.1), "cut_share=-0.1"),
+    ],
+)
+def test_settings_out_of_range_are_named(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()

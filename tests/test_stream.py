@@ -1,0 +1,70 @@
+"""The batch of every step: the same for any number of processes, and from any step on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jax_lm.data.batches import Row
+from jax_lm.data.stream import SampleStream
+
+PAD = 99
+
+
+def samples(count=11):
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 9, count)
+    return [Row(tuple(map(int, rng.integers(0, 90, n))), (False,) + (True,) * (n - 1), open=False) for n in sizes]
+
+
+def stream(**options):
+    return SampleStream(samples(), **({"length": 16, "rows": 4, "pad_id": PAD, "seed": 3} | options))
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_processes_hold_parts_of_the_batch_of_one(packed):
+    def changed(sample, step, rng):
+        return dataclasses.replace(sample, ids=(int(rng.integers(0, 90)), *sample.ids[1:]))
+
+    batches = stream(packed=packed, vary=changed)
+    for step in (0, 1, 7):
+        parts = [batches.batch(step, process=i, processes=2) for i in range(2)]
+        joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        assert same(joined, batches.batch(step))
+        numbers = joined[2][joined[2] >= 0]
+        assert sorted(set(numbers.tolist())) == list(range(numbers.max() + 1))
+
+
+def test_batch_of_a_step_does_not_depend_on_the_ones_before():
+    whole = stream(packed=True)
+    before = [whole.batch(step) for step in range(6)]
+    assert same(stream(packed=True).batch(5), before[5])
+    assert not same(before[4], before[5])
+
+
+def test_an_epoch_shows_every_sample_once():
+    batches = stream(rows=1)
+    assert batches.steps(1.0) == 11
+    assert batches.steps(2.5) == 28
+    shown = [tuple(row[row != PAD]) for step in range(11) for row in batches.batch(step).tokens]
+    assert sorted(shown) == sorted(sample.ids for sample in samples())
+
+
+def test_variation_depends_on_the_step():
+    batches = stream(
+        vary=lambda sample, step, rng: dataclasses.replace(sample, ids=(int(rng.integers(90)),) * len(sample.ids))
+    )
+    first, again, other = (batches.batch(step).tokens[:, 0] for step in (2, 2, 3))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_rows_must_divide_by_processes():
+    with pytest.raises(ValueError, match="rows=4: must be a multiple of the 3 processes"):
+        stream().batch(0, processes=3)
+    with pytest.raises(ValueError, match="rows=0"):
+        stream(rows=0)
