@@ -17,6 +17,7 @@ from jax_lm.commands.evaluation import Evaluate
 from jax_lm.commands.generate import Generate
 from jax_lm.commands.info import Info
 from jax_lm.commands.parity import ParityCheck, ParityRecord
+from jax_lm.commands.plan import Plan
 from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
@@ -60,6 +61,7 @@ Commands = (
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Evaluate, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]

@@ -13,7 +13,15 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
-    ("terminal", "tokenizer", "checkpoints.stored", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
+    (
+        "terminal",
+        "roofline",
+        "tokenizer",
+        "checkpoints.stored",
+        "checkpoints.huggingface",
+        "models.config",
+        "sandbox.inside.*",
+    ),
     ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
     ("sharding", "models.quantization", "checkpoints.orbax", "checkpoints.legacy", "checkpoints.checksums"),
     ("checkpoints.loading",),
@@ -25,6 +33,7 @@ LAYERS = (
     ("data.corpus.families",),
     ("data.corpus",),
     ("data.rows", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
+    ("compilation",),
     ("inference", "training.adaptation", "checkpoints.conversion", "checkpoints.verification"),
     (
         "training.builtin_model",
