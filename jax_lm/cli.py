@@ -21,6 +21,7 @@ from jax_lm.commands.grpo import Grpo
 from jax_lm.commands.info import Info
 from jax_lm.commands.merge_lora import MergeLora
 from jax_lm.commands.parity import ParityCheck, ParityRecord
+from jax_lm.commands.plan import Plan
 from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
 from jax_lm.commands.sft import Sft
 
@@ -70,6 +71,7 @@ Commands = (
     | Annotated[MergeLora, tyro.conf.subcommand("merge-lora")]
     | Annotated[PrepareData, tyro.conf.subcommand("data")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]

@@ -17,6 +17,7 @@ LAYERS = (
         "terminal",
         "recipes",
         "metrics",
+        "roofline",
         "tokenizer",
         "checkpoints.stored",
         "checkpoints.huggingface",
@@ -43,6 +44,7 @@ LAYERS = (
     ("data.corpus.families",),
     ("data.corpus",),
     ("data.rows", "data.prompts", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
+    ("compilation",),
     (
         "inference",
         "models.lora",

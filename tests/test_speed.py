@@ -14,9 +14,11 @@ from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.evaluation import machine, speed
 from jax_lm.evaluation.machine import Limits
-from jax_lm.evaluation.speed import Cost, Workload, forward_cost
+from jax_lm.evaluation.speed import Workload
 from jax_lm.models.config import DIFFUCODER_7B
 from jax_lm.models.dream import parameter_shapes, parameters
+from jax_lm.planning import forward_cost
+from jax_lm.roofline import Cost
 
 LIMITS = Limits(matmul_flops=1e11, copy_bytes=1e10)
 RESULT_KEYS = {"about", "model", "workload", "limits", "load_seconds", "peak_memory", "generations", "forwards"}

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jax_lm.models.products import product
+from jax_lm.roofline import Limits
 
 COPY_BYTES = 2**30
 """Array over which the bandwidth is measured: above the shared cache of a large server."""
@@ -35,19 +35,6 @@ CACHE_SWITCH = "jax_enable_compilation_cache"
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 RESET_PEAK = "5"
 """Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the machine does at best, as measured.
-
-    Attributes:
-        matmul_flops: floating-point operations per second of a large product with operands of the model's dtype.
-        copy_bytes: bytes read and written per second.
-    """
-
-    matmul_flops: float
-    copy_bytes: float
 
 
 class Compilations:

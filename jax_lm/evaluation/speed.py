@@ -5,11 +5,10 @@ speed does not depend on them, except for commit rules by probability, whose num
 the model is. Entry: `diffucoder bench`.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -25,7 +24,6 @@ from jax_lm.diffusion.sampler import Sampler, run, run_empty_memory
 from jax_lm.diffusion.step import Cursor, Given, Hooks, Memory, Plan, block_hidden
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.evaluation.machine import (
-    Limits,
     PeakMemory,
     compilations,
     median_seconds,
@@ -33,20 +31,10 @@ from jax_lm.evaluation.machine import (
     without_stored_compilations,
 )
 from jax_lm.inference import WIDTH_BUCKET
-from jax_lm.models.config import DIFFUCODER_7B, DreamConfig
+from jax_lm.models.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
-
-SMALL = replace(
-    DIFFUCODER_7B,
-    hidden_size=512,
-    intermediate_size=2048,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    max_position_embeddings=4096,
-)
-SHAPES = {"small": SMALL, "7b": DIFFUCODER_7B}
-"""Shapes for random weights: that of DiffuCoder, and its vocabulary on a body that a CPU computes in no time."""
+from jax_lm.planning import forward_cost
+from jax_lm.roofline import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,23 +70,6 @@ class Workload:
     def cells(self) -> list[tuple[str, int, int]]:
         """Preset, batch size and new tokens of every measurement."""
         return [(p, b, n) for n in self.new_tokens for b in self.batch_sizes for p in self.presets]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The least a forward pass has to do: operations, and bytes of weights, keys and values."""
-
-    flops: int
-    bytes: int
-
-    def seconds(self, limits: Limits) -> float:
-        """The roofline: no implementation is faster on this machine."""
-        return max(self.flops / limits.matmul_flops, self.bytes / limits.copy_bytes)
-
-    def limit(self, limits: Limits) -> str:
-        """Which of the two limits it is."""
-        is_compute = self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes
-        return "compute" if is_compute else "memory"
 
 
 @dataclass(frozen=True)
@@ -201,26 +172,6 @@ def published_settings(new_tokens: int, commit: str = "steps") -> SamplingConfig
     """DiffuCoder's: one token per step, or as many steps as a commit rule by probability needs; no early stop."""
     steps = new_tokens if commit == "steps" else None
     return SamplingConfig(steps=steps, alg="entropy", temperature=0.2, top_p=0.95, top_k=50, stop_ids=())
-
-
-def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int, canvas: int, head_rows: int) -> Cost:
-    """Operations and bytes of one forward pass.
-
-    Args:
-        rows: rows recomputed per row of the batch; they attend to `canvas` positions.
-        head_rows: rows per row of the batch whose logits are computed.
-    """
-    body = sum(
-        math.prod(shape)
-        for name, shape in parameter_shapes(config).items()
-        if name.startswith("model.layers.") and len(shape) == 2
-    )
-    head = config.vocab_size * config.hidden_size
-    # Scores, and values weighted by them: two products over the width of all heads, which is the hidden size.
-    attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
-    flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
-    key_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
-    return Cost(flops, (body + head + batch * key_values) * jnp.dtype(dtype).itemsize)
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"), donate_argnames="memory")

@@ -1,6 +1,6 @@
 """DreamConfig: the shape of a Dream model, and which config.json can be computed here."""
 
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
@@ -154,3 +154,15 @@ DIFFUCODER_7B = DreamConfig(
     mask_token_id=151666,
 )
 """The published shape, for measurements without the weights."""
+
+SMALL = replace(
+    DIFFUCODER_7B,
+    hidden_size=512,
+    intermediate_size=2048,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+)
+SHAPES = {"small": SMALL, "7b": DIFFUCODER_7B}
+"""Shapes for random weights: that of DiffuCoder, and its vocabulary on a body that a CPU computes in no time."""

@@ -1,0 +1,140 @@
+"""Compiles the real generation for a TPU that is not here, and reports what the compiler says of its memory.
+
+    pip install 'jax-diffucoder[plan]'      # libtpu: the compiler, no TPU needed
+
+Uses `jax.experimental.topologies`; nothing runs. Entry: `diffucoder plan`.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.decoding import PRESETS
+from jax_lm.diffusion.sampler import Sampler, run, run_empty_memory
+from jax_lm.diffusion.step import Cursor, Given, Hooks, Memory
+from jax_lm.models.config import DreamConfig
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import GenerationOptions
+from jax_lm.planning import Job
+from jax_lm.roofline import Topology
+from jax_lm.sharding import MeshShape, tree_shardings
+
+SMALLEST_HOST = 4
+USED = re.compile(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one device.
+
+    Attributes:
+        arguments: bytes of weights, cache and state.
+        working: bytes of everything else at the peak.
+        flops: operations of one step, as XLA counts them (the body of a loop once).
+        bytes: bytes that one step reads and writes, counted likewise.
+        refusal: why the compiler would not make the program; then nothing else is known.
+    """
+
+    arguments: int = 0
+    working: int = 0
+    flops: float | None = None
+    bytes: float | None = None
+    refusal: str | None = None
+
+    @property
+    def total(self) -> int | None:
+        """Bytes; None if the compiler refused."""
+        return None if self.refusal else self.arguments + self.working
+
+
+def is_available() -> bool:
+    """Whether the TPU compiler is installed."""
+    try:
+        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
+    """A mesh over the devices of a topology that need not be here.
+
+    Raises:
+        ValueError: the compiler knows no such topology, or the mesh does not have its size.
+    """
+    # A host has four chips unless it is told otherwise; smaller topologies are one host of their size.
+    chips = topology.devices // topology.chip.cores
+    bounds = (*topology.shape, *[1] * (3 - len(topology.shape)))
+    options = {"chips_per_host_bounds": bounds} if chips < SMALLEST_HOST else {}
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=str(topology), **options)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"topology={str(topology)!r}: {str(error).splitlines()[0]}") from error
+    return shape.mesh(found.devices)
+
+
+def compile_generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOptions) -> Compiled:
+    """Compile the loop over a block that `Sampler` runs, the one that recomputes most."""
+    program, arguments = generation(config, job, mesh, options)
+    try:
+        compiled = program.lower(*arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        found = USED.search(str(error))
+        return Compiled(refusal=f"needs {found[1]} of {found[2]}" if found else str(error).splitlines()[0][:300])
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    assert memory is not None
+    cost = cost if isinstance(cost, dict) else {}
+    kept = memory.argument_size_in_bytes
+    peak = max(memory.peak_memory_in_bytes, kept + memory.temp_size_in_bytes)
+    return Compiled(
+        kept, peak - kept + memory.generated_code_size_in_bytes, cost.get("flops"), cost.get("bytes accessed")
+    )
+
+
+def generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOptions) -> tuple[Any, tuple]:
+    """The compiled loop and its arguments as shapes with shardings."""
+    model = DreamForCausalLM.abstract(config, jnp.dtype(job.dtype), int8=job.is_int8)
+    model.model.mesh = mesh
+    sampler = Sampler(model)
+    prompt = np.zeros((job.batch, job.canvas - job.new_tokens), np.int32)
+    canvas = Canvas.after(prompt, None, job.new_tokens)
+    decoding = PRESETS[job.preset]
+    options = replace(options, max_new_tokens=job.new_tokens, preset=job.preset)
+    block = next(canvas.blocks(decoding.columns(job.new_tokens)))
+    plan, _ = sampler.plans(canvas, block, [], options.sampling(), decoding, Hooks())[0]
+    params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    state = jax.eval_shape(lambda: sampler.start(canvas, 0))
+    parts = (canvas.attention_mask, canvas.position_ids, canvas.holes, canvas.hole_starts)
+    shapes: list[Any] = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in parts]
+    given = Given(*shapes)
+    numbers: list[Any] = [jax.ShapeDtypeStruct((), jnp.int32)] * len(Cursor._fields)
+    cursor = Cursor(*numbers)
+    memory = Memory()
+    if decoding.cache != "none":
+        memory = empty_memory(sampler, canvas, decoding.cache == "dual", params)
+    small = [placed(tree, jax.tree.map(lambda _: everywhere, tree)) for tree in (state, given, cursor)]
+    return run, (sampler.graph, params, small[0], memory, small[1], small[2], plan)
+
+
+def empty_memory(sampler: Sampler, canvas: Canvas, has_tail: bool, params: dict) -> Memory:
+    """The cache as the program that makes it lays it out."""
+    lowered = run_empty_memory.lower(sampler.graph, params, canvas.tokens.shape, has_tail)
+    shapes = jax.eval_shape(lambda: run_empty_memory(sampler.graph, params, canvas.tokens.shape, has_tail))
+    return placed(shapes, lowered.compile().output_shardings)
+
+
+def placed(tree: Any, shardings: Any) -> Any:
+    """Shapes with their shardings."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
+    )

@@ -1,0 +1,118 @@
+"""What accelerators do at best, and how long work must take on them. Knows no model.
+
+Figures of TPUs are those of Google Cloud's documentation of each version, of GPUs those of NVIDIA's data sheets (dense
+bfloat16, SXM where there is a choice).
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine does at best.
+
+    Attributes:
+        matmul_flops: floating-point operations per second of a large product with operands of the model's dtype.
+        copy_bytes: bytes read and written per second.
+    """
+
+    matmul_flops: float
+    copy_bytes: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least a forward pass has to do: operations, and bytes of weights, keys and values."""
+
+    flops: int
+    bytes: int
+
+    def seconds(self, limits: Limits) -> float:
+        """The roofline: no implementation is faster on this machine."""
+        return max(self.flops / limits.matmul_flops, self.bytes / limits.copy_bytes)
+
+    def limit(self, limits: Limits) -> str:
+        """Which of the two limits it is."""
+        is_compute = self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes
+        return "compute" if is_compute else "memory"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device as JAX sees it.
+
+    Attributes:
+        memory: bytes.
+        limits: of one device, with bfloat16 operands.
+        topologies: that one can have, smallest first.
+        cores: devices per chip that the compiler sees.
+    """
+
+    memory: int
+    limits: Limits
+    topologies: tuple[str, ...]
+    cores: int = 1
+
+
+SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8")
+CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
+COUNTS = ("1", "2", "4", "8")
+CHIPS = {
+    "v4": Chip(16 * GIB, Limits(275e12 / 2, 1228e9 / 2), CUBES, cores=2),
+    "v5e": Chip(16 * GIB, Limits(197e12, 819e9), SQUARES),
+    "v5p": Chip(95 * GIB, Limits(459e12, 2765e9), CUBES),
+    "v6e": Chip(32 * GIB, Limits(918e12, 1640e9), SQUARES),
+    "a100": Chip(80 * GIB, Limits(312e12, 2039e9), COUNTS),
+    "h100": Chip(80 * GIB, Limits(989e12, 3350e9), COUNTS),
+    "h200": Chip(141 * GIB, Limits(989e12, 4800e9), COUNTS),
+    "l4": Chip(24 * GIB, Limits(121e12, 300e9), COUNTS),
+}
+TPUS = ("v4", "v5e", "v5p", "v6e")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Chips of one kind and how they are wired."""
+
+    family: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Topology":
+        """From v5e:2x2, v4:2x2x1 or h100:8.
+
+        Raises:
+            ValueError: a chip that is not known, or no shape of its kind.
+        """
+        family, _, shape = text.partition(":")
+        if family not in CHIPS:
+            raise ValueError(f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like v5e:2x2")
+        axes = CHIPS[family].topologies[0].count("x") + 1
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != axes:
+            examples = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies[:3])
+            raise ValueError(f"topology={text!r}: must be like {examples}")
+        return cls(family, tuple(map(int, shape.split("x"))))
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.family]
+
+    @property
+    def devices(self) -> int:
+        """Devices that JAX would see."""
+        return math.prod(self.shape) * self.chip.cores
+
+    @property
+    def is_tpu(self) -> bool:
+        return self.family in TPUS
+
+    def __str__(self) -> str:
+        return f"{self.family}:{'x'.join(map(str, self.shape))}"
+
+    def same_family(self) -> list["Topology"]:
+        """All topologies of these chips, smallest first."""
+        return [Topology.parse(f"{self.family}:{shape}") for shape in self.chip.topologies]
