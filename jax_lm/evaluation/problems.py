@@ -28,15 +28,29 @@ FUNCTION_STOPS = (
 SCRIPT_STOPS = ('\n"""', "\nassert ", "\nprint(", "\nif __name__", "\n```")
 """Where a completed program has begun to test itself, or the next problem."""
 
-PLUS_SECONDS = 30.0
-"""EvalPlus calls a function up to a thousand times, with inputs that are meant to take long."""
+PLUS_SECONDS = 60.0
+"""EvalPlus calls a function up to a thousand times, with inputs that are meant to take long: the canonical solution of
+MBPP/599 alone adds numbers for some 40 seconds."""
 
 GENERATED_INPUTS = "\n    inputs = ["
 """What EvalPlus's HumanEval tests have and the original ones have not."""
 
-BROKEN_POLY = "assert _poly(*candidate(*inp), inp) <= 0.0001"
-MENDED_POLY = "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001"
-"""HumanEval/32 as generated upstream unpacks the answer where the coefficients belong; EvalPlus itself checks this."""
+UNCHECKED = "exact_match = exp == (out is not None)\n"
+CHECKED = (UNCHECKED, f"{UNCHECKED}    assert exact_match\n")
+MENDED = {
+    # Unpacks the answer where the coefficients belong; EvalPlus itself checks what stands here instead.
+    "HumanEval/32": (
+        "assert _poly(*candidate(*inp), inp) <= 0.0001",
+        "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001",
+    ),
+    # Five inputs have answers of 6 to 128 million strings, which no sandbox carries; the other 107 stay.
+    "MBPP/255": ("in enumerate(inputs):", "in enumerate(inp for inp in inputs if inp[1] < 70):"),
+    # Compare the answer, and then say nothing of it: whatever is returned passes.
+    "MBPP/737": CHECKED,
+    "MBPP/787": CHECKED,
+    "MBPP/794": CHECKED,
+}
+"""What is wrong in the tests as generated upstream, and what stands here instead."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,7 @@ def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
         group="HumanEval+" if plus else "HumanEval",
         prefix=prompt,
         suffix="",
-        tests=(test.replace(BROKEN_POLY, MENDED_POLY), f"check({entry_point})"),
+        tests=(mended(name, test), f"check({entry_point})"),
         canonical=text(record, "canonical_solution"),
         empty="    pass\n",
         stops=FUNCTION_STOPS,
@@ -193,15 +207,15 @@ def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
 
     The code stands before `test_setup_code`: the set-up of tasks 367 and 927 uses the classes of the solution.
     """
-    code, asserts = text(record, "code"), texts(record, "test_list")
+    name, code, asserts = f"MBPP/{record.get('task_id')}", text(record, "code"), texts(record, "test_list")
     if not asserts:
         raise LookupError("has no test in 'test_list'")
     prompt = f'"""\n{text(record, "text", "prompt").strip()}\n{asserts[0]}\n"""\n'
     imports = texts(record, "test_imports", default=[])
     # As one script: Python's own comparisons, as in the published harness.
-    checks = [text(record, "test")] if plus else [record.get("test_setup_code") or "", *asserts]
+    checks = [mended(name, text(record, "test"))] if plus else [record.get("test_setup_code") or "", *asserts]
     return Problem(
-        name=f"MBPP/{record.get('task_id')}",
+        name=name,
         group="MBPP+" if plus else "MBPP",
         prefix=prompt,
         suffix="",
@@ -221,6 +235,11 @@ READERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
     "mbpp+": lambda record: mbpp(record, plus=True),
     "infilling": infilling,
 }
+
+
+def mended(name: str, test: str) -> str:
+    """A test without the flaw that is known of it."""
+    return test.replace(*MENDED[name]) if name in MENDED else test
 
 
 def before_function(prompt: str, name: str) -> str:

@@ -155,9 +155,7 @@ class Stop(threading.Event):
 class Pool:
     """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
 
-    def __init__(
-        self, tier: Tier, workers: int, cancel: Cancel | None = None, packages: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
         self.tier = tier
         self.stop = Stop(cancel)
         self.sandboxes = [Sandbox(tier, self.stop, packages) for _ in range(workers)]

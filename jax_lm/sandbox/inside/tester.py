@@ -42,6 +42,8 @@ class Client:
         for number, known in self.exceptions.items():
             if value is known:
                 return {"t": "object", "v": number}
+        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+            return {"t": "class", "v": value.__name__}
         if callable(value):
             self.functions.append(value)
             return {"t": "function", "v": len(self.functions) - 1}
