@@ -11,6 +11,7 @@ from typing import Annotated, Protocol
 import tyro
 
 from jax_lm import terminal
+from jax_lm.commands.analyze import Analyze
 from jax_lm.commands.bench import Bench
 from jax_lm.commands.evaluation import Evaluate
 from jax_lm.commands.generate import Generate
@@ -58,6 +59,7 @@ Commands = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Evaluate, tyro.conf.subcommand("eval")]
+    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
     | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]

@@ -4,7 +4,7 @@ A base model completes the text of a problem; a chat model answers a message, in
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
@@ -17,6 +17,7 @@ OPENING = f"Here is the code to solve this problem:\n{FENCE}python\n"
 """How the assistant's turn begins, so that what follows is code."""
 
 
+@runtime_checkable
 class Asking(Protocol):
     """A way of asking."""
 

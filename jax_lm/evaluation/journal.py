@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jax_lm.evaluation.pass_rate import SANDBOX_ERROR, Attempt, Key
 
@@ -42,13 +42,10 @@ class Journal:
         path = folder / ATTEMPTS
         self.file = path.open("a+", encoding="utf-8")
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self.file, folder)
             require_same(folder, wanted)
             self.read(path)
-        except BlockingIOError as error:
-            self.file.close()
-            raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
-        except BaseException:
+        except (OSError, ValueError):
             self.file.close()
             raise
 
@@ -91,6 +88,14 @@ class Journal:
         self.close()
 
 
+def lock(file: IO[str], folder: Path) -> None:
+    """ValueError if another process has the file open for its own run; the end of either lets go."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
+
+
 def require_same(folder: Path, wanted: Record) -> None:
     """Write the settings into a new folder; ValueError names the first that differs in an old one."""
     path = folder / SETTINGS
@@ -105,12 +110,19 @@ def require_same(folder: Path, wanted: Record) -> None:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no settings")
+    found, wanted = flat(found), flat(wanted)
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             raise ValueError(
                 f"out={str(folder)!r} was begun with {name}={found.get(name)!r}, not {wanted.get(name)!r}: "
                 "give another folder, or the same settings"
             )
+
+
+def flat(settings: Record) -> Record:
+    """Settings within settings as their own."""
+    inner = {key: value for part in settings.values() if isinstance(part, dict) for key, value in part.items()}
+    return {name: value for name, value in settings.items() if not isinstance(value, dict)} | inner
 
 
 def record_of(attempt: Attempt) -> Record:

@@ -143,10 +143,13 @@ def read_problems(suite: Suite, path: Path) -> Iterator[Problem]:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    yield READERS[suite](json.loads(line))
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise LookupError("is no object")
+                    yield READERS[suite](record)
                 except LookupError as error:
                     raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
 
 

@@ -6,16 +6,13 @@ Reads records of a journal; knows no model.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from jax_lm.evaluation.estimates import mean_pass_at_k, wilson
 from jax_lm.evaluation.journal import Record
+from jax_lm.evaluation.pages import render
 from jax_lm.evaluation.pass_rate import SANDBOX_ERROR
 
-PAGES = Path(__file__).parent / "pages"
 PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")
 PUBLISHED = {
     "DiffuCoder Base": (67.1, 60.4, 74.2, 60.9),
@@ -157,10 +154,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def page(suite: str, told: Mapping[str, str], found: Sequence[Rate], records: Collection[Record]) -> str:
     """The report as one HTML page without scripts; what a model wrote is text in it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template("evaluation.html").render(
+    return render(
+        "evaluation.html",
         suite=suite,
         told=told,
         columns=RATE_COLUMNS,
