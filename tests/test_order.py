@@ -48,7 +48,8 @@ def test_known_orders_in_between():
     assert local_ar_ness(order, 2) == 0.0
     assert global_ar_ness(order, 1) == pytest.approx(3 / 4)
     assert global_ar_ness(order, 2) == 1.0
-    # The k positions to the left may have come in any order: 1, 0, then 2.
+    # The k positions to the left may have come in any order, so that local AR-ness can rise with k.
+    assert local_ar_ness(np.array([1, 0, 2]), 1) == 0.0
     assert local_ar_ness(np.array([1, 0, 2]), 2) == 1.0
 
 
@@ -61,12 +62,8 @@ def test_any_order_is_as_defined(length, k, rng):
 
 
 @given(st.permutations(range(16)))
-def test_local_sinks_and_global_rises_with_k(order):
-    order = np.array(order)
-    # Counts of steps, as the mean is over fewer steps for a larger k.
-    local = [local_ar_ness(order, k) * (16 - k) for k in range(1, 10)]
-    globally = [global_ar_ness(order, k) for k in range(1, 17)]
-    assert all(later <= earlier + 1e-9 for earlier, later in zip(local, local[1:], strict=False))
+def test_global_rises_with_k_to_one(order):
+    globally = [global_ar_ness(np.array(order), k) for k in range(1, 17)]
     assert globally == sorted(globally)
     assert globally[-1] == 1.0
 

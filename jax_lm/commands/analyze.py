@@ -180,7 +180,9 @@ class Analyze:
 
         def curves(kind: str) -> dict[str, list[tuple[float, float]]]:
             return {
-                f"temperature {row['temperature']:g}": [(k, v) for k, v in enumerate(row[kind], 1) if v is not None]
+                f"temperature {row['temperature']:g}": [
+                    (float(k), v) for k, v in enumerate(row[kind], 1) if v is not None
+                ]
                 for row in rows
             }
 
@@ -194,7 +196,7 @@ class Analyze:
         return {
             "order": (
                 heat_chart(f"Decoding order at temperature {first:g}", "position", "step", heat, self.max_new_tokens),
-                "Each row is a stretch of steps; dark is where most of its decisions were. Left to right is a diagonal.",
+                "Each row is a stretch of steps, dark where most of its decisions were. Left to right is a diagonal.",
             ),
             "local": (
                 line_chart("Local AR-ness@k, text only", "k", "share of steps", curves("local_text")),

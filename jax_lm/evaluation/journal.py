@@ -148,7 +148,7 @@ def write_whole(path: Path, text: str) -> None:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         try:
             file.write(text)
-        except BaseException:
+        except BaseException:  # whatever stopped it, nothing half-written stays
             os.unlink(file.name)
             raise
     # Temporary files are for their owner alone.

@@ -121,7 +121,8 @@ def evaluate(
             tasks.append(task)
         elif task.key not in done:
             detail = f"takes {task.width} tokens: the context holds {limit}"
-            yield Attempt(task.problem, "", TOO_LONG, detail, sample=task.sample)
+            prompt = asking.prompt(engine, task.problem)
+            yield Attempt(task.problem, "", TOO_LONG, detail, sample=task.sample, prompt=prompt)
     tasks.sort(key=lambda task: task.width)
     for number, start in enumerate(range(0, len(tasks), batch_size)):
         batch = tasks[start : start + batch_size]

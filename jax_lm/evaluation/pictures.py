@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 TICKS = 5
 
-Series = Mapping[str, Sequence[tuple[float, float]]]
+Series = Mapping[str, Sequence[tuple[float | int, float | int]]]
 
 
 def frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:
@@ -24,7 +24,8 @@ def frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            f'font-family="sans-serif" font-size="12" fill="currentColor" role="img" aria-label="{html.escape(title)}">',
+            f'font-family="sans-serif" font-size="12" fill="currentColor" role="img" '
+            f'aria-label="{html.escape(title)}">',
             f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{html.escape(title)}</text>',
             *parts,
             f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_label)}</text>',
@@ -36,7 +37,7 @@ def frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:
     )
 
 
-def number(value: float) -> str:
+def number(value: float | int) -> str:
     return f"{value:.3g}"
 
 
@@ -47,7 +48,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = high - low or 1.0
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def place(x: float | int, y: float | int) -> tuple[float, float]:
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         return round(across, 1), round(HEIGHT - BOTTOM - y * (HEIGHT - TOP - BOTTOM), 1)
 

@@ -97,7 +97,7 @@ def facts(settings: Mapping[str, Any], records: Collection[Record], total: int) 
         "problems": f"{settings['problems']} of {total}, {settings['n']} samples each",
     }
     if generation:
-        steps = generation["num_steps"] or f"one per {generation['tokens_per_step']} tokens"
+        steps = generation["num_steps"] or "one per token, or as the preset decides"
         told["decoding"] = (
             f"{generation['max_new_tokens']} new tokens, steps: {steps}, {generation['alg']}, preset "
             f"{generation['preset']}, temperature {generation['temperature']:g}, top_p {generation['top_p']}, "
