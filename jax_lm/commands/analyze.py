@@ -42,8 +42,8 @@ class Analyze:
         n: samples per problem and temperature.
         temperatures: each is decoded anew.
         max_new_tokens: length of the canvas; as many steps, unless steps says otherwise.
-        steps: fewer steps decide several positions at once: these are then ordered by their confidence, which the
-            paper leaves open; the output says so.
+        steps: fewer than positions follow the published schedule, which then decides several positions at once: these
+            are ordered by their confidence, which the paper leaves open; the output says so.
         alg: order of unmasking; maskgit_plus is the low-confidence remasking of the paper.
         top_p: mass of the nucleus.
         top_k: number of candidates per position.
@@ -75,6 +75,8 @@ class Analyze:
 
         if self.n < 1 or not self.temperatures:
             raise ValueError(f"n={self.n}, temperatures={self.temperatures}: there must be at least one of each")
+        if self.steps is not None and not 1 <= self.steps <= self.max_new_tokens:
+            raise ValueError(f"steps={self.steps}: must be between 1 and max_new_tokens={self.max_new_tokens}")
         problems, options = self.problems(), [self.options(temperature) for temperature in self.temperatures]
         for each in options:
             each.sampling()
@@ -103,15 +105,18 @@ class Analyze:
     def options(self, temperature: float) -> "GenerationOptions":
         from jax_lm.options import GenerationOptions
 
+        # The published schedule rounds: with as many steps as positions, some steps decide none and some several. A
+        # rule by probability with that many steps decides one position at each, the first in the order.
+        one_each = {} if self.by_confidence else {"commit": "threshold", "threshold": 1.0, "block_length": 0}
         return GenerationOptions(
-            max_new_tokens=self.max_new_tokens, num_steps=self.steps, temperature=temperature, alg=self.alg,
-            top_p=self.top_p, top_k=self.top_k, seed=self.seed, early_stop=False,
+            max_new_tokens=self.max_new_tokens, num_steps=self.steps or self.max_new_tokens, temperature=temperature,
+            alg=self.alg, top_p=self.top_p, top_k=self.top_k, seed=self.seed, early_stop=False, **one_each,
         )  # fmt: skip
 
     @property
     def by_confidence(self) -> bool:
         """Whether steps decide several positions."""
-        return self.steps is not None and self.steps < self.max_new_tokens
+        return self.steps is not None and self.steps != self.max_new_tokens
 
     def row(self, problems: "list[Problem]", traces: "list[Trace]", tier: Any) -> dict[str, Any]:
         """What one temperature does: AR-ness, confidence, pass@1 and pass@n."""

@@ -46,11 +46,11 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
     drawn = {name: [point for point in points if not math.isnan(point[1])] for name, points in series.items()}
     xs = [x for points in drawn.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
-    span = high - low or 1.0
+    span = float(high - low) or 1.0
 
     def place(x: float | int, y: float | int) -> tuple[float, float]:
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
-        return round(across, 1), round(HEIGHT - BOTTOM - y * (HEIGHT - TOP - BOTTOM), 1)
+        return round(across, 1), round(HEIGHT - BOTTOM - float(y) * (HEIGHT - TOP - BOTTOM), 1)
 
     parts = []
     for tick in range(TICKS + 1):
