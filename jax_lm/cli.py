@@ -12,6 +12,7 @@ import tyro
 
 from jax_lm import recipes, terminal
 from jax_lm.commands.adapt import Adapt
+from jax_lm.commands.analyze import Analyze
 from jax_lm.commands.bench import Bench
 from jax_lm.commands.checkpoints import Convert, Verify
 from jax_lm.commands.data import PrepareData
@@ -65,6 +66,7 @@ Commands = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Evaluate, tyro.conf.subcommand("eval")]
+    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Adapt, tyro.conf.subcommand("adapt"), tyro.conf.FlagConversionOff]
     | Annotated[Sft, tyro.conf.subcommand("sft"), tyro.conf.FlagConversionOff]
     | Annotated[Grpo, tyro.conf.subcommand("grpo"), tyro.conf.FlagConversionOff]

@@ -19,6 +19,10 @@ from jax_lm.training.builtin_model import CHAT_TEMPLATE
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="whole benchmark files instead of samples (many minutes)")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_executables():
     """Forget compiled code after each module: each takes some 250 memory maps, and Linux grants 65,530."""

@@ -1,8 +1,11 @@
 """pass@1: batches, lengths of gaps, problems that do not fit."""
 
+from dataclasses import replace
+
 import pytest
 
-from jax_lm.evaluation.pass_rate import TOO_LONG, candidates, evaluate, standard_error
+from jax_lm.evaluation.asking import Completing
+from jax_lm.evaluation.pass_rate import TOO_LONG, Attempt, batch_seed, evaluate, judge
 from jax_lm.evaluation.problems import Problem, held_out_problems
 from jax_lm.options import GenerationOptions
 from jax_lm.sandbox import Local
@@ -25,19 +28,46 @@ def test_every_problem_is_attempted_once(engine):
             TURBO,
             batch_size=2,
             executor=ANYWHERE,
-            middle_length=8,
+            asking=Completing(8),
             on_progress=lambda *now: progress.append(now),
         )
     )
     assert sorted(attempt.problem.name for attempt in attempts) == ["a", "b", "c"]
     assert progress == [(2, 3), (3, 3)]
     for attempt in attempts:
-        program = attempt.problem.program(attempt.middle)
-        assert program.startswith(attempt.problem.prefix)
-        assert program.endswith("\n")
+        assert attempt.program == attempt.problem.prefix + attempt.completion + "\n"
+        assert attempt.prompt == attempt.problem.prefix
+        assert attempt.forwards >= 1
         assert attempt.outcome in ("passed", "failed")
-    same = [attempt.middle for attempt in attempts if attempt.problem.name in "ac"]
+    same = [attempt.completion for attempt in attempts if attempt.problem.name in "ac"]
     assert same[0] == same[1]
+
+
+def test_samples_differ_and_a_run_goes_on_as_if_it_had_not_stopped(engine):
+    problems = [gap("a"), gap("b"), gap("c")] * 2
+    drawn = GenerationOptions(max_new_tokens=16, temperature=1.0, top_k=None, top_p=None, preset="turbo")
+
+    def attempts(done=frozenset()):
+        chosen = evaluate(engine, problems, drawn, batch_size=2, executor=ANYWHERE, asking=Completing(8), done=done)
+        return {attempt.key: attempt.completion for attempt in chosen}
+
+    whole = attempts()
+    assert set(whole) == {(name, sample) for name in "abc" for sample in (0, 1)}
+    assert len(set(whole.values())) > 3
+    done = {("a", 0), ("b", 0), ("c", 0)}
+    assert attempts(done) == {key: text for key, text in whole.items() if key not in done}
+
+
+def test_seeds_of_batches_differ():
+    seeds = {batch_seed(seed, number) for seed in range(20) for number in range(20)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_time_of_a_problem_is_its_limit():
+    slow = replace(gap("slow"), tests=("import time\ntime.sleep(3)",), seconds=0.3)
+    (attempt,) = judge(ANYWHERE, [Attempt(slow, slow.program("x"))])
+    assert attempt.outcome == "timeout"
 
 
 def test_a_problem_beyond_the_context_is_not_passed(engine):
@@ -47,23 +77,6 @@ def test_a_problem_beyond_the_context_is_not_passed(engine):
     assert "the context holds 512" in attempt.detail
 
 
-def test_lengths_of_a_gap(engine):
-    def lengths(middle_length):
-        return [template.parts[1] for template in candidates(engine, gap("a"), 16, middle_length)]
-
-    assert lengths(None) == [16]
-    assert lengths(5) == [5]
-    assert lengths("auto") == [4, 8, 12, 16]
-    assert lengths("oracle") == [len(engine.tokenizer.encode("x * 2"))]
-    with pytest.raises(ValueError, match="middle_length='long'"):
-        lengths("long")
-
-
 def test_bad_batch_size_is_named(engine):
     with pytest.raises(ValueError, match="batch_size=0"):
         next(evaluate(engine, held_out_problems(1), TURBO, batch_size=0, executor=ANYWHERE))
-
-
-def test_standard_error():
-    assert standard_error(50, 100) == pytest.approx(0.05)
-    assert standard_error(100, 100) == 0.0

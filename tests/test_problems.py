@@ -1,14 +1,15 @@
-"""Problems: what is held out, and what is read from HumanEval-infilling files."""
+"""Problems: what is held out, and what is read from benchmark files. Whole files: tests/test_benchmarks.py."""
 
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
-from jax_lm.evaluation.pass_rate import judge
-from jax_lm.evaluation.problems import held_out_problems, infilling_problems
+from jax_lm.evaluation.pass_rate import Attempt, judge
+from jax_lm.evaluation.problems import file_problems, held_out_problems, humaneval, mbpp
 from jax_lm.sandbox import Local
 
 RECORDS = [
@@ -24,12 +25,21 @@ RECORDS = [
 ]
 
 
-ANYWHERE = Local(allow_unsafe=True)
+ANYWHERE = Local(allow_unsafe=True, packages=("numpy",))
 """These programs are our own: they may run where nothing contains them."""
 
 
 def outcomes(problems, middles):
-    return [attempt.outcome for attempt in judge(ANYWHERE, list(zip(problems, middles, strict=True)))]
+    return [
+        attempt.outcome
+        for attempt in judge(
+            ANYWHERE,
+            [
+                Attempt(problem, problem.program(problem.filling(middle)))
+                for problem, middle in zip(problems, middles, strict=True)
+            ],
+        )
+    ]
 
 
 def written(path, records):
@@ -49,12 +59,12 @@ def test_held_out_problems_are_distinct():
 def test_canonical_bodies_pass_and_empty_bodies_fail():
     problems = random.Random(0).sample(held_out_problems(300), 100)
     assert outcomes(problems, [problem.canonical for problem in problems]) == ["passed"] * 100
-    assert "passed" not in outcomes(problems, ["\n    pass\n"] * 100)
+    assert "passed" not in outcomes(problems, [problem.empty for problem in problems])
 
 
 @pytest.mark.parametrize("name", ["problems.jsonl", "problems.jsonl.gz"])
 def test_infilling_file_is_read_and_its_middles_pass(tmp_path, name):
-    problems = infilling_problems(written(tmp_path / name, RECORDS))
+    problems = file_problems("infilling", written(tmp_path / name, RECORDS))
     assert [problem.name for problem in problems] == [record["task_id"] for record in RECORDS]
     assert {problem.group for problem in problems} == {"SingleLineInfilling"}
     middles = [problems[0].canonical, "    total = a - b\n", ""]
@@ -62,14 +72,14 @@ def test_infilling_file_is_read_and_its_middles_pass(tmp_path, name):
 
 
 def test_a_line_ends_where_it_ends(tmp_path):
-    problem = infilling_problems(written(tmp_path / "problems.jsonl", RECORDS))[0]
-    assert problem.program("    total = 1\n    more = 2\n") == problem.program("    total = 1\n")
+    problem = file_problems("infilling", written(tmp_path / "problems.jsonl", RECORDS))[0]
+    assert problem.filling("    total = 1\n    more = 2\n") == "    total = 1\n"
 
 
 def test_a_limit_is_spread_over_the_file(tmp_path):
-    problems = infilling_problems(written(tmp_path / "problems.jsonl", RECORDS), 5)
+    problems = file_problems("infilling", written(tmp_path / "problems.jsonl", RECORDS), 5)
     assert [problem.name for problem in problems] == [RECORDS[number]["task_id"] for number in (0, 2, 4, 6, 8)]
-    assert len(infilling_problems(tmp_path / "problems.jsonl", 99)) == 10
+    assert len(file_problems("infilling", tmp_path / "problems.jsonl", 99)) == 10
 
 
 @pytest.mark.parametrize(
@@ -77,7 +87,7 @@ def test_a_limit_is_spread_over_the_file(tmp_path):
     [
         (b"", "holds no problem"),
         (b"{", "cannot be read"),
-        (b"[1]", "cannot be read"),
+        (b"[1]", "line 1 is no object"),
         (b"\xff\xfe", "cannot be read"),
         (json.dumps(RECORDS[0] | {"suffix": 3}).encode(), "line 1 has no text 'suffix'"),
         (b'{"task_id": "a"}', "line 1 has no text 'entry_point'"),
@@ -87,7 +97,7 @@ def test_other_files_are_refused_by_name(tmp_path, content, named):
     path = tmp_path / "problems.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=named) as error:
-        infilling_problems(path)
+        file_problems("infilling", path)
     assert str(path) in str(error.value)
 
 
@@ -96,10 +106,88 @@ def test_truncated_and_missing_files_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     for bad in (path, tmp_path / "none.jsonl"):
         with pytest.raises(ValueError, match="cannot be read"):
-            infilling_problems(bad)
+            file_problems("infilling", bad)
 
 
-@pytest.mark.parametrize("read", [held_out_problems, lambda count: infilling_problems(Path("unused"), count)])
+@pytest.mark.parametrize("read", [held_out_problems, lambda count: file_problems("humaneval", Path("unused"), count)])
 def test_limits_below_one_are_named(read):
     with pytest.raises(ValueError, match="limit=0"):
         read(0)
+
+
+HUMANEVAL = {
+    "task_id": "HumanEval/1",
+    "entry_point": "add",
+    "prompt": 'import math\n\ndef add(a, b):\n    """ The sum. """\n',
+    "canonical_solution": "    return a + b\n",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+}
+PLUS = HUMANEVAL | {
+    "test": "import numpy as np\n\ndef check(candidate):\n    inputs = [[1, 2], [0.1, 0.2]]\n    results = [3, 0.3]\n"
+    "    for inp, exp in zip(inputs, results):\n        assert np.allclose(candidate(*inp), exp)\n"
+}
+MBPP = {
+    "task_id": 367,
+    "text": "Write a function to read a node.",
+    "code": "class Node:\r\n\tdef __init__(self, data):\r\n\t\tself.data = data\r\n"
+    "def read(node):\r\n\treturn node.data",
+    "test_setup_code": "root = Node(1)\r\nother = Node(2)",
+    "test_list": ["assert read(root) == 1", "assert read(other) == 2"],
+}
+SANITIZED = {
+    "task_id": 2,
+    "prompt": "Write a function to round down.",
+    "code": "def down(x):\n    return math.floor(x)\nimport math",
+    "test_imports": ["import math"],
+    "test_list": ["assert down(math.pi) == 3"],
+}
+MBPP_PLUS = SANITIZED | {"test": "import numpy as np\nassert np.allclose(down(2.5), 2)\n"}
+FORMATS = {"humaneval": [HUMANEVAL], "humaneval+": [PLUS], "mbpp": [MBPP, SANITIZED], "mbpp+": [MBPP_PLUS]}
+
+
+@pytest.mark.parametrize("suite", FORMATS)
+def test_canonical_solutions_of_each_format_pass_and_empty_ones_fail(tmp_path, suite):
+    problems = file_problems(suite, written(tmp_path / "data.jsonl", FORMATS[suite]))
+    assert outcomes(problems, [problem.canonical for problem in problems]) == ["passed"] * len(problems)
+    assert outcomes(problems, [problem.empty for problem in problems]) == ["failed"] * len(problems)
+
+
+def test_mbpp_shows_its_first_test():
+    problem = mbpp(SANITIZED)
+    assert problem.prefix == '"""\nWrite a function to round down.\nassert down(math.pi) == 3\n"""\n'
+    assert problem.name == "MBPP/2"
+
+
+def test_known_flaws_of_generated_tests_are_mended():
+    broken = "import math\ndef _poly(xs, x):\n    return sum(c * x**i for i, c in enumerate(xs))\n" + (
+        "def check(candidate):\n    inputs = [[[1, 2]], [[-6, 3]]]\n    inputs = [[[1, 2]], [[-6, 3]]]\n"
+        "    for inp in inputs:\n        assert _poly(*candidate(*inp), inp) <= 0.0001\n"
+    )
+    record = PLUS | {"test": broken, "canonical_solution": "    return -a[0] / a[1]\n"}
+    record["prompt"] = record["prompt"].replace("a, b", "a")
+    wrong = "    return -99\n"
+    problems = [humaneval(record | {"task_id": "HumanEval/32"}, plus=True)] * 2
+    assert outcomes(problems, [problems[0].canonical, wrong]) == ["passed", "failed"]
+    unchecked = "def assertion(out, exp):\n    exact_match = exp == (out is not None)\nassertion(down(1), False)"
+    record = MBPP_PLUS | {"task_id": 737, "test": unchecked}
+    assert outcomes([mbpp(record, plus=True)], ["def down(x):\n    return 1"]) == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "record", "named"),
+    [
+        ("humaneval+", HUMANEVAL, "has only the original tests"),
+        ("humaneval", PLUS, "has generated tests"),
+        ("humaneval", HUMANEVAL | {"entry_point": "sub"}, "has a prompt without the function 'sub'"),
+        ("humaneval", MBPP, "has no text 'task_id'"),
+        ("mbpp", HUMANEVAL, "has no text 'code'"),
+        ("mbpp", MBPP | {"test_list": []}, "has no test in 'test_list'"),
+        ("mbpp", MBPP | {"test_list": [1]}, "has no list of texts 'test_list'"),
+        ("mbpp", MBPP | {"code": "def f("}, "has code that is no Python"),
+        ("mbpp+", MBPP, "has no text 'test'"),
+    ],
+)
+def test_a_file_of_another_benchmark_is_refused(tmp_path, suite, record, named):
+    path = written(tmp_path / "data.jsonl", [record])
+    with pytest.raises(ValueError, match=re.escape(f"{path}: line 1 {named}")):
+        file_problems(suite, path)

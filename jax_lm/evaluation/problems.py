@@ -1,22 +1,56 @@
-"""Problems whose answers can be executed: held-out tasks of the built-in corpus, HumanEval-infilling files.
+"""Problems whose answers can be executed: held-out tasks of the built-in corpus, and published benchmark files.
 
-Reads and prepares; knows neither models nor how programs are run.
+Reads and prepares; knows neither models nor how programs are run. The files are those of openai/human-eval,
+openai/human-eval-infilling, google-research MBPP and evalplus (OriginFmt), as published.
 """
 
+import ast
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from jax_lm.data.corpus import Task, draw_task
 
 HELD_OUT_SEED = 20_000_000
 """Far from the seeds of training; the split itself does not depend on seeds."""
 
-INFILLING_FIELDS = ("task_id", "entry_point", "prompt", "suffix", "canonical_solution", "test")
+Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]
 SINGLE_LINE = "SingleLineInfilling"
+FUNCTION_STOPS = (
+    "\nclass ", "\ndef ", "\nif ", "\nfor ", "\nprint(", "\nassert ", "\nimport ", "\nfrom ", "\n#", "\n@", "\n```",
+)  # fmt: skip
+"""Where the completion of a function's body has left the function."""
+
+SCRIPT_STOPS = ('\n"""', "\nassert ", "\nprint(", "\nif __name__", "\n```")
+"""Where a completed program has begun to test itself, or the next problem."""
+
+PLUS_SECONDS = 60.0
+"""EvalPlus calls a function up to a thousand times, with inputs that are meant to take long: the canonical solution of
+MBPP/599 alone adds numbers for some 40 seconds."""
+
+GENERATED_INPUTS = "\n    inputs = ["
+"""What EvalPlus's HumanEval tests have and the original ones have not."""
+
+UNCHECKED = "exact_match = exp == (out is not None)\n"
+CHECKED = (UNCHECKED, f"{UNCHECKED}    assert exact_match\n")
+MENDED = {
+    # Unpacks the answer where the coefficients belong; EvalPlus itself checks what stands here instead.
+    "HumanEval/32": (
+        "assert _poly(*candidate(*inp), inp) <= 0.0001",
+        "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001",
+    ),
+    # Five inputs have answers of 6 to 128 million strings, which no sandbox carries; the other 107 stay.
+    "MBPP/255": ("in enumerate(inputs):", "in enumerate(inp for inp in inputs if inp[1] < 70):"),
+    # Compare the answer, and then say nothing of it: whatever is returned passes.
+    "MBPP/737": CHECKED,
+    "MBPP/787": CHECKED,
+    "MBPP/794": CHECKED,
+}
+"""What is wrong in the tests as generated upstream, and what stands here instead."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +63,12 @@ class Problem:
         prefix, suffix: text before the gap and after it.
         tests: statements to execute after the program.
         canonical: a right filling.
+        empty: a filling of the right form that solves nothing; None where there is none.
         is_line: the gap is one line, so that what comes after its end is cut off.
+        stops: texts that are outside of the gap, so that a completion ends before the first of them.
+        question: what a chat model is asked; empty for problems that are no question.
+        preamble: what its program needs before it: imports and functions given by the problem.
+        seconds: wall clock that its tests may take.
     """
 
     name: str
@@ -38,12 +77,24 @@ class Problem:
     suffix: str
     tests: tuple[str, ...]
     canonical: str
+    empty: str | None = None
     is_line: bool = False
+    stops: tuple[str, ...] = ()
+    question: str = ""
+    preamble: str = ""
+    seconds: float = 5.0
+
+    def filling(self, completion: str) -> str:
+        """As much of a completion as belongs into the gap."""
+        if self.is_line:
+            completion = "".join(completion.splitlines(keepends=True)[:1])
+        # A completion may begin outside, after a line break that is the prefix's.
+        lead = "\n" if self.prefix.endswith("\n") else ""
+        places = [place for stop in self.stops if (place := f"{lead}{completion}".find(stop)) >= 0]
+        return f"{lead}{completion}"[len(lead) : min(places)] if places else completion
 
     def program(self, middle: str) -> str:
         """The whole text with its gap filled."""
-        if self.is_line:
-            middle = "".join(middle.splitlines(keepends=True)[:1])
         return self.prefix + middle + self.suffix
 
 
@@ -64,48 +115,153 @@ def held_out_problems(count: int) -> list[Problem]:
             suffix="",
             tests=tuple(task.tests),
             canonical=task.completion,
+            empty="\n    pass\n",
         )
         for number, task in enumerate(tasks.values())
     ]
 
 
-def infilling_problems(path: Path, count: int | None = None) -> list[Problem]:
-    """Problems of a HumanEval-infilling file (.jsonl or .jsonl.gz), evenly spread over it if `count` is given.
+def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Problem]:
+    """Problems of a benchmark's file (.jsonl or .jsonl.gz), evenly spread over it if `count` is given.
 
     Raises:
-        ValueError: the file is missing or no such file, or `count` is below 1.
+        ValueError: the file is missing or none of this benchmark's, or `count` is below 1.
     """
     if count is not None and count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
-    records = list(infilling_records(path))
-    if not records:
+    problems = list(read_problems(suite, path))
+    if not problems:
         raise ValueError(f"{path}: holds no problem")
-    count = min(count or len(records), len(records))
-    chosen = [records[place * len(records) // count] for place in range(count)]
-    return [
-        Problem(
-            name=record["task_id"],
-            group=record["task_id"].split("/")[0],
-            prefix=record["prompt"],
-            suffix=record["suffix"],
-            tests=(record["test"], f"check({record['entry_point']})"),
-            canonical=record["canonical_solution"],
-            is_line=record["task_id"].startswith(SINGLE_LINE),
-        )
-        for record in chosen
-    ]
+    count = min(count or len(problems), len(problems))
+    return [problems[place * len(problems) // count] for place in range(count)]
 
 
-def infilling_records(path: Path) -> Iterator[dict[str, str]]:
-    """Lines of the file that have every field, as text; ValueError names the first line that has not."""
+def read_problems(suite: Suite, path: Path) -> Iterator[Problem]:
+    """A problem per line; ValueError names the first line that is none."""
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                record = json.loads(line)
-                absent = [name for name in INFILLING_FIELDS if not isinstance(record.get(name), str)]
-                if absent:
-                    raise ValueError(f"{path}: line {number} has no text {absent[0]!r}: no HumanEval-infilling file")
-                yield record
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
-        raise ValueError(f"{path}: cannot be read as HumanEval-infilling data ({error})") from error
+                try:
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise LookupError("is no object")
+                    yield READERS[suite](record)
+                except LookupError as error:
+                    raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
+
+
+def text(record: dict[str, Any], *names: str) -> str:
+    """The first of these fields that is there, which must be text; LookupError says that it is not."""
+    value = next((record[name] for name in names if record.get(name) is not None), None)
+    if not isinstance(value, str):
+        raise LookupError(f"has no text {names[0]!r}")
+    return value
+
+
+def texts(record: dict[str, Any], name: str, *, default: list[str] | None = None) -> list[str]:
+    """A field that is a list of texts."""
+    value = record.get(name, default)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise LookupError(f"has no list of texts {name!r}")
+    return value
+
+
+def infilling(record: dict[str, Any]) -> Problem:
+    """A line of a HumanEval-infilling file."""
+    name, entry_point = text(record, "task_id"), text(record, "entry_point")
+    return Problem(
+        name=name,
+        group=name.split("/")[0],
+        prefix=text(record, "prompt"),
+        suffix=text(record, "suffix"),
+        tests=(text(record, "test"), f"check({entry_point})"),
+        canonical=text(record, "canonical_solution"),
+        is_line=name.startswith(SINGLE_LINE),
+        seconds=20.0,
+    )
+
+
+def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
+    """A line of HumanEval, or of HumanEval+ in its OriginFmt."""
+    name, prompt, test = text(record, "task_id"), text(record, "prompt"), text(record, "test")
+    entry_point = text(record, "entry_point")
+    if plus != (GENERATED_INPUTS in test):
+        raise LookupError(f"has {'only the original' if plus else 'generated'} tests")
+    return Problem(
+        name=name,
+        group="HumanEval+" if plus else "HumanEval",
+        prefix=prompt,
+        suffix="",
+        tests=(mended(name, test), f"check({entry_point})"),
+        canonical=text(record, "canonical_solution"),
+        empty="    pass\n",
+        stops=FUNCTION_STOPS,
+        question=f"Please complete the following problem:\n```\n{prompt.strip()}\n```\n",
+        preamble=before_function(prompt, entry_point),
+        seconds=PLUS_SECONDS if plus else 20.0,
+    )
+
+
+def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
+    """A line of MBPP, of its sanitized part, or of MBPP+ in its OriginFmt.
+
+    The code stands before `test_setup_code`: the set-up of tasks 367 and 927 uses the classes of the solution.
+    """
+    name, code, asserts = f"MBPP/{record.get('task_id')}", text(record, "code"), texts(record, "test_list")
+    if not asserts:
+        raise LookupError("has no test in 'test_list'")
+    prompt = f'"""\n{text(record, "text", "prompt").strip()}\n{asserts[0]}\n"""\n'
+    imports = texts(record, "test_imports", default=[])
+    # As one script: Python's own comparisons, as in the published harness.
+    checks = [mended(name, text(record, "test"))] if plus else [record.get("test_setup_code") or "", *asserts]
+    return Problem(
+        name=name,
+        group="MBPP+" if plus else "MBPP",
+        prefix=prompt,
+        suffix="",
+        tests=("\n".join([*imports, *checks]).strip(),),
+        canonical=code,
+        empty=without_bodies(code),
+        stops=SCRIPT_STOPS,
+        question=f"```\n{prompt.strip()}\n```\n",
+        seconds=PLUS_SECONDS if plus else 20.0,
+    )
+
+
+READERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
+    "humaneval": humaneval,
+    "humaneval+": lambda record: humaneval(record, plus=True),
+    "mbpp": mbpp,
+    "mbpp+": lambda record: mbpp(record, plus=True),
+    "infilling": infilling,
+}
+
+
+def mended(name: str, test: str) -> str:
+    """A test without the flaw that is known of it."""
+    return test.replace(*MENDED[name]) if name in MENDED else test
+
+
+def before_function(prompt: str, name: str) -> str:
+    """What a prompt has before the function that it asks for: imports, functions to be used."""
+    try:
+        body = ast.parse(f"{prompt}\n    pass\n").body
+    except SyntaxError as error:
+        raise LookupError(f"has a prompt that is no Python ({error.msg})") from error
+    starts = [node.lineno for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not starts:
+        raise LookupError(f"has a prompt without the function {name!r}")
+    return "".join(prompt.splitlines(keepends=True)[: starts[-1] - 1])
+
+
+def without_bodies(code: str) -> str:
+    """The functions and classes of a program, as functions that do nothing."""
+    try:
+        nodes = ast.parse(code).body
+    except SyntaxError as error:
+        raise LookupError(f"has code that is no Python ({error.msg})") from error
+    named = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return "".join(f"def {name}(*_, **__):\n    pass\n" for name in named)

@@ -2,8 +2,13 @@
 
 import ast
 import builtins
+import threading
 from dataclasses import dataclass
 from typing import Any
+
+PARSING = threading.Lock()
+"""CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads that build large ones
+at a time get a SystemError ("AST constructor recursion depth mismatch")."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,8 @@ def read_call(test: str) -> Call | None:
     A function named like a builtin is left to the tester, which decides by the whole test whom the name means.
     """
     try:
-        body = ast.parse(test).body
+        with PARSING:
+            body = ast.parse(test).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     match body:

@@ -17,7 +17,7 @@ from jax_lm.sandbox.assertions import Call, read_call
 from jax_lm.sandbox.inside.wire import encode, matches
 from jax_lm.sandbox.results import Cancel, Job, Limits, Outcome, Progress, Result, TestResult
 from jax_lm.sandbox.session import CancelledError, Child, SandboxFailureError, Session
-from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, refusal
+from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -112,15 +112,18 @@ class Local:
         executor: the tier; auto takes bubblewrap, then Landlock, and refuses where neither works.
         allow_unsafe: run without containment where there is none; every result says so.
         workers: programs at once; the number of cores if not given.
+        packages: installed packages that programs and tests may import beside the standard library, such as numpy.
     """
 
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
     workers: int | None = None
+    packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers}: must be at least 1")
+        package_folders(self.packages)
 
     def run_many(
         self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
@@ -129,7 +132,8 @@ class Local:
         if not jobs:
             return []
         tier = choose(self.executor, allow_unsafe=self.allow_unsafe)
-        with Pool(tier, min(self.workers or os.cpu_count() or 1, len(jobs)), cancel) as pool:
+        workers = min(self.workers or os.cpu_count() or 1, len(jobs))
+        with Pool(tier, workers, cancel, self.packages) as pool:
             futures = [pool.submit(job) for job in jobs]
             for done, _ in enumerate(as_completed(futures), 1):
                 if on_progress:
@@ -151,10 +155,10 @@ class Stop(threading.Event):
 class Pool:
     """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
 
-    def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None) -> None:
+    def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
         self.tier = tier
         self.stop = Stop(cancel)
-        self.sandboxes = [Sandbox(tier, self.stop) for _ in range(workers)]
+        self.sandboxes = [Sandbox(tier, self.stop, packages) for _ in range(workers)]
         self.free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
         for sandbox in self.sandboxes:
             self.free.put(sandbox)
@@ -185,9 +189,9 @@ class Pool:
 class Sandbox:
     """A session that is replaced when it fails."""
 
-    def __init__(self, tier: Tier, cancel: Cancel | None = None) -> None:
+    def __init__(self, tier: Tier, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
         self.tier: Tier = tier
-        self.cancel = cancel
+        self.cancel, self.packages = cancel, packages
         self.session: Session | None = None
 
     def run(self, job: Job) -> Result:
@@ -195,7 +199,7 @@ class Sandbox:
         reason = ""
         for _ in range(ATTEMPTS):
             try:
-                self.session = self.session or Session(self.tier, self.cancel)
+                self.session = self.session or Session(self.tier, self.cancel, self.packages)
                 return run_in(self.session, job)
             except SandboxFailureError as error:
                 logger.warning("the sandbox failed: %s", error)

@@ -18,7 +18,16 @@ from typing import Any
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Cancel, Limits
-from jax_lm.sandbox.tiers import BOOTSTRAP, INSIDE, SandboxUnavailableError, Tier, command, interpreter, readable
+from jax_lm.sandbox.tiers import (
+    BOOTSTRAP,
+    INSIDE,
+    SandboxUnavailableError,
+    Tier,
+    command,
+    interpreter,
+    package_folders,
+    readable_with,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +35,8 @@ START_SECONDS, STOP_SECONDS = 20.0, 2.0
 """A busy host may take long to start an interpreter; that is not the program's fault."""
 CHUNK = 2**16
 TICK = 0.1
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
 
 
 class SandboxFailureError(Exception):
@@ -61,23 +72,25 @@ class Child:
 class Session:
     """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
 
-    def __init__(self, tier: Tier, cancel: Cancel | None = None) -> None:
+    def __init__(self, tier: Tier, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
         self.tier, self.cancel = tier, cancel
         self.limits = Limits()
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
-        arguments = [BOOTSTRAP, str(INSIDE), str(far.fileno()), tier, json.dumps(readable())]
+        folders = package_folders(packages)
+        paths = readable_with(folders)
+        arguments = [BOOTSTRAP, str(INSIDE), str(far.fileno()), tier, json.dumps(paths), json.dumps(folders)]
         python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", *arguments]
         try:
             self.process = subprocess.Popen(
-                command(tier, python),
+                command(tier, python, paths),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[far.fileno()],
                 # bubblewrap's own environment would be readable in the sandbox.
-                env={},
+                env=ONE_THREAD if packages else {},
                 cwd="/",
                 start_new_session=True,
             )

@@ -1,6 +1,7 @@
 """How a process is contained on this host: bubblewrap, Landlock, or, if one insists, not at all."""
 
 import functools
+import importlib.util
 import os
 import platform
 import shutil
@@ -17,13 +18,13 @@ INSIDE = Path(__file__).parent / "inside"
 
 BOOTSTRAP = """
 import json, sys, types
-folder, control, tier, readable = sys.argv[1:]
+folder, control, tier, readable, packages = sys.argv[1:]
 # The packages above are not imported: the sandbox has no use for what they bring.
 for name in ("jax_lm", "jax_lm.sandbox", "jax_lm.sandbox.inside"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder] if name.endswith("inside") else []
 from jax_lm.sandbox.inside import zygote
-zygote.main(int(control), tier, json.loads(readable))
+zygote.main(int(control), tier, json.loads(readable), json.loads(packages))
 """
 
 
@@ -53,14 +54,32 @@ def readable() -> tuple[str, ...]:
     return tuple(path for path in chosen if venv is None or Path(path) == INSIDE or venv not in Path(path).parents)
 
 
-def command(tier: Tier, python: list[str]) -> list[str]:
+@functools.cache
+def package_folders(names: tuple[str, ...]) -> dict[str, str]:
+    """Where this interpreter would import these packages from; ValueError names the first that it has not."""
+    folders = {}
+    for name in names:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        if spec is None or not spec.submodule_search_locations or not spec.origin:
+            raise ValueError(f"packages={names}: no package {name!r} is installed")
+        folders[name] = os.path.dirname(spec.origin)
+    return folders
+
+
+def readable_with(folders: dict[str, str]) -> list[str]:
+    """What a program may read where it may import these packages, with the shared libraries that wheels bring."""
+    added = [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    return [*readable(), *added]
+
+
+def command(tier: Tier, python: list[str], readable: list[str]) -> list[str]:
     """The command line that starts the zygote in a tier."""
     if tier != "bubblewrap":
         return python
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailableError("bubblewrap: the program bwrap is not installed")
-    binds = [word for path in sorted(readable(), key=len) for word in ("--ro-bind", path, path)]
+    binds = [word for path in sorted(readable, key=len) for word in ("--ro-bind", path, path)]
     return [
         program,
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),

@@ -111,7 +111,9 @@ class Server:
         return handle
 
     def load(self, wire: dict[str, Any]) -> Any:
-        """What a handle of the tester stands for: one of our objects, or a function of the test."""
+        """What a handle of the tester stands for: a built-in class, one of our objects, or a function of the test."""
+        if wire["t"] == "class":
+            return getattr(builtins, wire["v"])
         if wire["t"] != "function":
             return self.objects[wire["v"]]
 

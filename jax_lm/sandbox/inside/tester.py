@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_lm.sandbox.inside.channel import Channel
+from jax_lm.sandbox.inside.packages import is_genuine
 from jax_lm.sandbox.inside.program import describe
 from jax_lm.sandbox.inside.wire import decode, encode
 
@@ -41,6 +42,8 @@ class Client:
         for number, known in self.exceptions.items():
             if value is known:
                 return {"t": "object", "v": number}
+        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+            return {"t": "class", "v": value.__name__}
         if callable(value):
             self.functions.append(value)
             return {"t": "function", "v": len(self.functions) - 1}
@@ -201,18 +204,14 @@ def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
     return read, defined
 
 
-def is_standard(module: Any) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names
-
-
 def fetch(client: Client, name: str) -> Any:
-    """One name of the program: data, a stand-in, or what it imported from the standard library, imported anew."""
+    """One name of the program: data, a stand-in, or what it imported from elsewhere, imported anew."""
     wire = client.ask({"do": "get", "name": name})["value"]
     if isinstance(wire, dict) and wire["t"] == "module":
-        if not is_standard(wire["v"]):
+        if not is_genuine(wire["v"]):
             raise NameError(f"{name} is a module of the program")
         return importlib.import_module(wire["v"])
-    if isinstance(wire, dict) and is_standard(wire.get("home")):
+    if isinstance(wire, dict) and is_genuine(wire.get("home")):
         genuine = getattr(importlib.import_module(wire["home"]), name, None)
         if genuine is not None:
             return genuine

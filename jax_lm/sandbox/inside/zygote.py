@@ -16,6 +16,7 @@ from typing import Any
 from jax_lm.sandbox.inside import program, tester
 from jax_lm.sandbox.inside.channel import Channel
 from jax_lm.sandbox.inside.confinement import confine
+from jax_lm.sandbox.inside.packages import Packages
 
 COLLECT = b"c"
 RESULTS, STDOUT, STDERR = 0, 1, 2
@@ -74,8 +75,9 @@ def collect(children: list[int]) -> list[int]:
     return statuses
 
 
-def main(descriptor: int, tier: str, readable: list[str]) -> None:
+def main(descriptor: int, tier: str, readable: list[str], packages: dict[str, str]) -> None:
     """Serve the parent until it closes its end."""
+    sys.meta_path.append(Packages(packages))
     control = socket.socket(fileno=descriptor)
     children: list[int] = []
     control.sendall(b"ready\n")

@@ -1,0 +1,176 @@
+"""The folder of an evaluation: its settings, one JSON line per attempt, and where a killed run goes on.
+
+Knows nothing of models; what it holds is plain data. `settings.json` is written once and compared ever after.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from jax_lm.evaluation.pass_rate import SANDBOX_ERROR, Attempt, Key
+
+SETTINGS, ATTEMPTS = "settings.json", "attempts.jsonl"
+SAMPLED_BYTES = 2**20
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """What has been attempted so far; kept in a folder if there is one.
+
+    Args:
+        folder: made if it does not exist; None keeps everything in memory.
+        settings: what the results depend on.
+
+    Raises:
+        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
+    """
+
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+        self.records: dict[Key, Record] = {}
+        self.file = None
+        if folder is None:
+            return
+        # As they will be read: tuples become lists.
+        wanted = json.loads(json.dumps(settings))
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / ATTEMPTS
+        self.file = path.open("a+", encoding="utf-8")
+        try:
+            lock(self.file, folder)
+            require_same(folder, wanted)
+            self.read(path)
+        except (OSError, ValueError):
+            self.file.close()
+            raise
+
+    def read(self, path: Path) -> None:
+        """Take over complete lines; a line that was being written when the run was killed is cut off."""
+        assert self.file is not None
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            self.file.truncate(len(whole))
+        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+            try:
+                record = json.loads(line)
+                self.records[record["name"], record["sample"]] = record
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path}: line {number} is no attempt ({error})") from error
+
+    @property
+    def done(self) -> set[Key]:
+        """What need not be attempted again; a failure of the sandbox said nothing."""
+        return {key for key, record in self.records.items() if record["outcome"] != SANDBOX_ERROR}
+
+    def add(self, attempt: Attempt) -> None:
+        """Keep an attempt, on disk before this returns."""
+        record = record_of(attempt)
+        if self.file is not None:
+            self.file.write(json.dumps(record) + "\n")
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        self.records[attempt.key] = record
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lock(file: IO[str], folder: Path) -> None:
+    """ValueError if another process has the file open for its own run; the end of either lets go."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
+
+
+def require_same(folder: Path, wanted: Record) -> None:
+    """Write the settings into a new folder; ValueError names the first that differs in an old one."""
+    path = folder / SETTINGS
+    if not path.exists():
+        if (folder / ATTEMPTS).stat().st_size:
+            raise ValueError(f"out={str(folder)!r} has {ATTEMPTS} without {SETTINGS}: give another folder")
+        write_whole(path, json.dumps(wanted, indent=2) + "\n")
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no settings")
+    found, wanted = flat(found), flat(wanted)
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ValueError(
+                f"out={str(folder)!r} was begun with {name}={found.get(name)!r}, not {wanted.get(name)!r}: "
+                "give another folder, or the same settings"
+            )
+
+
+def flat(settings: Record) -> Record:
+    """Settings within settings as their own."""
+    inner = {key: value for part in settings.values() if isinstance(part, dict) for key, value in part.items()}
+    return {name: value for name, value in settings.items() if not isinstance(value, dict)} | inner
+
+
+def record_of(attempt: Attempt) -> Record:
+    """An attempt as plain data."""
+    return {
+        "name": attempt.problem.name,
+        "sample": attempt.sample,
+        "group": attempt.problem.group,
+        "prompt": attempt.prompt,
+        "suffix": attempt.problem.suffix,
+        "completion": attempt.completion,
+        "program": attempt.program,
+        "outcome": attempt.outcome,
+        "detail": attempt.detail,
+        "tier": attempt.tier,
+        "forwards": attempt.forwards,
+        "seconds": round(attempt.seconds, 4),
+    }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there as a whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        try:
+            file.write(text)
+        except BaseException:  # whatever stopped it, nothing half-written stays
+            os.unlink(file.name)
+            raise
+    # Temporary files are for their owner alone.
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes; ValueError if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"data={str(path)!r}: cannot be read ({error})") from error
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of names, sizes and a mebibyte from the middle of each weight file: another training has another."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            file.seek(max(0, (size - SAMPLED_BYTES) // 2))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()

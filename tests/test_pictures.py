@@ -1,0 +1,31 @@
+"""Pictures are well-formed, escape what they are told, and put values where they belong."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+
+from jax_lm.evaluation.pictures import BOTTOM, HEIGHT, TOP, heat_chart, line_chart
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_line_chart_has_a_line_per_series_and_leaves_out_nan():
+    chart = line_chart("a <b>", "k & l", "share", {"one": [(1, 0.0), (2, 1.0)], "<two>": [(1, 0.5), (2, math.nan)]})
+    root = ElementTree.fromstring(chart)
+    lines = [line.get("points").split() for line in root.iter(f"{SVG}polyline")]
+    assert [len(line) for line in lines] == [2, 1]
+    heights = [float(point.split(",")[1]) for point in lines[0]]
+    assert heights == [HEIGHT - BOTTOM, TOP]
+    assert "<two>" in [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_a_line_chart_of_nothing_is_a_picture():
+    ElementTree.fromstring(line_chart("none", "x", "y", {"one": []}))
+    ElementTree.fromstring(line_chart("one point", "x", "y", {"one": [(0.0, 0.5)]}))
+
+
+def test_a_heat_chart_draws_what_is_above_zero():
+    root = ElementTree.fromstring(heat_chart("order", "position", "step", np.array([[1.0, 0.0], [0.5, 0.5]]), 2))
+    cells = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill-opacity")]
+    assert [float(rect.get("fill-opacity")) for rect in cells] == [1.0, 0.5, 0.5]
