@@ -17,6 +17,7 @@ from jax_lm.commands.generate import Generate
 from jax_lm.commands.info import Info
 from jax_lm.commands.parity import ParityCheck, ParityRecord
 from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
+from jax_lm.commands.serve import Serve
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 Parity = Annotated[ParityCheck, tyro.conf.subcommand("check")] | Annotated[ParityRecord, tyro.conf.subcommand("record")]
@@ -61,6 +62,7 @@ Commands = (
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
     | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
 )
 
 

@@ -1,6 +1,8 @@
 """Fixtures: the recorded reference, and models that are small enough to be built per session."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -77,6 +79,17 @@ def tiny_model(tiny_config):
 def engine():
     """The built-in model, as a user gets it."""
     return DiffuCoderInference(verbose=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_inference(tmp_path_factory):
+    """The built-in tokenizer with a model of random weights that are large enough for decided preferences."""
+    folder = tmp_path_factory.mktemp("tiny")
+    shutil.copytree(BUILTIN_MODEL, folder, dirs_exist_ok=True)
+    config = DreamForCausalLM.read_config(BUILTIN_MODEL)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.4}
+    DreamForCausalLM(replace(config, **sizes), rngs=nnx.Rngs(0)).save_pretrained(folder)
+    return DiffuCoderInference(folder, verbose=False)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,15 @@ PACKAGE = ROOT / "jax_lm"
 
 LAYERS = (
     ("terminal", "tokenizer", "checkpoints.huggingface", "models.config", "sandbox.inside.*"),
-    ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
+    (
+        "diffusion.settings",
+        "diffusion.masking",
+        "diffusion.unmasking",
+        "diffusion.decoding",
+        "diffusion.canvas",
+        "infilling",
+        "sandbox.*",
+    ),
     ("options", "sandbox"),
     ("rewards.*",),
     ("rewards",),
@@ -22,7 +30,15 @@ LAYERS = (
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),
     ("data.corpus.families",),
     ("data.corpus",),
-    ("data.rows", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
+    (
+        "data.rows",
+        "diffusion.step",
+        "diffusion.sampler",
+        "diffusion.row",
+        "diffusion.lanes",
+        "diffusion.likelihood",
+        "planning",
+    ),
     ("inference", "training.adaptation"),
     (
         "training.builtin_model",
