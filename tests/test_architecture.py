@@ -49,6 +49,7 @@ LAYERS = (
         "evaluation.machine",
         "evaluation.speed",
     ),
+    ("serving.*",),
     ("commands.*",),
     ("cli",),
 )

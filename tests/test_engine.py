@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("prometheus_client")
+pytest.importorskip("fastapi")
 
 import itertools
+
+from serving import OPTIONS, started
 
 from jax_lm.diffusion import lanes as lanes_module
 from jax_lm.diffusion.lanes import Lanes
@@ -16,7 +18,6 @@ from jax_lm.options import GenerationOptions
 from jax_lm.serving.engine import ClosingError, Engine, EngineOptions, QueueFullError
 from jax_lm.serving.jobs import Finished, Job, Request, without_beginning
 
-OPTIONS = EngineOptions(lanes=4, queue=12, context=128, max_tokens=80, seconds=60)
 GREEDY = GenerationOptions(max_new_tokens=40, temperature=0.0)
 FAST = replace(GREEDY, preset="fast")
 PROMPTS = ["def add(a, b):", "def gcd(a, b):\n", "class Stack:", "x = 1\n", "def f(n):"]
@@ -42,11 +43,8 @@ class Ear:
 
 @pytest.fixture(scope="module")
 def engine(tiny_inference):
-    engine = Engine(tiny_inference, OPTIONS)
-    engine.start()
-    assert engine.ready.wait(300)
-    yield engine
-    engine.close(grace=0)
+    with started(tiny_inference) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -256,8 +254,8 @@ def test_what_cannot_be_decoded_is_refused_at_once(engine, request_, message):
 
 @pytest.mark.parametrize("field", ["lanes", "queue", "max_tokens", "seconds"])
 def test_bounds_are_checked(field):
-    with pytest.raises(ValueError, match=f"{field}=0: must be"):
-        EngineOptions(**{field: 0})
+    with pytest.raises(ValueError, match=f"{field}=0"):
+        EngineOptions(**{field: 0.0 if field == "seconds" else 0})
 
 
 def test_shutdown_finishes_what_is_there(fresh, alone):
@@ -266,7 +264,7 @@ def test_shutdown_finishes_what_is_there(fresh, alone):
     engine.start()
     jobs = engine.submit([ask(engine, prompt) for prompt in PROMPTS], ear)
     assert engine.ready.wait(120)
-    engine.close(grace=60)
+    engine.close(grace=60.0)
     ends = ear.finished(5)
     assert [ends[job].text for job in jobs] == alone
     with pytest.raises(ClosingError):
@@ -279,7 +277,7 @@ def test_shutdown_without_grace_fails_what_is_there(fresh):
     engine.start()
     assert engine.ready.wait(120)
     engine.submit([ask(engine, PROMPTS[0])] * 8, ear)
-    engine.close(grace=0)
+    engine.close(grace=0.0)
     assert "shutdown" in {end.reason for end in ear.finished(8).values()}
 
 

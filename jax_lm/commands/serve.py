@@ -92,9 +92,10 @@ class Serve:
             app, host=self.host, port=self.port, log_config=None, access_log=False, server_header=False, lifespan="off",
             timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
-        server = announcing(uvicorn.Server(config), engine)
-        server.run()
-        engine.close(grace=0)
+        try:
+            announcing(uvicorn.Server(config), engine).run()
+        finally:
+            engine.close(grace=0.0)
         return 0
 
 
@@ -110,7 +111,7 @@ def announcing(server: Any, engine: Any) -> Any:
                 print(f"listening on http://{host}:{port}; Ctrl-C ends it", flush=True)
 
     async def stop(sockets: Any = None) -> None:
-        engine.refuse_new(GRACE_SECONDS)
+        engine.refuse_new(float(GRACE_SECONDS))
         await shutdown(sockets)
 
     server.startup, server.shutdown = start, stop

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.diffusion.settings import Choice, Number, either, is_choice
+from jax_lm.diffusion.settings import Number
 
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic")
 CACHES = ("none", "prefix", "dual", "window")
@@ -23,7 +23,7 @@ WHOLE_CANVAS = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Commit rule, region and cache. Hashable, hence static under jit; `lanes` traces commit and threshold.
+    """Commit rule, region and cache. Hashable, hence static under jit.
 
     Attributes:
         commit: `steps` commits the counts of the noise schedule; `threshold` every token of probability at least
@@ -44,7 +44,7 @@ class Decoding:
             Fast-dLLM does.
     """
 
-    commit: Choice = "steps"
+    commit: str = "steps"
     threshold: Number = 0.9
     factor: float = 1.0
     decay: float = 0.3
@@ -78,7 +78,7 @@ class Decoding:
     @property
     def is_by_schedule(self) -> bool | Bool[Array, ""]:
         """Whether a step commits a number of tokens that is known beforehand."""
-        return is_choice(self.commit, "steps", COMMIT_RULES)
+        return self.commit == "steps"
 
     def columns(self, region: int) -> int:
         """Block length on a region of that many columns."""
@@ -134,23 +134,18 @@ def confident(
 
     `holes` counts the positions that each row of the block had to fill, `probability` is that of the drawn token.
     """
-
-    def by_factor() -> Bool[Array, "b r"]:
+    if decoding.commit == "factor":
         # Along the order, up to the first that fails: c_i >= 1 - f / (i + 1) with i counted from 1.
         place = jnp.where(masked, rank, rank.shape[1])
         ordered = jnp.zeros_like(probability).at[jnp.arange(len(rank))[:, None], place].set(probability, mode="drop")
         i = jnp.arange(1, rank.shape[1] + 1)
         passes = (ordered >= 1 - decoding.factor / (i + 1)) | (i == 1)
         return masked & (rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True))
-
-    def by_threshold() -> Bool[Array, "b r"]:
+    bound = jnp.full(holes.shape, decoding.threshold, jnp.float32)
+    if decoding.commit == "dynamic":
         left = jnp.sum(masked, axis=1) / jnp.maximum(holes, 1)
-        fixed = jnp.full(holes.shape, decoding.threshold, jnp.float32)
-        is_dynamic = is_choice(decoding.commit, "dynamic", COMMIT_RULES)
-        bound = either(is_dynamic, lambda: fixed * (1 - decoding.decay * (1 - left)), lambda: fixed)
-        return masked & ((probability >= bound[:, None]) | (rank == 0))
-
-    return either(is_choice(decoding.commit, "factor", COMMIT_RULES), by_factor, by_threshold)
+        bound = bound * (1 - decoding.decay * (1 - left))
+    return masked & ((probability >= bound[:, None]) | (rank == 0))
 
 
 def budget(masked: Bool[Array, "b r"], holes: Int[Array, "b"], step: Int[Array, ""], steps: int) -> Int[Array, "b"]:

@@ -12,6 +12,7 @@ not. Knows neither text nor queues.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,29 +125,32 @@ class Lanes:
         def padded(values: np.ndarray) -> np.ndarray:
             return np.pad(values, (0, self.columns - len(values)))[None]
 
-        is_there = np.ones(len(row.tokens), bool)
+        places = np.arange(len(row.tokens), dtype=np.int32)
         start = row.blocks[row.block].start if self.is_cached else 0
-        first_row = start - 1 if plan.rows is not None and plan.rows < self.columns else 0
-        state = SamplerState(
-            tokens=padded(np.where(row.masked, self.sampler.mask_id, row.tokens).astype(np.int32)),
-            masked=padded(row.open),
-            commit_step=padded(row.commit_step),
-            confidence=padded(row.confidence),
-            step=np.int32(row.step),
-            forwards=np.int32(row.forwards),
-            keys=row.key[None],
-        )
-        given = Given(
-            attention_mask=padded(is_there),
-            position_ids=padded(np.arange(len(row.tokens), dtype=np.int32)),
-            holes=padded(row.in_block),
-            hole_starts=padded(
-                np.where(np.arange(len(row.tokens)) < row.hole.start, 0, row.hole.start).astype(np.int32)
-            ),
-        )
-        last = min(row.step + steps, UNLIMITED), min(row.forwards + forwards, UNLIMITED)
-        cursor = Cursor(*map(np.int32, (start, first_row, row.first_step, *last)))
-        return state, given, cursor, row.settings(self.columns)
+        is_window = plan.rows is not None and plan.rows < self.columns
+        state: dict[str, Any] = {
+            "tokens": padded(np.where(row.masked, self.sampler.mask_id, row.tokens).astype(np.int32)),
+            "masked": padded(row.open),
+            "commit_step": padded(row.commit_step),
+            "confidence": padded(row.confidence),
+            "step": np.int32(row.step),
+            "forwards": np.int32(row.forwards),
+            "keys": row.key[None],
+        }
+        given: dict[str, Any] = {
+            "attention_mask": padded(np.ones_like(places, bool)),
+            "position_ids": padded(places),
+            "holes": padded(row.in_block),
+            "hole_starts": padded(np.where(places < row.hole.start, 0, row.hole.start).astype(np.int32)),
+        }
+        cursor: dict[str, Any] = {
+            "block": np.int32(start),
+            "rows": np.int32(start - 1 if is_window else 0),
+            "first_step": np.int32(row.first_step),
+            "until": np.int32(min(row.step + steps, UNLIMITED)),
+            "forwards": np.int32(min(row.forwards + forwards, UNLIMITED)),
+        }
+        return SamplerState(**state), Given(**given), Cursor(**cursor), row.settings(self.columns)
 
     def empty_memory(self, size: int) -> Memory:
         """Zeros for so many lanes; the refresh that begins a block covers every column."""

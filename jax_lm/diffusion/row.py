@@ -5,13 +5,13 @@ The host's side of `lanes`: which block is open, what is decided, when it is don
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.canvas import Block
-from jax_lm.diffusion.decoding import BLOCK_LENGTH, COMMIT_RULES, Decoding, transfer_ratios
+from jax_lm.diffusion.decoding import BLOCK_LENGTH, Decoding, transfer_ratios
 from jax_lm.diffusion.step import NEVER, Plan
 from jax_lm.diffusion.unmasking import ALGS, SamplingConfig
 
@@ -29,7 +29,13 @@ class TracedSampling(SamplingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TracedDecoding(Decoding):
-    """The same of commit rule and threshold."""
+    """The same of threshold, and of whether it is what commits, or the schedule."""
+
+    by_schedule: Bool[Array, ""]
+
+    @property
+    def is_by_schedule(self) -> Bool[Array, ""]:
+        return self.by_schedule
 
     def __post_init__(self) -> None:
         """Nothing: a traced number has no value to check."""
@@ -42,15 +48,15 @@ class Settings(NamedTuple):
         temperature: 0 takes the likeliest token.
         top_p: mass of the nucleus; infinity is off.
         alg: index of the order in `ALGS`.
-        commit: index of the commit rule in `COMMIT_RULES`.
-        threshold: of the commit rule by probability.
+        by_schedule: whether the noise schedule says how many tokens a step commits, or else the threshold.
+        threshold: probability from which tokens are committed.
         ratios: the noise schedule of the open block, filled up with ones.
     """
 
     temperature: Float[Array, "b"]
     top_p: Float[Array, "b"]
     alg: Int[Array, "b"]
-    commit: Int[Array, "b"]
+    by_schedule: Bool[Array, "b"]
     threshold: Float[Array, "b"]
     ratios: Float[Array, "b s"]
 
@@ -64,7 +70,9 @@ class Settings(NamedTuple):
             top_k=plan.sampling.top_k,
             stop_ids=plan.sampling.stop_ids,
         )
-        decoding = TracedDecoding(commit=self.commit, threshold=self.threshold, cache=plan.decoding.cache)
+        decoding = TracedDecoding(
+            commit="threshold", threshold=self.threshold, by_schedule=self.by_schedule, cache=plan.decoding.cache
+        )
         return replace(plan, sampling=sampling, decoding=decoding, ratios=self.ratios)
 
 
@@ -172,18 +180,18 @@ class Row:
     def settings(self, columns: int) -> Settings:
         """Its settings as numbers, the schedule as long as a canvas of so many columns could need."""
         sampling, decoding = self.sampling, self.decoding
-        ratios = np.ones(columns, np.float32)
+        ratios: Any = np.ones(columns, np.float32)
         if sampling.steps is not None:
             steps = max(1, -(-sampling.steps * self.blocks[self.block].length // self.hole.length))
             ratios[:steps] = transfer_ratios(steps, sampling.eps)
-        return Settings(
-            temperature=np.float32(sampling.temperature),
-            top_p=np.float32(np.inf if sampling.top_p is None else sampling.top_p),
-            alg=np.int32(ALGS.index(sampling.alg)),
-            commit=np.int32(COMMIT_RULES.index(decoding.commit)),
-            threshold=np.float32(decoding.threshold),
-            ratios=ratios,
-        )
+        numbers: dict[str, Any] = {
+            "temperature": np.float32(sampling.temperature),
+            "top_p": np.float32(np.inf if sampling.top_p is None else sampling.top_p),
+            "alg": np.int32(ALGS.index(sampling.alg)),
+            "by_schedule": np.bool_(decoding.is_by_schedule),
+            "threshold": np.float32(decoding.threshold),
+        }
+        return Settings(**numbers, ratios=ratios)
 
     def take(self, tokens: np.ndarray, masked: np.ndarray, commit_step: np.ndarray, confidence: np.ndarray) -> None:
         """Take over what steps decided in the open block."""

@@ -189,7 +189,7 @@ class Server:
         async def ends() -> dict[Job, Finished]:
             return {event.job: event async for event in inbox.events(len(submitted)) if isinstance(event, Finished)}
 
-        work, gone = asyncio.create_task(ends()), asyncio.create_task(http.receive())
+        work, gone = asyncio.create_task(ends()), asyncio.ensure_future(http.receive())
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -305,7 +305,7 @@ def create_app(engine: Engine, settings: Settings, limits: Limits) -> Callable[.
     """The application, behind its guard."""
     app = FastAPI(title="DiffuCoder", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     server = Server(engine, settings)
-    answers = {400: {"description": "an option is out of range"}}
+    answers: dict[int | str, dict[str, Any]] = {400: {"description": "an option is out of range"}}
     for path, endpoint in (
         ("/v1/completions", server.completions),
         ("/v1/chat/completions", server.chat),

@@ -343,8 +343,8 @@ class Engine:
         except Exception:  # the border: a listener that has gone must not end the engine
             logger.exception("a listener failed")
 
-    def count_compilation(self, event: str, seconds: float, **_: object) -> None:
+    def count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         """What JAX tells of every duration that it measures."""
         if event == COMPILE_EVENT:
             self.metrics.compilations.inc()
-            self.metrics.compile_seconds.inc(seconds)
+            self.metrics.compile_seconds.inc(duration_secs)

@@ -19,7 +19,7 @@ class Metrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"diffucoder_{name}", text, registry=self.registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        def histogram(name: str, text: str, buckets: tuple[float | int, ...]) -> Histogram:
             return Histogram(f"diffucoder_{name}", text, buckets=buckets, registry=self.registry)
 
         self.http_requests = counter("http_requests", "HTTP requests answered", "path", "status")
