@@ -33,6 +33,7 @@ def listening(engine, settings=None, limits=None):
     app = create_app(engine, settings or Settings(model="tiny"), limits or Limits())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -8,6 +8,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("playwright")
 
 from playwright import sync_api
+from playwright.sync_api import expect
 from serving import listening, started
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -38,7 +39,7 @@ def page(browser, address):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: request.url.startswith(address) or complaints.append(request.url))
     page.goto(address)
-    page.wait_for_function("document.getElementById('model').textContent.startsWith('tiny')")
+    expect(page.locator("#model")).to_have_text("tiny")
     yield page
     context.close()
     assert complaints == []
@@ -46,7 +47,7 @@ def page(browser, address):
 
 def generate(page):
     page.get_by_role("button", name="Generate").click()
-    page.wait_for_function("document.getElementById('status').textContent.includes('tokens in')")
+    expect(page.locator("#status")).to_contain_text("tokens in", timeout=60_000)
 
 
 def masks(page):
@@ -99,7 +100,7 @@ def test_a_hole_is_marked_and_filled_from_the_keyboard(page):
     page.get_by_role("button", name="Mark hole").click()
     assert box.input_value() == "def f(x):\n    y = ⟨HOLE⟩\n    return y\n"
     box.press("Control+Enter")
-    page.wait_for_function("document.getElementById('status').textContent.includes('tokens in')")
+    expect(page.locator("#status")).to_contain_text("tokens in", timeout=60_000)
     text = page.get_by_label("Text").input_value()
     assert text.startswith("def f(x):\n    y = ")
     assert text.endswith("\n    return y\n")

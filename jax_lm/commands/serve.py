@@ -34,6 +34,7 @@ class Serve:
         allow_host: host name under which clients ask for this server, besides its address; may be given repeatedly.
         lanes: rows decoded together.
         queue: rows that may wait; more are refused with 429.
+        context: tokens that prompt and answer may take together; 2048, or less if the model holds less, if not given.
         max_tokens: longest answer that may be asked for.
         seconds: time that a request may take.
         log_prompts: write prompts and answers to the log.
@@ -50,6 +51,7 @@ class Serve:
     allow_host: tuple[str, ...] = ()
     lanes: int = 16
     queue: int = 128
+    context: int | None = None
     max_tokens: int = 1024
     seconds: float = 120.0
     log_prompts: bool = False
@@ -75,7 +77,7 @@ class Serve:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port={self.port}: must lie in [0, 65535]")
         options = EngineOptions(
-            lanes=self.lanes, queue=self.queue, max_tokens=self.max_tokens, seconds=self.seconds
+            lanes=self.lanes, queue=self.queue, context=self.context, max_tokens=self.max_tokens, seconds=self.seconds
         )  # fmt: skip
         configure_logging()
         inference = DiffuCoderInference(self.model, self.tokenizer, self.dtype)

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }

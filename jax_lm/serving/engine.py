@@ -32,6 +32,8 @@ WIDTHS = (128, 256, 512, 1024, 2048)
 """Tokens that a row may hold: a row takes the narrowest that holds it. Wider ones only if the options say so."""
 LANES = (1, 4, 16)
 """Numbers of rows that there are compilations for, up to what the options say."""
+IDLE_SECONDS = 1.0
+"""How long nobody must have asked before another shape is compiled."""
 STEPS_PER_CALL = 4
 """Steps between two looks at the queue; also how often progress is told."""
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -95,7 +97,7 @@ class Engine:
         if options.context is not None and options.context > holds:
             raise ValueError(f"context={options.context}: the model holds {holds} tokens")
         self.context = min(holds, options.context or WIDTHS[-1])
-        self.sizes = sorted({min(size, options.lanes) for size in (*LANES, options.lanes)})
+        sizes = {1, options.lanes, *(size for size in LANES if size < options.lanes)}
         self.lanes = [
             Lanes(
                 inference.sampler, width + BLOCK_LENGTH * is_cached, is_cached=is_cached, sizes=(),
@@ -104,6 +106,9 @@ class Engine:
             for width in [*(width for width in WIDTHS if width < self.context), self.context]
             for is_cached in (False, True)
         ]  # fmt: skip
+        first = [(lanes, size) for lanes in self.lanes[-2:] for size in {1, options.lanes}]
+        rest = [(lanes, size) for size in sorted(sizes, reverse=True) for lanes in self.lanes]
+        self.urgent, self.shapes = first, [shape for shape in rest if shape not in first]
         self.waiting: list[Job] = []
         self.running: dict[Row, Job] = {}
         self.condition = threading.Condition()
@@ -117,6 +122,7 @@ class Engine:
     def start(self) -> None:
         """Warm up and begin to work, on a thread of its own; `ready` is set when that is done."""
         jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
+        self.metrics.device_memory.set_function(device_bytes)
         self.thread.start()
 
     def submit(self, requests: Sequence[Request], listen: Listener, seconds: float | None = None) -> list[Job]:
@@ -196,13 +202,11 @@ class Engine:
 
     def work(self) -> None:
         """Until closed: let rows join and leave, and take some steps with all of them."""
-        rest = threading.Thread(target=self.warm_up_rest, name="warm-up", daemon=True)
         try:
-            # The widest can hold every row.
-            self.warm_up(self.lanes[-2:], (self.sizes[-1], 1))
+            # The widest lanes can hold every row.
+            for shape in self.urgent:
+                self.compile(*shape)
             self.ready.set()
-            rest.start()
-            self.metrics.ready.set(1)
             while self.wait():
                 self.sweep()
                 self.admit()
@@ -218,30 +222,27 @@ class Engine:
                 self.waiting, self.running = [], {}
             for job in left:
                 self.tell(job, Finished(job=job, reason="shutdown"))
-            if rest.is_alive():
-                rest.join()
 
-    def warm_up(self, lanes: Iterable[Lanes], sizes: Sequence[int]) -> None:
-        """Compile shapes before they are asked for; only those that are compiled are used."""
-        for at in lanes:
-            options = GenerationOptions(max_new_tokens=2, preset="fast" if at.is_cached else "exact")
-            request = Request(before=(self.tokenizer.pad_id,), options=options)
-            for size in sizes:
-                if size not in at.sizes and not self.is_closing:
-                    at.compile(size, self.row(request))
-
-    def warm_up_rest(self) -> None:
-        """The shapes that only make it faster: narrower ones, and numbers of rows between one and all."""
-        start = time.monotonic()
-        self.warm_up(self.lanes, self.sizes)
-        logger.info("all shapes compiled after another %.1f s", time.monotonic() - start)
+    def compile(self, lanes: Lanes, size: int) -> None:
+        """A shape before it is asked for; only those that are compiled are used."""
+        if not self.is_closing:
+            options = GenerationOptions(max_new_tokens=2, preset="fast" if lanes.is_cached else "exact")
+            lanes.compile(size, self.row(Request(before=(self.tokenizer.pad_id,), options=options)))
 
     def wait(self) -> bool:
-        """Until there is something to do; False when all is done and nothing new is taken."""
-        with self.condition:
-            while not (self.waiting or self.running or self.is_closing):
-                self.condition.wait()
-            return bool(self.waiting or self.running)
+        """Until there is something to do; False when all is done and nothing new is taken.
+
+        While nobody asks, the shapes that only make it faster are compiled: narrower ones, and numbers of rows between
+        one and all. A compilation beside a running batch would take the device's threads from it for seconds.
+        """
+        while True:
+            with self.condition:
+                if self.condition.wait_for(self.is_called, IDLE_SECONDS if self.shapes else None):
+                    return bool(self.waiting or self.running)
+            self.compile(*self.shapes.pop(0))
+
+    def is_called(self) -> bool:
+        return bool(self.waiting or self.running or self.is_closing)
 
     def sweep(self) -> None:
         """End the jobs that were cancelled, whose time is over, or that the shutdown does not wait for."""
@@ -348,3 +349,8 @@ class Engine:
         if event == COMPILE_EVENT:
             self.metrics.compilations.inc()
             self.metrics.compile_seconds.inc(duration_secs)
+
+
+def device_bytes() -> float:
+    """In use on the device; 0 where it does not say, as on a CPU."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0)

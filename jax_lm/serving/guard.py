@@ -27,7 +27,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 MIN_KEY = 16
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OPEN_PATHS = ("/", "/page.css", "/page.js", "/health", "/ready")
+OPEN_PATHS = ("/", "/icon.svg", "/page.css", "/page.js", "/health", "/ready")
+PROBES = ("/health", "/ready", "/metrics")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -174,7 +175,9 @@ class Guard:
         path = getattr(route, "path", "other")
         self.metrics.http_requests.labels(path, str(status)).inc()
         fields = {"request_id": identity, "method": scope["method"], "path": path, "status": status}
-        logger.info("request", extra={"fields": fields | {"seconds": round(seconds, 4)}})
+        # Probes come every few seconds.
+        level = logging.DEBUG if path in PROBES else logging.INFO
+        logger.log(level, "request", extra={"fields": fields | {"seconds": round(seconds, 4)}})
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

@@ -33,7 +33,7 @@ class Metrics:
         self.waiting = gauge("queue_rows", "Completions waiting for a place")
         self.running = gauge("running_rows", "Completions being decoded")
         self.ready = gauge("ready", "1 after warm-up, until shutdown")
-        self.device_memory = gauge("device_memory_bytes", "Bytes in use on the device; absent figures are 0")
+        self.device_memory = gauge("device_memory_bytes", "Bytes in use on the device; 0 where it does not say")
         self.batch_rows = histogram("batch_rows", "Rows that a call of the device decoded together", sizes)
         self.tokens_per_forward = histogram("tokens_per_forward", "Tokens per model evaluation of a completion", SHARES)
         self.queue_seconds = histogram("queue_seconds", "Time in the queue", SECONDS)
