@@ -17,6 +17,10 @@ from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_executables():
     """Forget compiled code after each module: each takes some 250 memory maps, and Linux grants 65,530."""
@@ -82,14 +86,19 @@ def engine():
 
 
 @pytest.fixture(scope="session")
-def tiny_inference(tmp_path_factory):
+def tiny_folder(tmp_path_factory):
     """The built-in tokenizer with a model of random weights that are large enough for decided preferences."""
     folder = tmp_path_factory.mktemp("tiny")
     shutil.copytree(BUILTIN_MODEL, folder, dirs_exist_ok=True)
     config = DreamForCausalLM.read_config(BUILTIN_MODEL)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.4}
     DreamForCausalLM(replace(config, **sizes), rngs=nnx.Rngs(0)).save_pretrained(folder)
-    return DiffuCoderInference(folder, verbose=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_inference(tiny_folder):
+    return DiffuCoderInference(tiny_folder, verbose=False)
 
 
 @pytest.fixture(scope="session")

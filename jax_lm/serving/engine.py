@@ -239,7 +239,11 @@ class Engine:
             with self.condition:
                 if self.condition.wait_for(self.is_called, IDLE_SECONDS if self.shapes else None):
                     return bool(self.waiting or self.running)
-            self.compile(*self.shapes.pop(0))
+            shape = self.shapes.pop(0)
+            try:
+                self.compile(*shape)
+            except Exception:  # the border: what is compiled already serves everything
+                logger.exception("a shape of %d lanes cannot be compiled", shape[1])
 
     def is_called(self) -> bool:
         return bool(self.waiting or self.running or self.is_closing)
