@@ -10,7 +10,8 @@ pytest.importorskip("fastapi")
 
 import itertools
 
-from serving import OPTIONS, started
+from serving import OPTIONS as ONE_LANE
+from serving import started
 
 from jax_lm.diffusion import lanes as lanes_module
 from jax_lm.diffusion.lanes import Lanes
@@ -18,6 +19,7 @@ from jax_lm.options import GenerationOptions
 from jax_lm.serving.engine import ClosingError, Engine, EngineOptions, QueueFullError
 from jax_lm.serving.jobs import Finished, Job, Request, without_beginning
 
+OPTIONS = replace(ONE_LANE, lanes=4)
 GREEDY = GenerationOptions(max_new_tokens=40, temperature=0.0)
 FAST = replace(GREEDY, preset="fast")
 PROMPTS = ["def add(a, b):", "def gcd(a, b):\n", "class Stack:", "x = 1\n", "def f(n):"]
@@ -43,7 +45,7 @@ class Ear:
 
 @pytest.fixture(scope="module")
 def engine(tiny_inference):
-    with started(tiny_inference) as engine:
+    with started(tiny_inference, OPTIONS) as engine:
         yield engine
 
 
@@ -181,6 +183,17 @@ def test_what_does_not_fit_the_queue_is_refused_whole(fresh):
     engine.submit([ask(engine, PROMPTS[0])], Ear())
     with pytest.raises(ValueError, match="at most 3"):
         engine.submit([ask(engine, PROMPTS[0])] * 4, Ear())
+
+
+def test_a_row_is_served_before_narrower_shapes_are_compiled(fresh, engine, alone):
+    wide = fresh(context=160, queue=4)
+    assert [lanes.columns for lanes in wide.lanes] == [128, 160, 160, 192]
+    for lanes, ready in zip(wide.lanes[2:], engine.lanes, strict=True):
+        lanes.sizes = list(ready.sizes)
+    row = wide.row(ask(wide, PROMPTS[0]))
+    assert wide.narrowest(row) is wide.lanes[2]
+    wide.lanes[0].sizes = [1]
+    assert wide.narrowest(row) is wide.lanes[0]
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def server(tmp_path, monkeypatch, tiny_folder):
         "--name",
         "tiny",
     ]
-    command += ["--api-key-file", str(tmp_path / "keys"), "--lanes", "2", "--context", "64"]
+    command += ["--api-key-file", str(tmp_path / "keys"), "--lanes", "1", "--context", "64"]
     log = (tmp_path / "log").open("w")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     line = process.stdout.readline()

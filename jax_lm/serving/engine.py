@@ -106,7 +106,7 @@ class Engine:
             for width in [*(width for width in WIDTHS if width < self.context), self.context]
             for is_cached in (False, True)
         ]  # fmt: skip
-        first = [(lanes, size) for lanes in self.lanes[-2:] for size in {1, options.lanes}]
+        first = [(lanes, size) for lanes in self.lanes[-2:] for size in sorted({1, options.lanes})]
         rest = [(lanes, size) for size in sorted(sizes, reverse=True) for lanes in self.lanes]
         self.urgent, self.shapes = first, [shape for shape in rest if shape not in first]
         self.waiting: list[Job] = []
@@ -207,6 +207,7 @@ class Engine:
             for shape in self.urgent:
                 self.compile(*shape)
             self.ready.set()
+            self.metrics.ready.set(1)
             while self.wait():
                 self.sweep()
                 self.admit()
@@ -261,10 +262,7 @@ class Engine:
         """Let waiting rows join, in the order of their arrival, where there is room of their width and kind."""
         with self.condition:
             for job in list(self.waiting):
-                fitting = (
-                    at for at in self.lanes if at.is_cached == job.row.is_cached and at.columns >= job.row.columns
-                )
-                lanes = next(fitting)
+                lanes = self.narrowest(job.row)
                 if lanes.has_room:
                     self.waiting.remove(job)
                     lanes.join(job.row)
@@ -272,6 +270,11 @@ class Engine:
                     self.metrics.queue_seconds.observe(time.monotonic() - job.arrived)
             self.metrics.waiting.set(len(self.waiting))
             self.metrics.running.set(len(self.running))
+
+    def narrowest(self, row: Row) -> Lanes:
+        """The compiled lanes that hold it; the widest always do."""
+        fitting = [at for at in self.lanes if at.is_cached == row.is_cached and at.columns >= row.columns]
+        return next(at for at in fitting if at.sizes)
 
     def advance(self, lanes: Lanes) -> None:
         """Take some steps with the rows of one width, and tell what became of each."""
