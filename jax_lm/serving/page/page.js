@@ -15,6 +15,7 @@ const PLACEHOLDERS = {
   chat: "What to write",
 };
 const REPLAY_MS = 40;
+const GRAPH = { width: 600, height: 150, dot: 3.5 }; // as the viewBox in index.html
 
 const $ = (id) => document.getElementById(id);
 const mode = () => document.querySelector("input[name=mode]:checked").value;
@@ -125,7 +126,7 @@ function begin({ length }) {
   run.cells = Array.from({ length }, () => element("span", { className: "cell mask", textContent: "▒▒" }));
   $("canvas").replaceChildren(
     element("span", { className: "given", textContent: prompt }),
-    ...run.cells,
+    ...run.cells.flatMap((cell) => [cell, element("wbr")]),
     element("span", { className: "given", textContent: suffix }),
   );
   $("order").replaceChildren();
@@ -140,8 +141,9 @@ function take({ commits, forwards, text }) {
   }
   run.steps = Math.max(...commits.map((commit) => commit.step + 1), run.steps);
   run.forwards = forwards;
-  $("step").max = $("step").value = run.steps;
-  $("answer").value = text;
+  $("step").max = run.steps;
+  $("step").value = run.steps;
+  $("answer").value = (run.body.prompt ?? "") + text;
   show(run.steps);
   figures(run.commits.length);
 }
@@ -176,14 +178,11 @@ function show(steps) {
     cell.title = `step ${commit.step + 1}, confidence ${(100 * commit.confidence).toFixed(1)} %`;
     cell.style.setProperty("--share", `${100 * share(commit)}%`);
   });
-  const width = run.cells.length, height = Math.max(run.steps, 2);
-  $("order").setAttribute("viewBox", `0 0 ${width} ${height}`);
   for (const circle of run.dots) {
     const { commit } = circle;
-    const radius = Math.max(width, height) / 120;
-    circle.setAttribute("cx", commit.position + 0.5);
-    circle.setAttribute("cy", commit.step + 0.5);
-    circle.setAttribute("r", radius);
+    circle.setAttribute("cx", (GRAPH.width * (commit.position + 0.5)) / run.cells.length);
+    circle.setAttribute("cy", (GRAPH.height * (commit.step + 0.5)) / run.steps);
+    circle.setAttribute("r", GRAPH.dot);
     circle.setAttribute("opacity", commit.step < steps ? 1 : 0.12);
     circle.style.setProperty("--share", `${100 * share(commit)}%`);
   }
