@@ -86,9 +86,7 @@ def test_the_canvas_fills_and_replays(page):
     slider.fill(str(steps // 2))
     assert left < masks(page) < 48
     page.get_by_role("button", name="Replay").click()
-    page.wait_for_function(
-        "Number(document.getElementById('step').value) === Number(document.getElementById('step').max)"
-    )
+    expect(page.locator("#step-text")).to_have_text(f"step {steps} of {steps}", timeout=20_000)
     assert masks(page) == left
     assert page.locator("#order circle").count() == page.locator(".cell.decided").count()
     by_step = page.locator(".cell.decided").first.get_attribute("style")
