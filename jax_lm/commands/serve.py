@@ -1,6 +1,7 @@
 """`diffucoder serve`: an OpenAI-compatible server with a page that shows the denoising."""
 
 import logging
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,8 @@ class Serve:
             app, host=self.host, port=self.port, log_config=None, access_log=False, server_header=False, lifespan="off",
             timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
+        # uvicorn ends what is in flight when it gets SIGTERM, then raises it again: by then everything is done.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             announcing(uvicorn.Server(config), engine).run()
         finally:

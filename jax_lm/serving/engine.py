@@ -360,4 +360,4 @@ class Engine:
 
 def device_bytes() -> float:
     """In use on the device; 0 where it does not say, as on a CPU."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0)
+    return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))
