@@ -24,6 +24,7 @@ from jax_lm.commands.merge_lora import MergeLora
 from jax_lm.commands.parity import ParityCheck, ParityRecord
 from jax_lm.commands.plan import Plan
 from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
+from jax_lm.commands.serve import Serve
 from jax_lm.commands.sft import Sft
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
@@ -78,6 +79,7 @@ Commands = (
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
     | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
 )
 
 

@@ -5,8 +5,11 @@ tokenizer.json) or from tokenizer.json. Knows text and ids, nothing of models.
 """
 
 import json
+import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,43 @@ class DiffuCoderTokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a text; special tokens written out in it become their ids, none is added."""
         return self.backend.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def plain_backend(self) -> Tokenizer:
+        """The same pipeline without special tokens."""
+        backend = Tokenizer.from_str(self.backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def special_text(self) -> re.Pattern[str]:
+        """What special tokens look like in a text."""
+        added = self.backend.get_added_tokens_decoder().values()
+        texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text from outside: a special token written out in it is nothing but its characters."""
+        return self.plain_backend.encode(text, add_special_tokens=False).ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation from outside: only the template itself makes special tokens.
+
+        A special token's text in a message passes the template as a mark that nobody can guess, and is encoded apart.
+        """
+        nonce = secrets.token_hex(16)
+        found: list[str] = []
+
+        def mark(match: re.Match[str]) -> str:
+            found.append(match[0])
+            return f"{nonce}.{len(found) - 1}."
+
+        marked = [{**message, "content": self.special_text.sub(mark, message["content"])} for message in messages]
+        pieces = re.split(rf"{nonce}\.(\d+)\.", self.apply_chat_template(marked))
+        ids: list[int] = []
+        for place, piece in enumerate(pieces):
+            ids += self.encode_plain(found[int(piece)]) if place % 2 else self.encode(piece)
+        return ids
 
     def encode_batch(
         self, texts: Sequence[str], *, multiple_of: int = 1

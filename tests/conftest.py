@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -21,6 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="whole benchmark files instead of samples (many minutes)")
+    parser.addoption("--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,6 +108,22 @@ def policy(tiny_config, letters):
 def engine():
     """The built-in model, as a user gets it."""
     return DiffuCoderInference(verbose=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """The built-in tokenizer with a model of random weights that are large enough for decided preferences."""
+    folder = tmp_path_factory.mktemp("tiny")
+    shutil.copytree(BUILTIN_MODEL, folder, dirs_exist_ok=True)
+    config = DreamForCausalLM.read_config(BUILTIN_MODEL)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.4}
+    DreamForCausalLM(replace(config, **sizes), rngs=nnx.Rngs(0)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_inference(tiny_folder):
+    return DiffuCoderInference(tiny_folder, verbose=False)
 
 
 @pytest.fixture(scope="session")

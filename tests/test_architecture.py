@@ -26,7 +26,15 @@ LAYERS = (
         "data.order",
         "sandbox.inside.*",
     ),
-    ("diffusion.masking", "diffusion.unmasking", "diffusion.decoding", "diffusion.canvas", "infilling", "sandbox.*"),
+    (
+        "diffusion.settings",
+        "diffusion.masking",
+        "diffusion.unmasking",
+        "diffusion.decoding",
+        "diffusion.canvas",
+        "infilling",
+        "sandbox.*",
+    ),
     (
         "sharding",
         "models.quantization",
@@ -43,7 +51,16 @@ LAYERS = (
     ("data.corpus.compositions", "data.corpus.families.*", "models.dream"),
     ("data.corpus.families",),
     ("data.corpus",),
-    ("data.rows", "data.prompts", "diffusion.step", "diffusion.sampler", "diffusion.likelihood", "planning"),
+    (
+        "data.rows",
+        "data.prompts",
+        "diffusion.step",
+        "diffusion.sampler",
+        "diffusion.row",
+        "diffusion.lanes",
+        "diffusion.likelihood",
+        "planning",
+    ),
     ("compilation",),
     (
         "inference",
@@ -78,6 +95,7 @@ LAYERS = (
         "evaluation.machine",
         "evaluation.speed",
     ),
+    ("serving.*",),
     ("commands.*",),
     ("cli",),
 )

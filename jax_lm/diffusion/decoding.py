@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_lm.diffusion.settings import Number
+
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic")
 CACHES = ("none", "prefix", "dual", "window")
 FIRST_TOKENS = ("rule", "force")
@@ -43,7 +45,7 @@ class Decoding:
     """
 
     commit: str = "steps"
-    threshold: float = 0.9
+    threshold: Number = 0.9
     factor: float = 1.0
     decay: float = 0.3
     block_length: int | None = None
@@ -72,6 +74,11 @@ class Decoding:
         needs_cache = self.refresh_every > 1 or self.refresh_steps or self.freeze_prompt or self.first_token == "force"
         if self.cache == "none" and needs_cache:
             raise ValueError("cache='none': refresh_…, freeze_prompt and first_token='force' need a cache")
+
+    @property
+    def is_by_schedule(self) -> bool | Bool[Array, ""]:
+        """Whether a step commits a number of tokens that is known beforehand."""
+        return self.commit == "steps"
 
     def columns(self, region: int) -> int:
         """Block length on a region of that many columns."""

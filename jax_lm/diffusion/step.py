@@ -19,6 +19,7 @@ from jax_lm.diffusion import decoding as rules
 from jax_lm.diffusion import unmasking
 from jax_lm.diffusion.decoding import Decoding
 from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.settings import either
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
@@ -118,6 +119,8 @@ class Plan:
         rows: rows recomputed each step; None is all of them, without a cache.
         uses_tail: whether the row before the block is taken from the memory.
         forced: commit the block's first column, and nothing else.
+        axis: name of the axis over rows, where each is a batch of one under `jax.vmap`.
+        ratios: noise schedule of the block in place of that of `steps`; traced, hence set inside a compilation only.
     """
 
     sampling: SamplingConfig
@@ -129,6 +132,8 @@ class Plan:
     rows: int | None
     uses_tail: bool = False
     forced: bool = False
+    axis: str | None = None
+    ratios: Float[Array, "s"] | None = None
 
     @property
     def step_limit(self) -> int:
@@ -162,6 +167,8 @@ def step(
 
     def write(values: Array, new: Array) -> Array:
         new = jnp.where(chosen, new, columns(values, cursor, plan))
+        if plan.length == values.shape[1]:
+            return new
         return jax.lax.dynamic_update_slice_in_dim(values, new, cursor.block, axis=1)
 
     state = state._replace(
@@ -181,25 +188,31 @@ def step(
 
 def skip_idle(state: SamplerState, cursor: Cursor, plan: Plan) -> SamplerState:
     """Pass over steps of the schedule that commit nothing: exact at temperature 0, the same distribution above."""
-    if plan.decoding.commit != "steps" or plan.sampling.alg == "origin":
+    by_schedule, by_chance = plan.decoding.is_by_schedule, plan.sampling.is_by_chance
+    if by_schedule is False or by_chance is True:
         return state
+    can_idle = jnp.logical_and(by_schedule, jnp.logical_not(by_chance))
     masked = columns(state.masked, cursor, plan)
 
     def is_idle(now: Int[Array, ""]) -> Bool[Array, ""]:
         counts = rules.commit_counts(masked, ratio(now, cursor, plan))
-        return (now < cursor.until) & jnp.any(masked) & ~jnp.any(counts > 0)
+        return can_idle & (now < cursor.until) & jnp.any(masked) & ~jnp.any(counts > 0)
 
     return state._replace(step=jax.lax.while_loop(is_idle, lambda now: now + 1, state.step))
 
 
 def ratio(now: Int[Array, ""], cursor: Cursor, plan: Plan) -> Float[Array, ""]:
     """Share of the block's masks that step `now` commits by the noise schedule."""
+    if plan.ratios is not None:
+        return plan.ratios[now - cursor.first_step]
     assert plan.steps is not None
     return jnp.asarray(rules.transfer_ratios(plan.steps, plan.sampling.eps))[now - cursor.first_step]
 
 
 def columns(values: Array, cursor: Cursor, plan: Plan) -> Array:
     """The block's columns."""
+    if plan.length == values.shape[1]:
+        return values
     return jax.lax.dynamic_slice_in_dim(values, cursor.block, plan.length, axis=1)
 
 
@@ -258,6 +271,8 @@ def propose(
         return decide(logits, positions), logits
     sizes = sorted({min(max(-(-plan.length // share), SMALLEST_HEAD), plan.length) for share in HEAD_SHARES})
     needed = jnp.max(jnp.sum(masked, axis=1))
+    if plan.axis is not None:
+        needed = jax.lax.pmax(needed, plan.axis)
     branch = jnp.sum(needed > jnp.asarray(sizes[:-1], jnp.int32))
     return jax.lax.switch(branch, [partial(gathered, size) for size in sizes]), None
 
@@ -268,19 +283,22 @@ def choose(proposal: Proposal, state: SamplerState, given: Given, cursor: Cursor
     if plan.forced:
         return masked & (jnp.arange(plan.length) == 0)
     _, _, for_choice = noise(state, positions)
-    by_schedule = plan.decoding.commit == "steps"
-    if by_schedule and plan.sampling.alg == "origin":
-        return masked & (for_choice < ratio(state.step, cursor, plan))
     rank = rules.ranks(unmasking.disturbed(for_choice, proposal.scores, plan.sampling.alg_temp), masked)
-    if by_schedule:
-        counts = rules.commit_counts(masked, ratio(state.step, cursor, plan))
-        return masked & (rank < counts[:, None])
-    holes = jnp.sum(columns(given.holes, cursor, plan), axis=1)
-    chosen = rules.confident(plan.decoding, rank, proposal.probability, masked, holes)
-    if plan.steps is not None:
+
+    def by_schedule() -> Bool[Array, "b r"]:
+        share = ratio(state.step, cursor, plan)
+        counts = rules.commit_counts(masked, share)
+        return either(plan.sampling.is_by_chance, lambda: for_choice < share, lambda: rank < counts[:, None])
+
+    def by_probability() -> Bool[Array, "b r"]:
+        holes = jnp.sum(columns(given.holes, cursor, plan), axis=1)
+        chosen = rules.confident(plan.decoding, rank, proposal.probability, masked, holes)
+        if plan.steps is None:
+            return chosen
         allowed = rules.budget(masked, holes, state.step - cursor.first_step, plan.steps)
-        chosen &= rank < allowed[:, None]
-    return chosen
+        return chosen & (rank < allowed[:, None])
+
+    return masked & either(plan.decoding.is_by_schedule, by_schedule, by_probability)
 
 
 def end_rows(state: SamplerState, given: Given, plan: Plan) -> SamplerState:

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_lm.diffusion.settings import Choice, Number, either, is_choice
+
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
 PREFILTER = 1024
 """How many of the largest logits are tried before top_p without top_k falls back to a full sort."""
@@ -21,7 +23,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are drawn and ordered. Hashable, hence static under jit.
+    """How tokens are drawn and ordered. Hashable, hence static under jit; `lanes` traces temperature, top_p and alg.
 
     Attributes:
         steps: denoising steps over the whole canvas, shared out among blocks; None only for commit rules by
@@ -40,10 +42,10 @@ class SamplingConfig:
     """
 
     steps: int | None
-    alg: str = "entropy"
+    alg: Choice = "entropy"
     alg_temp: float = 0.0
-    temperature: float = 0.0
-    top_p: float | None = None
+    temperature: Number = 0.0
+    top_p: Number | None = None
     top_k: int | None = 50
     eps: float = 1e-3
     stop_ids: tuple[int, ...] = ()
@@ -65,6 +67,11 @@ class SamplingConfig:
         if not 0 < self.eps < 1:
             raise ValueError(f"eps={self.eps}: must lie in (0, 1)")
 
+    @property
+    def is_by_chance(self) -> bool | Bool[Array, ""]:
+        """Whether the order is `origin`: each position is decided by chance, not as one of a number."""
+        return is_choice(self.alg, "origin", ALGS)
+
 
 class Candidates(NamedTuple):
     """What a position may become: normalised log-probabilities (-inf = filtered out) and their token ids."""
@@ -83,7 +90,9 @@ def filtered(
     """
     if not config.strict_reference:
         logits = logits.at[..., mask_id].set(-jnp.inf)
-    if config.temperature > 0:
+    if not isinstance(config.temperature, float | int):
+        logits = logits / jnp.where(config.temperature > 0, config.temperature, 1.0)
+    elif config.temperature > 0:
         logits = logits / config.temperature
     if config.top_k is not None and config.top_k < logits.shape[-1]:
         values, ids = largest(logits, config.top_k)
@@ -97,14 +106,14 @@ def filtered(
     return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
 
 
-def in_nucleus(values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: float) -> Bool[Array, "b r c"]:
+def in_nucleus(values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Number) -> Bool[Array, "b r c"]:
     """Which of the logits, sorted descending, belong to the nucleus: those with at most `top_p` before them."""
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
     return before <= top_p
 
 
-def nucleus_cutoff(logits: Float[Array, "b r v"], top_p: float, prefilter: int) -> Float[Array, "b r 1"]:
+def nucleus_cutoff(logits: Float[Array, "b r v"], top_p: Number, prefilter: int) -> Float[Array, "b r 1"]:
     """Smallest logit of the nucleus. Sorts the whole vocabulary only if the `prefilter` largest do not reach it."""
     log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     size = min(prefilter, logits.shape[-1])
@@ -161,14 +170,14 @@ def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) ->
 
 
 def draw(
-    uniform: Float[Array, "b r"], candidates: Candidates, temperature: float
+    uniform: Float[Array, "b r"], candidates: Candidates, temperature: Number
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
     """A token for each position, and its probability; `uniform` in [0, 1) decides if there is a temperature."""
-    if temperature > 0:
-        index = inverse_cdf(jnp.exp(candidates.log_probs), uniform)
-    else:
-        index = jnp.argmax(candidates.log_probs, axis=-1)
-    index = index[..., None]
+    index = either(
+        temperature > 0,
+        lambda: inverse_cdf(jnp.exp(candidates.log_probs), uniform),
+        lambda: jnp.argmax(candidates.log_probs, axis=-1),
+    )[..., None]
     tokens = jnp.take_along_axis(candidates.ids, index, axis=-1)[..., 0]
     return tokens, jnp.exp(jnp.take_along_axis(candidates.log_probs, index, axis=-1)[..., 0])
 
@@ -178,9 +187,12 @@ def confidence(
     candidates: Candidates,
     probability: Float[Array, "b r"],
     positions: Int[Array, "b r"],
-    alg: str,
+    alg: Choice,
 ) -> Float[Array, "b r"]:
     """How sure each position is, by the measure of `alg`; larger is committed earlier."""
+    if not isinstance(alg, str):
+        every = [confidence(uniform, candidates, probability, positions, name) for name in ALGS]
+        return jnp.stack(every)[alg]
     match alg:
         case "maskgit_plus":
             return probability

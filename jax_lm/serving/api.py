@@ -1,0 +1,386 @@
+"""The HTTP side: OpenAI's endpoints, denoising as events, health, metrics and the page. Knows no JAX.
+
+    app = create_app(engine, Settings(model="builtin"), Limits())
+
+Every request becomes jobs of the engine, whose events reach this side through an `Inbox`; the engine's thread and the
+event loop never wait for each other.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from jax_lm.serving import jobs
+from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
+from jax_lm.serving.guard import Guard, Limits
+from jax_lm.serving.jobs import Finished, Job, Progress
+from jax_lm.serving.protocol import (
+    DEFAULT_TOKENS,
+    ChatBody,
+    ChatShape,
+    CompletionBody,
+    Decoding,
+    DenoiseBody,
+    OpenAI,
+    Shape,
+    error,
+    usage,
+)
+from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
+
+logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page"
+PAGE_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+FAILURES = {
+    "timeout": (504, "the request took longer than it may"),
+    "shutdown": (503, "the server is shutting down"),
+    "cancelled": (499, "the request was cancelled"),
+    "error": (500, "decoding this request failed"),
+}
+"""Reasons to end without an answer: status, and what the client is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What answers need to know besides the request.
+
+    Attributes:
+        model: name under which the model is offered.
+        notice: what to know of it, shown on the page.
+        logs_prompts: write prompts and answers to the log.
+    """
+
+    model: str
+    notice: str = ""
+    logs_prompts: bool = False
+
+
+class FailedError(Exception):
+    """A request that ends without an answer."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.body = status, error(message, status=status, param=param, code=code)
+        self.headers: dict[str, str] = {}
+
+
+class Inbox:
+    """Events of some jobs, carried from the engine's thread to the event loop."""
+
+    def __init__(self, *, hears_progress: bool) -> None:
+        self.hears_progress = hears_progress
+        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Progress | Finished]()
+
+    def listen(self, event: Progress | Finished) -> None:
+        """Called on the engine's thread."""
+        if self.hears_progress or isinstance(event, Finished):
+            # The loop may be gone when the server stops.
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
+
+    async def events(self, count: int) -> AsyncIterator[Progress | Finished]:
+        """Until so many jobs have ended."""
+        while count:
+            event = await self.queue.get()
+            count -= isinstance(event, Finished)
+            yield event
+
+
+class Server:
+    """The endpoints of one engine."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine, self.settings = engine, settings
+        self.tokenizer = engine.tokenizer
+
+    # What a request asks for.
+
+    def require_model(self, body: Decoding) -> None:
+        if body.model not in (None, self.settings.model):
+            message = f"model={body.model!r}: this server offers {self.settings.model!r}"
+            raise FailedError(404, message, param="model", code="model_not_found")
+
+    def requests(self, body: Decoding, before: list[int], after: list[int], count: int) -> list[jobs.Request]:
+        """Answers to one prompt; an empty prompt begins where a text begins, as OpenAI's does."""
+        before = before or [self.tokenizer.token_id(END_OF_TEXT)]
+        room = self.engine.context - len(before) - len(after)
+        length = max(1, min(DEFAULT_TOKENS, room)) if body.length is None else body.length
+        options = body.options(length, body.seed if body.seed is not None else secrets.randbelow(2**32))
+        return [
+            jobs.Request(before=tuple(before), after=tuple(after), options=options, stop=body.stops, index=index)
+            for index in range(count)
+        ]
+
+    def chat_ids(self, messages: Sequence[Any]) -> list[int]:
+        try:
+            return self.tokenizer.encode_chat([message.plain() for message in messages])
+        except TokenizerError as problem:
+            raise FailedError(400, str(problem), param="messages") from problem
+
+    def submit(self, requests: Sequence[jobs.Request], inbox: Inbox) -> list[Job]:
+        """Hand requests to the engine; what it refuses becomes an answer."""
+        try:
+            return self.engine.submit(requests, inbox.listen)
+        except QueueFullError as full:
+            failure = FailedError(429, "the queue is full; try again later", code="queue_full")
+            failure.headers["Retry-After"] = str(full.retry_after)
+            raise failure from full
+        except ClosingError as closing:
+            raise FailedError(503, FAILURES["shutdown"][1], code="shutdown") from closing
+        except ValueError as problem:
+            param = str(problem).split("=")[0].split(":")[0]
+            raise FailedError(400, str(problem), param=param if param.isidentifier() else None) from problem
+
+    # The endpoints.
+
+    async def completions(self, body: CompletionBody, http: Request) -> Response:
+        """One or several texts, each completed or infilled `n` times."""
+        self.require_model(body)
+        after = self.tokenizer.encode_plain(body.suffix or "")
+        requests = [
+            request
+            for prompt in body.prompts
+            for request in self.requests(body, self.tokenizer.encode_plain(prompt), after, body.n)
+        ]
+        before = [prompt if body.echo else "" for prompt in body.prompts for _ in range(body.n)]
+        return await self.answer(body, requests, before, Shape(request_id(http), self.settings.model, body), http)
+
+    async def chat(self, body: ChatBody, http: Request) -> Response:
+        """A conversation, answered `n` times."""
+        self.require_model(body)
+        requests = self.requests(body, self.chat_ids(body.messages), [], body.n)
+        shape = ChatShape(request_id(http), self.settings.model, body)
+        return await self.answer(body, requests, [""] * body.n, shape, http)
+
+    async def answer(
+        self, body: OpenAI, requests: Sequence[jobs.Request], before: Sequence[str], shape: Shape, http: Request
+    ) -> Response:
+        """Decode, and word the answer in one piece or as a stream."""
+        inbox = Inbox(hears_progress=body.stream)
+        submitted = self.submit(requests, inbox)
+        # Answers to one prompt share it.
+        prompt_tokens = sum(len(r.before) + len(r.after) for r in requests if not r.index)
+        self.log_texts(http, prompts=before and [self.tokenizer.decode(r.before) for r in requests])
+        if body.stream:
+            return events_response(self.stream(submitted, inbox, before, shape, prompt_tokens))
+        finished = await self.collect(submitted, inbox, http)
+        self.log_texts(http, answers=[one.text for one in finished])
+        return JSONResponse(shape.whole(list(zip(finished, before, strict=True)), prompt_tokens))
+
+    async def collect(self, submitted: list[Job], inbox: Inbox, http: Request) -> list[Finished]:
+        """How all jobs ended; FailedError if one gave no answer. If the client goes away, they are given up."""
+
+        async def ends() -> dict[Job, Finished]:
+            return {event.job: event async for event in inbox.events(len(submitted)) if isinstance(event, Finished)}
+
+        work, gone = asyncio.create_task(ends()), asyncio.ensure_future(http.receive())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise FailedError(*FAILURES["cancelled"])
+            finished = [work.result()[job] for job in submitted]
+        finally:
+            self.engine.cancel(submitted)
+            work.cancel()
+            gone.cancel()
+        for one in finished:
+            if not one.is_answer:
+                raise failure(one)
+        return finished
+
+    async def stream(
+        self, submitted: list[Job], inbox: Inbox, before: Sequence[str], shape: Shape, prompt_tokens: int
+    ) -> AsyncIterator[str]:
+        """Pieces of text that can no longer change; an end without an answer is an event with an error."""
+        place = {job: index for index, job in enumerate(submitted)}
+        sent, tokens = dict.fromkeys(submitted, 0), 0
+        try:
+            for index in place.values():
+                for choice in shape.opening(index, before[index]):
+                    yield data(shape.chunk([choice]))
+            async for event in inbox.events(len(submitted)):
+                is_last = isinstance(event, Finished)
+                if is_last and not event.is_answer:
+                    yield data(failure(event).body)
+                    return
+                fresh = event.text[sent[event.job] :]
+                sent[event.job] = len(event.text)
+                if fresh:
+                    yield data(shape.chunk([shape.delta(place[event.job], fresh)]))
+                if is_last:
+                    tokens += len(event.tokens)
+                    yield data(shape.chunk([shape.delta(place[event.job], "", event)]))
+            options = shape.body.stream_options
+            if options is not None and options.include_usage:
+                yield data(shape.chunk([], usage(prompt_tokens, tokens)))
+            yield data("[DONE]")
+        finally:
+            self.engine.cancel(submitted)
+
+    async def denoise(self, body: DenoiseBody, http: Request) -> Response:
+        """Every commit as a server-sent event: `start`, any number of `commits`, then `done` or `error`."""
+        self.require_model(body)
+        if body.messages is None:
+            before, after = (self.tokenizer.encode_plain(text or "") for text in (body.prompt, body.suffix))
+        else:
+            before, after = self.chat_ids(body.messages), []
+        inbox = Inbox(hears_progress=True)
+        (request,) = self.requests(body, before, after, 1)
+        (job,) = self.submit([request], inbox)
+        self.log_texts(http, prompts=[self.tokenizer.decode(request.before)])
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                start = {"id": request_id(http), "model": self.settings.model, "seed": request.options.seed}
+                lengths = {"prompt_tokens": len(before) + len(after), "length": request.options.max_new_tokens}
+                yield data(start | lengths, "start")
+                async for event in inbox.events(1):
+                    if isinstance(event, Finished) and not event.is_answer:
+                        yield data(failure(event).body, "error")
+                        return
+                    commits = [asdict(commit) for commit in event.commits]
+                    if commits:
+                        yield data({"text": event.text, "forwards": event.forwards, "commits": commits}, "commits")
+                    if isinstance(event, Finished):
+                        totals = {"tokens": len(event.tokens), "forwards": event.forwards}
+                        yield data({"text": event.text, "finish_reason": event.reason} | totals, "done")
+            finally:
+                self.engine.cancel([job])
+
+        return events_response(events())
+
+    def log_texts(self, http: Request, **texts: object) -> None:
+        """What was asked and answered, if whoever runs the server wants it in the log."""
+        if self.settings.logs_prompts:
+            logger.info("texts", extra={"fields": {"request_id": request_id(http)} | texts})
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self.card()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        if name != self.settings.model:
+            raise FailedError(
+                404, f"model={name!r}: this server offers {self.settings.model!r}", code="model_not_found"
+            )
+        return self.card()
+
+    def card(self) -> dict[str, Any]:
+        limits = {"context": self.engine.context, "max_tokens": self.engine.options.max_tokens}
+        return {
+            "id": self.settings.model, "object": "model", "created": 0, "owned_by": "jax-diffucoder",
+            "notice": self.settings.notice, "has_chat": self.tokenizer.chat_template is not None,
+        } | limits  # fmt: skip
+
+    async def health(self) -> Response:
+        """200 while the engine's thread lives."""
+        is_alive = not self.engine.stopped.is_set()
+        return JSONResponse({"status": "ok" if is_alive else "stopped"}, 200 if is_alive else 503)
+
+    async def ready(self) -> Response:
+        """200 after warm-up and until shutdown."""
+        is_ready = self.engine.ready.is_set() and not self.engine.is_closing and not self.engine.stopped.is_set()
+        return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+    async def metrics(self) -> Response:
+        return Response(self.engine.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def create_app(engine: Engine, settings: Settings, limits: Limits) -> Callable[..., Awaitable[None]]:
+    """The application, behind its guard."""
+    app = FastAPI(title="DiffuCoder", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    server = Server(engine, settings)
+    answers: dict[int | str, dict[str, Any]] = {400: {"description": "an option is out of range"}}
+    for path, endpoint in (
+        ("/v1/completions", server.completions),
+        ("/v1/chat/completions", server.chat),
+        ("/v1/denoise", server.denoise),
+    ):
+        app.post(path, response_model=None, responses=answers)(endpoint)
+    for path, endpoint in (
+        ("/v1/models", server.models),
+        ("/v1/models/{name:path}", server.model),
+        ("/health", server.health),
+        ("/ready", server.ready),
+        ("/metrics", server.metrics),
+    ):
+        app.get(path, response_model=None)(endpoint)
+    for path, (name, kind) in PAGE_FILES.items():
+        app.get(path, include_in_schema=False)(page_file((PAGE / name).read_bytes(), kind))
+    app.exception_handler(FailedError)(on_failed)
+    app.exception_handler(RequestValidationError)(on_invalid)
+    app.exception_handler(StarletteHTTPException)(on_http)
+    app.exception_handler(Exception)(on_defect)
+    return Guard(app, limits, engine.metrics)
+
+
+def page_file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return send
+
+
+async def on_failed(http: Request, problem: Exception) -> Response:
+    assert isinstance(problem, FailedError)
+    return JSONResponse(problem.body, problem.status, problem.headers)
+
+
+async def on_invalid(http: Request, problem: Exception) -> Response:
+    """The first thing that is wrong with a body, in one line."""
+    assert isinstance(problem, RequestValidationError)
+    first = problem.errors()[0]
+    if first["type"] == "json_invalid":
+        return JSONResponse(error("the body is not JSON", status=400), 400)
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = first["msg"].removeprefix("Value error, ")
+    param = place or message.split(":")[0]
+    text = f"{place}: {message}" if place else message
+    return JSONResponse(error(text, status=400, param=param if param.isprintable() else None), 400)
+
+
+async def on_http(http: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException | StarletteHTTPException)
+    return JSONResponse(error(str(problem.detail), status=problem.status_code), problem.status_code, problem.headers)
+
+
+async def on_defect(http: Request, problem: Exception) -> Response:
+    """The border: whatever broke is the server's fault; the log has it, the client does not."""
+    logger.error("a request failed", exc_info=problem, extra={"fields": {"request_id": request_id(http)}})
+    return JSONResponse(error("the server failed", status=500), 500)
+
+
+def request_id(http: Request) -> str:
+    return http.scope["state"]["request_id"]
+
+
+def failure(finished: Finished) -> FailedError:
+    status, message = FAILURES[finished.reason]
+    return FailedError(status, message, code=finished.reason)
+
+
+def data(content: dict[str, Any] | str, event: str | None = None) -> str:
+    """A server-sent event."""
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return (f"event: {event}\n" if event else "") + f"data: {text}\n\n"
+
+
+def events_response(events: AsyncIterator[str]) -> StreamingResponse:
+    # Proxies would otherwise collect the events.
+    return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})

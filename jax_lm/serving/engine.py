@@ -1,0 +1,363 @@
+"""The engine: a bounded queue before lanes on one device, stepped by one thread. Knows tokens and text, no HTTP.
+
+    engine = Engine(DiffuCoderInference(), EngineOptions())
+    engine.start()
+    jobs = engine.submit([request], listen)   # listen(event) is called on the engine's thread
+    engine.close(grace=30)
+
+A job's answer depends on its request alone. What goes wrong with one job ends that job.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jax_lm.diffusion.canvas import Block
+from jax_lm.diffusion.decoding import BLOCK_LENGTH
+from jax_lm.diffusion.lanes import Lanes
+from jax_lm.diffusion.row import Row
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.options import GenerationOptions
+from jax_lm.serving.jobs import Finished, Job, Listener, Progress, Request
+from jax_lm.serving.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+WIDTHS = (128, 256, 512, 1024, 2048)
+"""Tokens that a row may hold: a row takes the narrowest that holds it. Wider ones only if the options say so."""
+LANES = (1, 4, 16)
+"""Numbers of rows that there are compilations for, up to what the options say."""
+IDLE_SECONDS = 1.0
+"""How long nobody must have asked before another shape is compiled."""
+STEPS_PER_CALL = 4
+"""Steps between two looks at the queue; also how often progress is told."""
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class QueueFullError(Exception):
+    """No place is left; `retry_after` seconds is when one should be."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("the queue is full")
+        self.retry_after = retry_after
+
+
+class ClosingError(Exception):
+    """The engine takes nothing any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Bounds of an engine.
+
+    Attributes:
+        lanes: rows decoded together, per width and with or without a cache.
+        queue: rows that may wait for a place.
+        context: tokens that prompt and answer may take together; None is 2048, or less if the model holds less.
+        max_tokens: longest hole.
+        seconds: time that a request may take from its arrival.
+    """
+
+    lanes: int = 16
+    queue: int = 128
+    context: int | None = None
+    max_tokens: int = 1024
+    seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("lanes", "queue", "context", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds}: must be positive")
+
+
+class Engine:
+    """Decodes requests together.
+
+    Args:
+        inference: model and tokenizer.
+        options: bounds.
+        metrics: where to count.
+    """
+
+    def __init__(
+        self, inference: DiffuCoderInference, options: EngineOptions = EngineOptions(), metrics: Metrics | None = None
+    ) -> None:
+        self.inference, self.options = inference, options
+        self.tokenizer = inference.tokenizer
+        self.metrics = metrics or Metrics(options.lanes)
+        holds = inference.config.max_position_embeddings
+        if options.context is not None and options.context > holds:
+            raise ValueError(f"context={options.context}: the model holds {holds} tokens")
+        self.context = min(holds, options.context or WIDTHS[-1])
+        sizes = {1, options.lanes, *(size for size in LANES if size < options.lanes)}
+        self.lanes = [
+            Lanes(
+                inference.sampler, width + BLOCK_LENGTH * is_cached, is_cached=is_cached, sizes=(),
+                stop_ids=self.tokenizer.stop_ids,
+            )
+            for width in [*(width for width in WIDTHS if width < self.context), self.context]
+            for is_cached in (False, True)
+        ]  # fmt: skip
+        first = [(lanes, size) for lanes in self.lanes[-2:] for size in sorted({1, options.lanes})]
+        rest = [(lanes, size) for size in sorted(sizes, reverse=True) for lanes in self.lanes]
+        self.urgent, self.shapes = first, [shape for shape in rest if shape not in first]
+        self.waiting: list[Job] = []
+        self.running: dict[Row, Job] = {}
+        self.condition = threading.Condition()
+        self.ready, self.stopped = threading.Event(), threading.Event()
+        self.is_closing, self.shutdown_at = False, 0.0
+        self.seconds_per_job = 1.0
+        self.thread = threading.Thread(target=self.work, name="engine", daemon=True)
+
+    # What other threads call.
+
+    def start(self) -> None:
+        """Warm up and begin to work, on a thread of its own; `ready` is set when that is done."""
+        jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
+        self.metrics.device_memory.set_function(device_bytes)
+        self.thread.start()
+
+    def submit(self, requests: Sequence[Request], listen: Listener, seconds: float | None = None) -> list[Job]:
+        """Queue requests, all or none; `listen` hears of each what happens, last of all a `Finished`.
+
+        Args:
+            seconds: time that they may take, at most what the engine's options say.
+
+        Raises:
+            ValueError: a request that the engine cannot decode.
+            QueueFullError: there is no place.
+            ClosingError: the engine is shutting down.
+        """
+        deadline = time.monotonic() + min(seconds or self.options.seconds, self.options.seconds)
+        jobs = [Job(request=one, row=self.row(one), listen=listen, deadline=deadline) for one in requests]
+        if len(jobs) > self.options.queue:
+            raise ValueError(f"{len(jobs)} completions at once: at most {self.options.queue}")
+        with self.condition:
+            if self.is_closing or self.stopped.is_set():
+                raise ClosingError
+            if len(self.waiting) + len(jobs) > self.options.queue:
+                self.metrics.refused.inc(len(jobs))
+                raise QueueFullError(self.retry_after())
+            self.waiting += jobs
+            self.condition.notify()
+        self.metrics.prompt_tokens.inc(sum(len(one.before) + len(one.after) for one in requests))
+        return jobs
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Give them up; each ends with the reason `cancelled` unless it has ended already."""
+        for job in jobs:
+            job.is_cancelled = True
+        with self.condition:
+            self.condition.notify()
+
+    def refuse_new(self, grace: float) -> None:
+        """Take nothing new; what is there and does not end within `grace` seconds ends with the reason `shutdown`."""
+        self.metrics.ready.set(0)
+        with self.condition:
+            self.is_closing, self.shutdown_at = True, time.monotonic() + grace
+            self.condition.notify()
+
+    def close(self, grace: float) -> None:
+        """The same, and wait for the end."""
+        self.refuse_new(grace)
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def retry_after(self) -> int:
+        """Seconds until a place should be free."""
+        ahead = len(self.waiting) + len(self.running)
+        return max(1, min(60, round(ahead * self.seconds_per_job / self.options.lanes)))
+
+    def row(self, request: Request) -> Row:
+        """The request as a row; ValueError names what does not fit."""
+        options, hole = request.options, request.options.max_new_tokens
+        if hole > self.options.max_tokens:
+            raise ValueError(f"max_tokens={hole}: at most {self.options.max_tokens}")
+        length = len(request.before) + hole + len(request.after)
+        if length > self.context:
+            raise ValueError(
+                f"prompt ({len(request.before) + len(request.after)}) and max_tokens ({hole}) take {length} tokens: "
+                f"the context holds {self.context}"
+            )
+        start = len(request.before)
+        tokens = np.concatenate([request.before, np.zeros(hole), request.after]).astype(np.int32)
+        key = jax.random.fold_in(jax.random.key(options.seed), request.index)
+        return Row(
+            tokens=tokens,
+            hole=Block(start, start + hole),
+            sampling=options.sampling(self.tokenizer.stop_ids),
+            decoding=options.decoding(),
+            key=np.asarray(jax.random.key_data(key)),
+        )
+
+    # What the engine's thread does.
+
+    def work(self) -> None:
+        """Until closed: let rows join and leave, and take some steps with all of them."""
+        try:
+            # The widest lanes can hold every row.
+            for shape in self.urgent:
+                self.compile(*shape)
+            self.ready.set()
+            self.metrics.ready.set(1)
+            while self.wait():
+                self.sweep()
+                self.admit()
+                for lanes in self.lanes:
+                    if lanes.rows:
+                        self.advance(lanes)
+        finally:
+            # Also when a defect of the loop itself ends it: nobody may wait for ever.
+            self.stopped.set()
+            self.metrics.ready.set(0)
+            with self.condition:
+                left = [*self.waiting, *self.running.values()]
+                self.waiting, self.running = [], {}
+            for job in left:
+                self.tell(job, Finished(job=job, reason="shutdown"))
+
+    def compile(self, lanes: Lanes, size: int) -> None:
+        """A shape before it is asked for; only those that are compiled are used."""
+        if not self.is_closing:
+            options = GenerationOptions(max_new_tokens=2, preset="fast" if lanes.is_cached else "exact")
+            lanes.compile(size, self.row(Request(before=(self.tokenizer.pad_id,), options=options)))
+
+    def wait(self) -> bool:
+        """Until there is something to do; False when all is done and nothing new is taken.
+
+        While nobody asks, the shapes that only make it faster are compiled: narrower ones, and numbers of rows between
+        one and all. A compilation beside a running batch would take the device's threads from it for seconds.
+        """
+        while True:
+            with self.condition:
+                if self.condition.wait_for(self.is_called, IDLE_SECONDS if self.shapes else None):
+                    return bool(self.waiting or self.running)
+            shape = self.shapes.pop(0)
+            try:
+                self.compile(*shape)
+            except Exception:  # the border: what is compiled already serves everything
+                logger.exception("a shape of %d lanes cannot be compiled", shape[1])
+
+    def is_called(self) -> bool:
+        return bool(self.waiting or self.running or self.is_closing)
+
+    def sweep(self) -> None:
+        """End the jobs that were cancelled, whose time is over, or that the shutdown does not wait for."""
+        now = time.monotonic()
+        is_over = self.is_closing and now > self.shutdown_at
+        for job in [*self.waiting, *self.running.values()]:
+            if job.is_cancelled or now > job.deadline or is_over:
+                reason = "cancelled" if job.is_cancelled else "timeout" if now > job.deadline else "shutdown"
+                self.end(job, Finished(job=job, reason=reason, text=job.text, forwards=job.row.forwards))
+
+    def admit(self) -> None:
+        """Let waiting rows join, in the order of their arrival, where there is room of their width and kind."""
+        with self.condition:
+            for job in list(self.waiting):
+                lanes = self.narrowest(job.row)
+                if lanes.has_room:
+                    self.waiting.remove(job)
+                    lanes.join(job.row)
+                    self.running[job.row] = job
+                    self.metrics.queue_seconds.observe(time.monotonic() - job.arrived)
+            self.metrics.waiting.set(len(self.waiting))
+            self.metrics.running.set(len(self.running))
+
+    def narrowest(self, row: Row) -> Lanes:
+        """The compiled lanes that hold it; the widest always do."""
+        fitting = [at for at in self.lanes if at.is_cached == row.is_cached and at.columns >= row.columns]
+        return next(at for at in fitting if at.sizes)
+
+    def advance(self, lanes: Lanes) -> None:
+        """Take some steps with the rows of one width, and tell what became of each."""
+        rows = list(lanes.rows)
+        self.metrics.batch_rows.observe(len(rows))
+        try:
+            lanes.advance(STEPS_PER_CALL)
+        except Exception as error:  # the border: whichever row it was, the others must not suffer
+            logger.exception("a batch of %d failed", len(rows))
+            self.isolate(lanes, rows, error)
+        for row in rows:
+            if row in self.running:
+                self.report(self.running[row])
+
+    def isolate(self, lanes: Lanes, rows: Sequence[Row], error: Exception) -> None:
+        """After a failure: take each row's steps alone, and end the job of any that fails again."""
+        for row in rows:
+            lanes.leave(row)
+            if row.is_cached:
+                row.reopen()
+        for row in rows:
+            lanes.join(row)
+            try:
+                lanes.advance(STEPS_PER_CALL)
+                while row.is_cached and not row.is_between_blocks:
+                    lanes.advance(STEPS_PER_CALL)
+            except Exception as again:  # the border: this is the row that failed
+                logger.error("a row failed alone too: %s", again)
+                self.end(self.running[row], Finished(job=self.running[row], reason="error", error=again))
+            else:
+                lanes.leave(row)
+        for row in rows:
+            if row in self.running:
+                lanes.join(row)
+
+    def report(self, job: Job) -> None:
+        """Tell what was decided, and end the job if it is done; a failure here is the job's own."""
+        try:
+            event = job.look(self.tokenizer)
+        except Exception as error:  # the border: one job's answer must not end the others'
+            logger.exception("a job failed")
+            event = Finished(job=job, reason="error", error=error)
+        if job.text and job.first_text is None:
+            job.first_text = time.monotonic()
+            self.metrics.first_text_seconds.observe(job.first_text - job.arrived)
+        if isinstance(event, Finished):
+            self.end(job, event)
+        elif event.commits:
+            self.tell(job, event)
+
+    def end(self, job: Job, event: Finished) -> None:
+        """Take the job out of the engine, count it, and tell."""
+        with self.condition:
+            if job in self.waiting:
+                self.waiting.remove(job)
+            self.running.pop(job.row, None)
+        for lanes in self.lanes:
+            if job.row in lanes.rows:
+                lanes.leave(job.row)
+        seconds = time.monotonic() - job.arrived
+        self.metrics.rows.labels(event.reason).inc()
+        self.metrics.forwards.inc(event.forwards)
+        if event.is_answer:
+            self.metrics.tokens.inc(len(event.tokens))
+            self.metrics.total_seconds.observe(seconds)
+            self.metrics.tokens_per_forward.observe(len(event.tokens) / max(event.forwards, 1))
+            self.seconds_per_job += 0.1 * (seconds - self.seconds_per_job)
+        self.tell(job, event)
+
+    def tell(self, job: Job, event: Progress | Finished) -> None:
+        """Let the listener know; what it raises is logged, as nobody here could do anything about it."""
+        try:
+            job.listen(event)
+        except Exception:  # the border: a listener that has gone must not end the engine
+            logger.exception("a listener failed")
+
+    def count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """What JAX tells of every duration that it measures."""
+        if event == COMPILE_EVENT:
+            self.metrics.compilations.inc()
+            self.metrics.compile_seconds.inc(duration_secs)
+
+
+def device_bytes() -> float:
+    """In use on the device; 0 where it does not say, as on a CPU."""
+    return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))

@@ -1,0 +1,214 @@
+"""What stands before every request: limits, keys, hosts, request ids, headers, and one log line each.
+
+Plain ASGI around the application. Knows nothing of what the requests ask for.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax_lm.serving.metrics import Metrics
+from jax_lm.serving.protocol import error
+
+logger = logging.getLogger("jax_lm.serving.access")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MIN_KEY = 16
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OPEN_PATHS = ("/", "/icon.svg", "/page.css", "/page.js", "/health", "/ready")
+PROBES = ("/health", "/ready", "/metrics")
+REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+}
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer
+    """A request that is answered before it is looked at."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.body = status, error(message, status=status, code=code)
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a request may cost before anybody looks into it.
+
+    Attributes:
+        keys: of which one must be shown as a bearer; none are needed if empty.
+        hosts: names under which the server may be asked for; any if empty. A web page that points a name of its own
+            at 127.0.0.1 must not get an answer.
+        body_bytes: longest body.
+        body_seconds: time that it may take to arrive.
+        requests: in progress at once.
+    """
+
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = LOOPBACK
+    body_bytes: int = 2**20
+    body_seconds: float = 20.0
+    requests: int = 256
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """One key per line; empty lines and those that begin with # do not count. ValueError if one is too short."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ValueError(f"api_key_file={str(path)!r} cannot be read: {problem}") from problem
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys or min(map(len, keys)) < MIN_KEY:
+        raise ValueError(f"api_key_file={str(path)!r}: must hold keys of at least {MIN_KEY} characters, one per line")
+    return keys
+
+
+class Guard:
+    """The application behind its limits."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], limits: Limits, metrics: Metrics) -> None:
+        self.app, self.limits, self.metrics = app, limits, metrics
+        self.keys = [hashlib.sha256(key.encode()).digest() for key in limits.keys]
+        self.open_requests = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get("x-request-id", "")
+        identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        scope.setdefault("state", {})["request_id"] = identity
+        start, status = time.monotonic(), 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = {name.lower() for name, _ in message["headers"]}
+                extra = HEADERS | {"x-request-id": identity}
+                message["headers"] = [
+                    *message["headers"],
+                    *((n.encode(), v.encode()) for n, v in extra.items() if n.encode() not in own),
+                ]
+            await send(message)
+
+        self.open_requests += 1
+        try:
+            self.admit(scope, headers)
+            body = await self.body(scope, headers, receive)
+            await self.app(scope, replayed(body, receive), answer)
+        except Refusal as refusal:
+            await refuse(refusal, answer)
+        finally:
+            self.open_requests -= 1
+            self.record(scope, identity, status, time.monotonic() - start)
+
+    def admit(self, scope: Message, headers: dict[str, str]) -> None:
+        """Raise Refusal unless this request may be read."""
+        if self.open_requests > self.limits.requests:
+            raise Refusal(429, "too many requests at once", "too_many_requests", retry_after=1)
+        host = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
+        if self.limits.hosts and host not in self.limits.hosts:
+            raise Refusal(421, f"this server does not answer for the host {host[:100]!r}", "wrong_host")
+        if self.keys and scope["path"] not in OPEN_PATHS and not self.is_known(headers.get("authorization", "")):
+            raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
+        if scope["method"] == "POST":
+            kind = headers.get("content-type", "").split(";")[0].strip().lower()
+            # A web page can make a browser post other kinds to any address without asking.
+            if kind != "application/json":
+                raise Refusal(415, f"Content-Type={kind[:100]!r}: must be application/json", "wrong_content_type")
+
+    def is_known(self, authorization: str) -> bool:
+        """Whether it shows a key; takes the same time for each that does not."""
+        scheme, _, given = authorization.partition(" ")
+        digest = hashlib.sha256(given.strip().encode("utf-8", "replace")).digest()
+        matches = [hmac.compare_digest(digest, key) for key in self.keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+    async def body(self, scope: Message, headers: dict[str, str], receive: Receive) -> bytes:
+        """All of the body; Refusal if it is too long or too slow."""
+        limit, length = self.limits.body_bytes, headers.get("content-length", "")
+        too_long = Refusal(413, f"the body is longer than {limit} bytes", "body_too_long")
+        if length.isdigit() and int(length) > limit:
+            raise too_long
+        parts = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(400, "the client went away")
+                    parts += message.get("body", b"")
+                    if len(parts) > limit:
+                        raise too_long
+                    if not message.get("more_body"):
+                        return bytes(parts)
+        except TimeoutError as late:
+            raise Refusal(408, "the body took too long to arrive", "body_too_slow") from late
+
+    def record(self, scope: Message, identity: str, status: int, seconds: float) -> None:
+        """Count the request and log it, without what it said."""
+        route = scope.get("route")
+        path = getattr(route, "path", "other")
+        self.metrics.http_requests.labels(path, str(status)).inc()
+        fields = {"request_id": identity, "method": scope["method"], "path": path, "status": status}
+        # Probes come every few seconds.
+        level = logging.DEBUG if path in PROBES else logging.INFO
+        logger.log(level, "request", extra={"fields": fields | {"seconds": round(seconds, 4)}})
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """The body once more, then whatever comes."""
+    is_sent = False
+
+    async def again() -> Message:
+        nonlocal is_sent
+        if is_sent:
+            return await receive()
+        is_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def refuse(refusal: Refusal, send: Send) -> None:
+    body = json.dumps(refusal.body).encode()
+    # What was not read of the request must not be taken for the next one.
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    raw = [(name.encode(), value.encode()) for name, value in (headers | refusal.headers).items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+class JsonLines(logging.Formatter):
+    """A log record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": record.getMessage()} | getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

@@ -1,0 +1,178 @@
+"""A request on its way through the engine: what was asked, what has become final, how it ended.
+
+Turns decided tokens into text and stop texts into ends. Knows neither queue nor device.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jax_lm.diffusion.row import Row
+from jax_lm.options import GenerationOptions
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion.
+
+    Attributes:
+        before: ids before the hole; at least one.
+        after: ids after it.
+        options: how to decode; max_new_tokens is the length of the hole.
+        stop: texts that end the answer; they are not part of it.
+        index: place among the answers to one prompt; with the seed it decides the draws.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    options: GenerationOptions
+    stop: tuple[str, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A position of the hole that was decided."""
+
+    position: int
+    token_id: int
+    text: str
+    confidence: float
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What some steps did to a job.
+
+    Attributes:
+        job: the job.
+        text: of the answer, all that can no longer change.
+        commits: what was decided since the last event, in the order of the steps.
+        forwards: model evaluations so far.
+    """
+
+    job: "Job"
+    text: str
+    commits: tuple[Commit, ...]
+    forwards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """How a job ended.
+
+    Attributes:
+        job: the job.
+        reason: stop, length, cancelled, timeout, shutdown or error.
+        text: the answer.
+        commits: what was decided since the last event, in the order of the steps.
+        tokens: the answer's tokens in the order of the text, without stop tokens.
+        forwards: model evaluations.
+        error: what went wrong, for the log of whoever runs the server.
+    """
+
+    job: "Job"
+    reason: str
+    text: str = ""
+    commits: tuple[Commit, ...] = ()
+    tokens: tuple[Commit, ...] = ()
+    forwards: int = 0
+    error: BaseException | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        return self.reason in ("stop", "length")
+
+
+Listener = Callable[[Progress | Finished], None]
+
+
+@dataclass(kw_only=True, eq=False)
+class Job:
+    """A request, its row, and who listens.
+
+    Attributes:
+        deadline: when it must have ended, by the monotonic clock.
+        arrived: when it came, likewise.
+        first_text: when the first text became final.
+        text: what of the answer is final.
+        told: positions of the hole that were told of.
+    """
+
+    request: Request
+    row: Row
+    listen: Listener
+    deadline: float
+    arrived: float = field(default_factory=time.monotonic)
+    first_text: float | None = None
+    is_cancelled: bool = False
+    text: str = ""
+    told: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told = np.zeros(self.row.hole.length, bool)
+
+    def look(self, tokenizer: DiffuCoderTokenizer) -> Progress | Finished:
+        """What has become of the row since the last look."""
+        commits = self.commits(tokenizer)
+        row, is_done = self.row, self.row.is_done
+        ids = row.tokens[row.hole.start : row.settled].tolist()
+        text = tokenizer.decode_until_stop(ids)
+        if not is_done:
+            # A character may still lack its last bytes.
+            text = text.rstrip(REPLACEMENT)
+        ends = [text.find(stop) for stop in self.request.stop if stop in text]
+        if ends or is_done:
+            self.text = text[: min(ends)] if ends else text
+            has_stop_token = bool(set(ids) & set(tokenizer.stop_ids))
+            return Finished(
+                job=self,
+                reason="stop" if ends or has_stop_token else "length",
+                text=self.text,
+                commits=commits,
+                tokens=self.tokens(tokenizer, ids),
+                forwards=row.forwards,
+            )
+        self.text = without_beginning(text, self.request.stop)
+        return Progress(job=self, text=self.text, commits=commits, forwards=row.forwards)
+
+    def commits(self, tokenizer: DiffuCoderTokenizer) -> tuple[Commit, ...]:
+        """Positions that were decided and not told of yet, in the order of the steps."""
+        fresh = ~self.row.masked[self.row.hole.start : self.row.hole.end] & ~self.told
+        self.told |= fresh
+        found = [self.commit(place, tokenizer) for place in np.flatnonzero(fresh).tolist()]
+        return tuple(sorted(found, key=lambda commit: commit.step))
+
+    def commit(self, place: int, tokenizer: DiffuCoderTokenizer) -> Commit:
+        """A decided position of the hole."""
+        row, column = self.row, self.row.hole.start + place
+        token = int(row.tokens[column])
+        return Commit(
+            position=place,
+            token_id=token,
+            text=tokenizer.decode([token]),
+            confidence=float(row.confidence[column]),
+            step=int(row.commit_step[column]),
+        )
+
+    def tokens(self, tokenizer: DiffuCoderTokenizer, ids: list[int]) -> tuple[Commit, ...]:
+        """The tokens that the text is made of: up to a stop token, and to where a stop text cut it."""
+        kept = next((place for place, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))
+        while kept and len(tokenizer.decode(ids[: kept - 1], skip_special_tokens=True)) >= len(self.text):
+            kept -= 1
+        return tuple(self.commit(place, tokenizer) for place in range(kept))
+
+
+def without_beginning(text: str, stops: tuple[str, ...]) -> str:
+    """The text without an end that might grow into a stop text."""
+    longest = max(map(len, stops), default=0) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return text[:-length]
+    return text

@@ -1,0 +1,61 @@
+"""A server on a free port of the loopback address, for the tests that ask one."""
+
+import http.client
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import uvicorn
+
+from jax_lm.serving.api import Settings, create_app
+from jax_lm.serving.engine import Engine, EngineOptions
+from jax_lm.serving.guard import Limits
+
+OPTIONS = EngineOptions(lanes=1, queue=12, context=128, max_tokens=80, seconds=60.0)
+"""One lane compiles least; what several do is the matter of test_engine.py."""
+
+
+@contextmanager
+def started(inference, options=OPTIONS):
+    """An engine that is warm."""
+    engine = Engine(inference, options)
+    engine.start()
+    try:
+        assert engine.ready.wait(500)
+        yield engine
+    finally:
+        engine.close(grace=0.0)
+
+
+@contextmanager
+def listening(engine, settings=None, limits=None):
+    """Its server, as host and port."""
+    app = create_app(engine, settings or Settings(model="tiny"), limits or Limits())
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+def call(address, method, path, body=None, **headers):
+    """Status, headers and body of one request; a body that is no string is sent as JSON."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    try:
+        content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, content, kind | {name.replace("_", "-"): v for name, v in headers.items()})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        is_json = (answer.headers.get("content-type") or "").startswith("application/json")
+        return answer.status, answer.headers, json.loads(text) if is_json else text
+    finally:
+        connection.close()

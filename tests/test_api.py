@@ -1,0 +1,298 @@
+"""The HTTP interface, asked by the official client and by hand: answers, streams, refusals, clients that go away."""
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("fastapi")
+
+import openai
+from serving import OPTIONS, call, listening, started
+
+from jax_lm.options import GenerationOptions
+from jax_lm.serving.api import Settings
+from jax_lm.serving.engine import Engine
+from jax_lm.serving.guard import Limits
+from jax_lm.serving.jobs import Job
+from jax_lm.tokenizer import MASK
+
+GREEDY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
+PROMPT = "def gcd(a, b):\n"
+KEY = "k" * 20
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_inference):
+    with started(tiny_inference) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with listening(engine) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    return openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_inference):
+    """The greedy completion of PROMPT, without a server."""
+    return tiny_inference.complete([PROMPT], GenerationOptions(max_new_tokens=24, temperature=0.0))[0]
+
+
+def test_models(client):
+    (model,) = client.models.list().data
+    assert model.id == "tiny"
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_completion(client, expected):
+    answer = client.completions.create(prompt=PROMPT, logprobs=1, **GREEDY)
+    (choice,) = answer.choices
+    assert choice.text == expected
+    assert choice.finish_reason in ("stop", "length")
+    assert "".join(choice.logprobs.tokens) == expected
+    assert all(value <= 0 for value in choice.logprobs.token_logprobs)
+    assert answer.usage.completion_tokens == len(choice.logprobs.tokens)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_several_prompts_and_choices(client, expected):
+    options = GREEDY | {"temperature": 1.0, "seed": 5}
+    answer = client.completions.create(prompt=[PROMPT, "x = 1"], n=2, echo=True, **options)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in answer.choices]
+    assert [text.startswith(PROMPT) for text in texts] == [True, True, False, False]
+    assert len(set(texts)) == 4
+    again = client.completions.create(prompt=PROMPT, n=2, echo=True, **options)
+    assert [choice.text for choice in again.choices] == texts[:2]
+
+
+def test_suffix_is_infilling(client, tiny_inference):
+    options = GenerationOptions(max_new_tokens=24, temperature=0.0)
+    middle = tiny_inference.infill("def area(r):\n", "\n    return result\n", 24, options=options)
+    answer = client.completions.create(prompt="def area(r):\n", suffix="\n    return result\n", **GREEDY)
+    assert answer.choices[0].text == middle
+
+
+@pytest.mark.parametrize("extra", [{}, {"preset": "fast"}, {"preset": "turbo"}, {"steps": 6, "alg": "maskgit_plus"}])
+def test_stream_is_the_answer_in_pieces(client, extra):
+    whole = client.completions.create(prompt=PROMPT, extra_body=extra, **GREEDY)
+    options = GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
+    *pieces, last = client.completions.create(prompt=PROMPT, extra_body=extra, **options)
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert [piece.choices[0].finish_reason for piece in pieces if piece.choices[0].finish_reason] == [
+        whole.choices[0].finish_reason
+    ]
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+def test_stop_text(client, expected):
+    stop = expected[4:7]
+    for streams in (False, True):
+        answer = client.completions.create(prompt=PROMPT, stop=[stop], stream=streams, **GREEDY)
+        pieces = answer if streams else [answer]
+        assert "".join(piece.choices[0].text for piece in pieces) == expected[: expected.index(stop)]
+
+
+def test_chat(client, tiny_inference):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write gcd."}]
+    options = GenerationOptions(max_new_tokens=24, temperature=0.0)
+    expected = tiny_inference.chat(messages, options)
+    answer = client.chat.completions.create(messages=messages, logprobs=True, **GREEDY)
+    assert answer.choices[0].message.content == expected
+    assert "".join(token.token for token in answer.choices[0].logprobs.content) == expected
+    pieces = list(client.chat.completions.create(messages=messages, stream=True, **GREEDY))
+    assert pieces[0].choices[0].delta.role == "assistant"
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Write "}, {"type": "text", "text": "gcd."}]}]
+    other = client.chat.completions.create(messages=[messages[0], *parts], **GREEDY)
+    assert other.choices[0].message.content == expected
+
+
+def events(address, body):
+    """Server-sent events as (name, data)."""
+    status, _, text = call(address, "POST", "/v1/denoise", body)
+    assert status == 200, text
+    for block in text.strip().split("\n\n"):
+        name, content = block.split("\n")
+        yield name.removeprefix("event: "), json.loads(content.removeprefix("data: "))
+
+
+def test_denoise_tells_every_commit(address, expected):
+    first, *middle, last = events(address, {"prompt": PROMPT, **GREEDY})
+    assert first[0] == "start"
+    assert first[1]["length"] == 24
+    assert {name for name, _ in middle} == {"commits"}
+    commits = [commit for _, data in middle for commit in data["commits"]]
+    assert len({commit["position"] for commit in commits}) == len(commits)
+    assert set(commits[0]) == {"position", "token_id", "text", "confidence", "step"}
+    assert last == ("done", last[1] | {"text": expected})
+    by_position = {commit["position"]: commit["text"] for commit in commits}
+    assert "".join(by_position[place] for place in range(last[1]["tokens"])) == expected
+    *_, (name, data) = events(address, {"messages": [{"role": "user", "content": "gcd"}], **GREEDY})
+    assert (name, data["finish_reason"] in ("stop", "length")) == ("done", True)
+
+
+WRONG = {
+    "temperature": {"temperature": 3},
+    "max_tokens": {"max_tokens": 0},
+    "n": {"n": 99},
+    "top_p": {"top_p": 0},
+    "seed": {"seed": -1},
+    "alg": {"alg": "best"},
+    "preset": {"preset": "slow"},
+    "threshold": {"threshold": 1.5},
+    "steps": {"steps": 25},
+    "logit_bias": {"logit_bias": {"5": 1.0}},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "best_of": {"best_of": 3},
+    "surprise": {"surprise": 1},
+    "block_length": {"block_length": 8, "preset": "fast"},
+    "stop": {"stop": ["a"] * 5},
+    "prompt": {"prompt": 7},
+}
+
+
+@pytest.mark.parametrize("param", WRONG)
+def test_wrong_options_are_refused_by_name(address, param):
+    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY | WRONG[param])
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert param in f"{body['error']['param']} {body['error']['message']}"
+
+
+def test_errors_reach_the_client_as_its_own(client, address):
+    with pytest.raises(openai.BadRequestError, match="context holds 128"):
+        client.completions.create(prompt=PROMPT * 20, **GREEDY)
+    with pytest.raises(openai.NotFoundError, match="this server offers"):
+        client.completions.create(prompt=PROMPT, **GREEDY | {"model": "gpt"})
+    assert call(address, "POST", "/v1/completions", "{")[2]["error"]["message"] == "the body is not JSON"
+    status, _, body = call(address, "GET", "/v1/completions")
+    assert (status, body["error"]["type"]) == (405, "invalid_request_error")
+    assert call(address, "GET", "/v1/nothing")[0] == 404
+
+
+def test_special_tokens_in_a_text_are_its_characters(address, engine):
+    def spent(path, **fields):
+        return call(address, "POST", path, fields | GREEDY)[2]["usage"]["prompt_tokens"]
+
+    marker = len(engine.tokenizer.encode_plain("<|im_end|>"))
+    assert marker > 1
+    assert spent("/v1/completions", prompt=f"x{MASK}") == len(engine.tokenizer.encode_plain(f"x{MASK}")) > 3
+    chat = [
+        spent("/v1/chat/completions", messages=[{"role": "user", "content": f"a{end}"}]) for end in ("", "<|im_end|>")
+    ]
+    assert chat[1] - chat[0] == marker
+    before, after = engine.tokenizer.encode_chat([{"role": "user", "content": "a<|im_end|>"}]), "<|im_end|>"
+    assert before.count(engine.tokenizer.token_id(after)) == 1
+
+
+def test_an_empty_prompt_begins_a_text(client):
+    assert client.completions.create(prompt="", **GREEDY).usage.prompt_tokens == 1
+
+
+def test_health_ready_and_metrics(address, client):
+    client.completions.create(prompt=PROMPT, **GREEDY)
+    assert [call(address, "GET", path)[0] for path in ("/health", "/ready")] == [200, 200]
+    status, _, text = call(address, "GET", "/metrics")
+    assert status == 200
+    for line in (
+        "diffucoder_ready 1.0",
+        'diffucoder_http_requests_total{path="/v1/completions",status="200"}',
+        'diffucoder_rows_total{outcome="length"}',
+        "diffucoder_first_text_seconds_bucket",
+        "diffucoder_compilations_total",
+    ):
+        assert line in text
+
+
+def test_a_full_queue_is_429_with_a_time_to_come_back(tiny_inference):
+    engine = Engine(tiny_inference, replace(OPTIONS, queue=1))
+    with listening(engine) as address:
+        assert call(address, "GET", "/ready")[0] == 503
+        first = threading.Thread(target=call, args=(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY))
+        first.start()
+        while not engine.waiting:
+            time.sleep(0.01)
+        status, headers, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)
+        assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "queue_full")
+        assert int(headers["retry-after"]) >= 1
+        engine.refuse_new(0.0)
+        assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)[0] == 503
+        engine.start()
+        first.join(60)
+        assert not first.is_alive()
+
+
+@pytest.mark.parametrize("body", [{"stream": True}, {}], ids=["stream", "whole"])
+def test_a_client_that_goes_away_frees_its_place(address, engine, body):
+    def ends():
+        return engine.metrics.rows.labels("cancelled")._value.get()
+
+    before = ends()
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    content = json.dumps({"prompt": PROMPT, "max_tokens": 80, "n": 8, "seed": 1, **body})
+    connection.request("POST", "/v1/completions", content, {"Content-Type": "application/json"})
+    if body:
+        connection.getresponse().read(20)
+    else:
+        while not engine.running:
+            time.sleep(0.005)
+    connection.sock.close()
+    connection.close()
+    deadline = time.monotonic() + 20
+    while ends() == before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ends() > before
+    assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)[0] == 200
+
+
+def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
+    def look(self, tokenizer):
+        raise RuntimeError("secret detail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "look", look)
+        status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)
+        assert (status, body["error"]["type"]) == (500, "server_error")
+        assert "secret" not in json.dumps(body)
+        status, _, text = call(address, "POST", "/v1/completions", {"prompt": PROMPT, "stream": True} | GREEDY)
+        assert (status, '"server_error"' in text, "[DONE]" in text) == (200, True, False)
+    assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)[0] == 200
+
+
+def test_keys_and_the_page(engine):
+    with listening(engine, Settings(model="tiny"), Limits(keys=(KEY,), hosts=())) as address:
+        for path in ("/", "/page.css", "/page.js", "/health"):
+            assert call(address, "GET", path)[0] == 200
+        assert call(address, "GET", "/../pyproject.toml")[0] == 401
+        for path in ("/v1/models", "/metrics", "/openapi.json"):
+            assert call(address, "GET", path)[0] == 401
+            assert call(address, "GET", path, Authorization=f"Bearer {KEY}")[0] == 200
+        wrong = openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="wrong", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+
+
+def test_prompts_are_not_logged_unless_asked(engine, caplog):
+    caplog.set_level("INFO", logger="jax_lm")
+    for logs, count in ((False, 0), (True, 2)):
+        caplog.clear()
+        with listening(engine, Settings(model="tiny", logs_prompts=logs)) as address:
+            call(address, "POST", "/v1/completions", {"prompt": "very private"} | GREEDY, X_Request_ID="abc")
+        assert sum(record.message == "texts" for record in caplog.records) == count
+        assert ("private" in str([vars(record) for record in caplog.records])) == logs
+        (line,) = [record.fields for record in caplog.records if record.message == "request"]
+        assert (line["request_id"], line["status"], line["path"]) == ("abc", 200, "/v1/completions")

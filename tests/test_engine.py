@@ -1,0 +1,307 @@
+"""The engine: answers that depend on their request alone, bounds, and failures that stay with whom they concern."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+import itertools
+
+from serving import OPTIONS as ONE_LANE
+from serving import started
+
+from jax_lm.diffusion import lanes as lanes_module
+from jax_lm.diffusion.lanes import Lanes
+from jax_lm.options import GenerationOptions
+from jax_lm.serving.engine import ClosingError, Engine, EngineOptions, QueueFullError
+from jax_lm.serving.jobs import Finished, Job, Request, without_beginning
+
+OPTIONS = replace(ONE_LANE, lanes=4)
+GREEDY = GenerationOptions(max_new_tokens=40, temperature=0.0)
+FAST = replace(GREEDY, preset="fast")
+PROMPTS = ["def add(a, b):", "def gcd(a, b):\n", "class Stack:", "x = 1\n", "def f(n):"]
+
+
+class Ear:
+    """A listener that remembers."""
+
+    def __init__(self):
+        self.events, self.ended = [], threading.Semaphore(0)
+
+    def __call__(self, event):
+        self.events.append(event)
+        if isinstance(event, Finished):
+            self.ended.release()
+
+    def finished(self, count=1):
+        """How so many jobs ended, by job."""
+        for _ in range(count):
+            assert self.ended.acquire(timeout=60), "no end after 60 s"
+        return {event.job: event for event in self.events if isinstance(event, Finished)}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_inference):
+    with started(tiny_inference, OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture
+def fresh(tiny_inference):
+    """Makes engines that are not started, so that what is queued stays queued."""
+    return lambda **options: Engine(tiny_inference, replace(OPTIONS, **options))
+
+
+def ask(engine, prompt, options=GREEDY, **fields):
+    return Request(before=tuple(engine.tokenizer.encode_plain(prompt)), options=options, **fields)
+
+
+def answers(engine, requests, **options):
+    """Their texts, decoded together."""
+    ear = Ear()
+    jobs = engine.submit(requests, ear, **options)
+    ends = ear.finished(len(jobs))
+    assert all(end.is_answer for end in ends.values()), ends
+    return [ends[job].text for job in jobs]
+
+
+@pytest.fixture(scope="module")
+def alone(engine):
+    """The greedy answer of each prompt by itself."""
+    return [answers(engine, [ask(engine, prompt)])[0] for prompt in PROMPTS]
+
+
+def test_greedy_answers_are_those_of_generate(engine, alone, tiny_inference):
+    assert alone[:2] == [tiny_inference.complete([prompt], GREEDY)[0] for prompt in PROMPTS[:2]]
+    assert len(set(alone)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("preset", ["exact", "fast"])
+def test_an_answer_does_not_depend_on_who_else_is_there(engine, alone, preset):
+    options = replace(GREEDY, preset=preset)
+    single = alone if preset == "exact" else [answers(engine, [ask(engine, p, options)])[0] for p in PROMPTS]
+    noise = [ask(engine, prompt, replace(options, temperature=1.0, seed=i)) for i, prompt in enumerate(PROMPTS)]
+    ear = Ear()
+    engine.submit(noise[:3], ear)
+    together = answers(engine, [ask(engine, prompt, options) for prompt in PROMPTS])
+    ear.finished(3)
+    assert together == single
+
+
+def test_a_drawn_answer_depends_on_seed_and_index_alone(engine):
+    options = replace(GREEDY, temperature=1.0, seed=7)
+    first = answers(engine, [ask(engine, PROMPTS[0], options, index=index) for index in range(3)])
+    assert len(set(first)) == 3
+    assert answers(engine, [ask(engine, PROMPTS[0], options, index=2)])[0] == first[2]
+    assert answers(engine, [ask(engine, PROMPTS[0], replace(options, seed=8))])[0] != first[0]
+
+
+def test_rows_of_all_kinds_come_and_go_without_compiling(engine, alone):
+    assert not engine.shapes
+    before = lanes_module.run_lanes._cache_size(), engine.metrics.compilations._value.get()
+    kinds = [
+        GREEDY,
+        FAST,
+        replace(GREEDY, max_new_tokens=17, temperature=0.6, top_p=0.8, alg="maskgit_plus", num_steps=9),
+        replace(GREEDY, preset="turbo", max_new_tokens=64),
+        replace(GREEDY, alg="origin", top_p=None, max_new_tokens=5),
+        replace(GREEDY, commit="threshold", threshold=0.5, block_length=0),
+    ]
+    ears = []
+    for number, options in enumerate(kinds):
+        ears.append(Ear())
+        engine.submit([ask(engine, PROMPTS[number % 5] * (1 + number % 2), options)], ears[-1])
+        time.sleep(0.02)
+    for ear in ears:
+        ear.finished()
+    assert (lanes_module.run_lanes._cache_size(), engine.metrics.compilations._value.get()) == before
+
+
+def test_progress_tells_every_position_once_and_text_that_stays(engine, alone):
+    ear = Ear()
+    engine.submit([ask(engine, PROMPTS[0])], ear)
+    (end,) = ear.finished().values()
+    texts = [event.text for event in ear.events]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert end.text == alone[0]
+    commits = [commit for event in ear.events for commit in event.commits]
+    assert len({commit.position for commit in commits}) == len(commits)
+    assert [commit.step for commit in commits] == sorted(commit.step for commit in commits)
+    by_position = {commit.position: commit for commit in commits}
+    assert all(by_position[token.position] == token for token in end.tokens)
+    assert all(0 < token.confidence <= 1 for token in end.tokens)
+    assert engine.tokenizer.decode([token.token_id for token in end.tokens]) == end.text
+
+
+def test_a_stop_text_ends_the_answer_before_it(engine, alone):
+    stop = alone[1][7:10]
+    ear = Ear()
+    engine.submit([ask(engine, PROMPTS[1], stop=("never", stop))], ear)
+    (end,) = ear.finished().values()
+    assert (end.text, end.reason) == (alone[1][: alone[1].index(stop)], "stop")
+    assert all(end.text.startswith(event.text) for event in ear.events)
+    tokens = engine.tokenizer.decode([token.token_id for token in end.tokens])
+    assert tokens.startswith(end.text)
+    assert len(tokens) < len(alone[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("ab", "ab"), ("ab\n", "ab"), ("ab\n\n", "ab"), ("ab\n\ndef", "ab\n\ndef"), ("", "")]
+)
+def test_what_may_become_a_stop_text_is_held_back(text, expected):
+    assert without_beginning(text, ("\n\nclass", "\n\n\n")) == expected
+
+
+def test_a_cancelled_job_leaves_and_the_others_go_on(engine, alone):
+    ear, other = Ear(), Ear()
+    long = ask(engine, PROMPTS[2], replace(GREEDY, max_new_tokens=80))
+    jobs = engine.submit([long] * 6, ear)
+    (kept,) = engine.submit([ask(engine, PROMPTS[3])], other)
+    engine.cancel(jobs)
+    assert {end.reason for end in ear.finished(6).values()} <= {"cancelled", "stop"}
+    assert any(end.reason == "cancelled" for end in ear.finished(0).values())
+    assert other.finished()[kept].text == alone[3]
+
+
+def test_a_job_ends_when_its_time_is_over(engine, alone):
+    ear = Ear()
+    engine.submit([ask(engine, PROMPTS[2], replace(GREEDY, max_new_tokens=80))] * 8, ear, seconds=1e-3)
+    assert {end.reason for end in ear.finished(8).values()} == {"timeout"}
+    assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
+
+
+def test_what_does_not_fit_the_queue_is_refused_whole(fresh):
+    engine = fresh(queue=3)
+    engine.submit([ask(engine, PROMPTS[0])] * 2, Ear())
+    with pytest.raises(QueueFullError) as refusal:
+        engine.submit([ask(engine, PROMPTS[0])] * 2, Ear())
+    assert refusal.value.retry_after >= 1
+    assert len(engine.waiting) == 2
+    engine.submit([ask(engine, PROMPTS[0])], Ear())
+    with pytest.raises(ValueError, match="at most 3"):
+        engine.submit([ask(engine, PROMPTS[0])] * 4, Ear())
+
+
+def test_a_row_is_served_before_narrower_shapes_are_compiled(fresh, engine, alone):
+    wide = fresh(context=160, queue=4)
+    assert [lanes.columns for lanes in wide.lanes] == [128, 160, 160, 192]
+    for lanes, ready in zip(wide.lanes[2:], engine.lanes, strict=True):
+        lanes.sizes = list(ready.sizes)
+    row = wide.row(ask(wide, PROMPTS[0]))
+    assert wide.narrowest(row) is wide.lanes[2]
+    wide.lanes[0].sizes = [1]
+    assert wide.narrowest(row) is wide.lanes[0]
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Rows whose first token is that of "poison" raise when they are put on the device."""
+    real = Lanes.way
+
+    def way(self, row, *arguments):
+        if row.tokens[0] == POISON:
+            raise RuntimeError("poisoned")
+        return real(self, row, *arguments)
+
+    monkeypatch.setattr(Lanes, "way", way)
+
+
+POISON = 1000
+
+
+@pytest.mark.parametrize("options", [GREEDY, FAST], ids=["exact", "fast"])
+def test_a_poisoned_request_fails_alone(engine, alone, poison, options):
+    expected = [answers(engine, [ask(engine, prompt, options)])[0] for prompt in PROMPTS[:3]]
+    good, bad = Ear(), Ear()
+    jobs = engine.submit([ask(engine, prompt, options) for prompt in PROMPTS[:3]], good)
+    engine.submit([Request(before=(POISON, 5), options=options)], bad)
+    (end,) = bad.finished().values()
+    assert (end.reason, str(end.error)) == ("error", "poisoned")
+    ends = good.finished(3)
+    assert [ends[job].text for job in jobs] == expected
+    assert engine.ready.is_set()
+    assert not engine.stopped.is_set()
+
+
+def test_an_answer_that_cannot_be_read_fails_alone(engine, alone, monkeypatch):
+    real, bad, good = Job.look, Ear(), Ear()
+
+    def look(self, tokenizer):
+        if self.listen is bad:
+            raise RuntimeError("unreadable")
+        return real(self, tokenizer)
+
+    monkeypatch.setattr(Job, "look", look)
+    engine.submit([ask(engine, PROMPTS[0])], bad)
+    (job,) = engine.submit([ask(engine, PROMPTS[1])], good)
+    assert next(iter(bad.finished().values())).reason == "error"
+    assert good.finished()[job].text == alone[1]
+
+
+def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
+    def listen(event):
+        raise RuntimeError("gone")
+
+    engine.submit([ask(engine, PROMPTS[0])], listen)
+    assert answers(engine, [ask(engine, PROMPTS[1])]) == alone[1:2]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(before=(5,), options=replace(GREEDY, max_new_tokens=81)), "max_tokens=81: at most 80"),
+        (Request(before=(5,) * 100, options=GREEDY), "the context holds 128"),
+        (Request(before=(5,), options=replace(GREEDY, top_k=3)), "top_k=3"),
+        (Request(before=(5,), options=replace(GREEDY, preset="best")), "preset='best'"),
+        (Request(before=(), options=GREEDY), "one given before it"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused_at_once(engine, request_, message):
+    with pytest.raises(ValueError, match=message):
+        engine.submit([request_], Ear())
+
+
+@pytest.mark.parametrize("field", ["lanes", "queue", "max_tokens", "seconds"])
+def test_bounds_are_checked(field):
+    with pytest.raises(ValueError, match=f"{field}=0"):
+        EngineOptions(**{field: 0.0 if field == "seconds" else 0})
+
+
+def test_shutdown_finishes_what_is_there(fresh, alone):
+    engine = fresh()
+    ear = Ear()
+    engine.start()
+    jobs = engine.submit([ask(engine, prompt) for prompt in PROMPTS], ear)
+    assert engine.ready.wait(120)
+    engine.close(grace=60.0)
+    ends = ear.finished(5)
+    assert [ends[job].text for job in jobs] == alone
+    with pytest.raises(ClosingError):
+        engine.submit([ask(engine, PROMPTS[0])], Ear())
+
+
+def test_shutdown_without_grace_fails_what_is_there(fresh):
+    engine = fresh()
+    ear = Ear()
+    engine.start()
+    assert engine.ready.wait(120)
+    engine.submit([ask(engine, PROMPTS[0])] * 8, ear)
+    engine.close(grace=0.0)
+    assert "shutdown" in {end.reason for end in ear.finished(8).values()}
+
+
+def test_a_defect_of_the_loop_leaves_nobody_waiting(fresh, monkeypatch):
+    engine = fresh()
+    engine.urgent.clear()
+    monkeypatch.setattr(engine, "admit", lambda: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    ear = Ear()
+    engine.submit([ask(engine, PROMPTS[0])], ear)
+    engine.start()
+    assert next(iter(ear.finished().values())).reason == "shutdown"
+    assert engine.stopped.wait(5)
+    with pytest.raises(ClosingError):
+        engine.submit([ask(engine, PROMPTS[0])], Ear())
