@@ -1,7 +1,7 @@
 """How a model decodes: what was decided when and how surely, over a whole canvas, and measures of that.
 
-Runs the model; the measures are `evaluation.decoding_order`. Stop tokens end nothing here: as in the paper, all positions
-of the canvas are decided, and those after the text are told apart afterwards.
+Runs the model; the measures are `evaluation.decoding_order`. Stop tokens end nothing here: as in the paper, all
+positions of the canvas are decided, and those after the text are told apart afterwards.
 """
 
 from collections.abc import Sequence
