@@ -38,7 +38,8 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.evaluation import recording
 from jax_lm.evaluation.machine import about, seconds_of
-from jax_lm.evaluation.speed import SHAPES, random_canvas, random_model
+from jax_lm.evaluation.speed import random_canvas, random_model
+from jax_lm.models.config import SHAPES
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 EPSILON = 1e-3

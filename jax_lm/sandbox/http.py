@@ -111,7 +111,7 @@ class Worker(ThreadingHTTPServer):
 
     def server_close(self) -> None:
         super().server_close()
-        self.pool.__exit__()
+        self.pool.close()
 
 
 class Handler(BaseHTTPRequestHandler):

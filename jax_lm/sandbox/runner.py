@@ -181,6 +181,10 @@ class Pool:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.stop.set()
+        self.close()
+
+    def close(self) -> None:
+        """Wait for what runs, and end the sandboxes."""
         self.threads.shutdown(cancel_futures=True)
         for sandbox in self.sandboxes:
             sandbox.close()
