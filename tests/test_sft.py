@@ -168,6 +168,17 @@ def test_wrong_input_is_one_line(folder, tmp_path, capsys, changes, named):
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "recipe"), [("sft", "sft_paper"), ("sft", "sft_builtin"), ("adapt", "adapt_paper")]
+)
+def test_recipes_are_options_of_their_command(folder, tmp_path, capsys, command, recipe):
+    path = Path(__file__).parent.parent / "runs" / f"{recipe}.yaml"
+    absent = tmp_path / "absent.jsonl"
+    words = ["--model", str(folder / "model"), "--data", str(absent), "--out", str(tmp_path)]
+    assert main([command, "--config", str(path), *words]) == 2
+    assert "absent.jsonl' cannot be read" in capsys.readouterr().err
+
+
 def test_prompts_come_to_be_visible():
     sample = Row((1, 2, 3), (False, False, True))
     vary = revealed(10)

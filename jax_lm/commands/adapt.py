@@ -24,6 +24,7 @@ class Adapt:
         model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
+        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
     """
@@ -32,6 +33,7 @@ class Adapt:
     model: str
     out: Path
     from_scratch: bool = False
+    mesh: str | None = None
     config: Path | None = None
     settings: AdaptConfig = field(default_factory=AdaptConfig)
 
@@ -42,6 +44,7 @@ class Adapt:
         from jax_lm.checkpoints import huggingface
         from jax_lm.data.conversations import read_samples, text_rows
         from jax_lm.models.dream import DreamForCausalLM
+        from jax_lm.sharding import MeshShape
         from jax_lm.tokenizer import DiffuCoderTokenizer
         from jax_lm.training.adaptation import adapt
 
@@ -53,10 +56,12 @@ class Adapt:
         tokenizer.require_ids(mask_token_id=tokenizer.mask_id, vocab_size=config.vocab_size)
         config = dataclasses.replace(config, mask_token_id=tokenizer.mask_id)
         samples = read_samples(self.data, text_rows(tokenizer, self.settings.length))
+        mesh = MeshShape.parse(self.mesh).mesh() if self.mesh else None
         if self.from_scratch:
             model = DreamForCausalLM(config, rngs=nnx.Rngs(self.settings.training.seed))
+            model = model.on_mesh(mesh) if mesh else model
         else:
-            model = DreamForCausalLM.from_pretrained(folder)
+            model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
             model.config = config
         dtype = model.dtype
         finished = adapt(

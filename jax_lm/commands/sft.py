@@ -29,6 +29,7 @@ class Sft:
         model: folder or hub id; the built-in model if not given.
         lora_rank: train adapters of this rank instead of all weights.
         lora_alpha: adapters are scaled by alpha / rank; twice the rank if not given.
+        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
     """
@@ -38,6 +39,7 @@ class Sft:
     model: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
+    mesh: str | None = None
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
 
@@ -48,6 +50,7 @@ class Sft:
         from jax_lm.inference import BUILTIN_MODEL
         from jax_lm.models.dream import DreamForCausalLM
         from jax_lm.models.lora import add_lora, is_lora
+        from jax_lm.sharding import MeshShape
         from jax_lm.tokenizer import DiffuCoderTokenizer
         from jax_lm.training.sft import fine_tune
 
@@ -57,7 +60,8 @@ class Sft:
         config = DreamForCausalLM.read_config(folder)
         tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
         samples = read_samples(self.data, conversation_rows(tokenizer, self.settings.length))
-        model = DreamForCausalLM.from_pretrained(folder)
+        mesh = MeshShape.parse(self.mesh).mesh() if self.mesh else None
+        model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
         dtype = model.dtype
         if lora:
             add_lora(model, lora, self.settings.training.seed)

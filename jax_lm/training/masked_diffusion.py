@@ -12,13 +12,17 @@ Knows batches, no files.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -34,6 +38,7 @@ from jax_lm.diffusion.masking import (
     shift_right,
 )
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.sharding import row_spec
 from jax_lm.training.settings import LossConfig, TrainerConfig
 from jax_lm.training.trainer import Source, State, Trainer
 from jax_lm.training.update import Loss, LossTerms, Params, in_dtype, merged
@@ -165,6 +170,8 @@ def train(
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
     graph, state = nnx.split(model)
     weights = nnx.to_pure_dict(state)
+    if model.mesh:
+        weights = jax.tree.map(partial(on_mesh, model.mesh), weights)
     ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, config.compute_dtype)
     objective = make_loss(graph, loss, model.config.mask_token_id)
@@ -176,10 +183,27 @@ def train(
         frozen=frozen,
         identity={"loss": dataclasses.asdict(loss)} | dict(identity or {}),
         evaluate=evaluation(objective, frozen, held_out, config.compute_dtype) if held_out else None,
+        place=partial(spread, model.mesh) if model.mesh else lambda batch: batch,
     )
     finished = trainer.run(source)
     nnx.update(model, merged(others, trainer.state.params))
     return finished
+
+
+def on_mesh(mesh: Mesh, leaf: Array) -> Array:
+    """A parameter where it is, or on every device if it is not on the mesh, as new adapters are."""
+    return leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, NamedSharding(mesh, P()))
+
+
+def spread(mesh: Mesh, batch: Batch) -> Any:
+    """The rows that each process holds, as one batch over the mesh."""
+
+    def put(rows: np.ndarray) -> Array:
+        count = len(rows) * jax.process_count()
+        place = NamedSharding(mesh, row_spec(count, mesh))
+        return jax.make_array_from_process_local_data(place, rows, (count, *rows.shape[1:]))
+
+    return jax.tree.map(put, batch)
 
 
 def evaluation(

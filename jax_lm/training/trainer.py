@@ -30,7 +30,7 @@ from jax_lm.metrics import Meter, Writers, open_writers
 from jax_lm.training.checkpoints import RunCheckpoints, named_leaves
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.settings import TrainerConfig
-from jax_lm.training.update import Batch, Loss, Params, make_update
+from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +63,13 @@ class Trainer:
 
     Args:
         loss: what to minimise; sees the weights in the compute dtype.
-        params: nested dict of what is trained; copied to float32.
+        params: nested dict of what is trained, on one device or on a mesh; copied to float32.
         config: the run.
         out: folder for metrics.jsonl, checkpoints and what else the run leaves.
         frozen: nested dict of weights that the loss sees among the trained ones, but that stay as they are.
         identity: further settings (JSON) that a resumed run must agree on.
         evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end.
-        place: puts a batch on the devices.
+        place: puts the rows of this process on the devices.
 
     Raises:
         ValueError: the settings contradict each other.
@@ -95,9 +95,19 @@ class Trainer:
         rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
         # Copied, because the step overwrites its arguments and the caller keeps arrays of its own.
         masters = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
-        self.state = State(masters, transform.init(masters), 0)
+        optimizer = transform.init(masters)
+        placement = placements(masters, optimizer)
+        if placement:
+            masters, optimizer = jax.device_put((masters, optimizer), placement)
+        self.state = State(masters, optimizer, 0)
         self.update = make_update(
-            loss, transform, rate, parts=config.accumulation, dtype=config.compute_dtype, seed=config.seed
+            loss,
+            transform,
+            rate,
+            parts=config.accumulation,
+            dtype=config.compute_dtype,
+            seed=config.seed,
+            placement=placement,
         )
         self.meter = Meter()
 
@@ -177,7 +187,7 @@ class Trainer:
                 f"loss is {metrics['loss']} at step {running.step}, its gradient has norm {metrics['gradient_norm']}; "
                 f"the batch is in {place}"
             )
-        self.meter.add(metrics | running.drawn, running.batch.tokens.size)
+        self.meter.add(metrics | running.drawn, running.batch.tokens.size * jax.process_count())
         last = self.config.stop_after or self.config.steps
         if running.step % self.config.log_every == 0 or running.step == last:
             entry = self.meter.entry()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -49,10 +50,12 @@ def make_update(
     parts: int,
     dtype: DTypeLike,
     seed: int,
+    placement: tuple | None = None,
 ) -> Callable:
     """The compiled step: (params, optimizer state, frozen, step, batch) to the first two and metrics.
 
-    Params and optimizer state are donated. `rate` is only reported; the transform has its own.
+    Params and optimizer state are donated, and come back where they were (`placement`, of `placements`). `rate` is
+    only reported; the transform has its own.
     """
 
     def update(params: Params, optimizer: optax.OptState, frozen: Params, step: Int[Array, ""], batch: Batch) -> tuple:
@@ -62,7 +65,22 @@ def make_update(
         updates, optimizer = transform.update(gradients, optimizer, params)
         return optax.apply_updates(params, updates), optimizer, metrics
 
-    return jax.jit(update, donate_argnums=(0, 1))
+    return jax.jit(update, donate_argnums=(0, 1), out_shardings=placement and (*placement, None))
+
+
+def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
+    """Where parameters lie on their mesh, and the moments beside them; all else on every device. None off a mesh."""
+    shardings = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    mesh = next((x.sharding.mesh for x in shardings.values() if isinstance(x.sharding, NamedSharding)), None)
+    if mesh is None:
+        return None
+
+    def beside(path: tuple, leaf: Array) -> NamedSharding:
+        name = jax.tree_util.keystr(path)
+        owner = next((x for known, x in shardings.items() if name.endswith(known) and x.shape == leaf.shape), None)
+        return NamedSharding(mesh, PartitionSpec()) if owner is None else owner.sharding
+
+    return jax.tree_util.tree_map_with_path(beside, params), jax.tree_util.tree_map_with_path(beside, optimizer)
 
 
 def gradient(

@@ -1,0 +1,94 @@
+"""Training on meshes of eight virtual devices, in a child process, gives what one device gives."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_lm.data.batches import Row
+from jax_lm.data.stream import SampleStream
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
+from jax_lm.sharding import MeshShape
+from jax_lm.training.masked_diffusion import ByStep, train
+from jax_lm.training.settings import LossConfig, OptimizerConfig, TrainerConfig
+
+MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
+CONFIG = DreamConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rope_theta=1e4,
+    rms_norm_eps=1e-6,
+    mask_token_id=63,
+)
+
+
+def trained(mesh: str | None, out: Path) -> tuple[DreamForCausalLM, list[float]]:
+    """Four steps of packed rows in two parts; adamw's first steps are as large as the learning rate."""
+    rng = np.random.default_rng(0)
+    samples = [Row(tuple(map(int, rng.integers(0, 60, 7))), (False, *(True,) * 6), open=False) for _ in range(64)]
+    stream = SampleStream(samples, length=16, rows=16, pad_id=60, seed=0, packed=True)
+    model = DreamForCausalLM(CONFIG, rngs=nnx.Rngs(0))
+    model = model.on_mesh(MeshShape.parse(mesh).mesh()) if mesh else model
+    optimizer = OptimizerConfig(learning_rate=1e-3, epsilon=1e-4)
+    config = TrainerConfig(steps=4, optimizer=optimizer, accumulation=2, log_every=1)
+    assert train(model, ByStep(stream.batch), LossConfig(masks_per_query=True), config, out)
+    return model, [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def compare(folder: Path) -> None:
+    """The child process: prints one JSON line per mesh."""
+    alone, losses = trained(None, folder / "alone")
+    for number, mesh in enumerate(MESHES):
+        model, others = trained(mesh, folder / str(number))
+        leaves = parameters(model)
+        differences = [np.abs(np.asarray(leaves[name]) - np.asarray(x)).max() for name, x in parameters(alone).items()]
+        here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves.values())
+        report = {
+            "loss": float(np.abs(np.array(losses) - others).max()),
+            "weights": float(max(differences)),
+            "share": here / sum(leaf.nbytes for leaf in leaves.values()),
+            "moved": float(np.abs(np.array(losses) - losses[0]).max()),
+        }
+        print(json.dumps(report), flush=True)  # noqa: T201
+
+
+@pytest.fixture(scope="module")
+def reports():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    child = subprocess.run(
+        [sys.executable, __file__], env=os.environ | flags, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    return dict(zip(MESHES, map(json.loads, child.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_mesh_gives_the_losses_and_weights_of_one_device(reports, mesh):
+    report = reports[mesh]
+    assert report["moved"] > 0.01
+    assert report["loss"] < 1e-5
+    assert report["weights"] < 1e-5
+
+
+def test_weights_are_stored_in_parts(reports):
+    assert reports["data=8"]["share"] == 1
+    # Norms lie everywhere, matrices on four devices.
+    assert reports["data=2,fsdp=2,tensor=2"]["share"] < 0.3
+
+
+if __name__ == "__main__":
+    assert jax.device_count() == 8
+    with tempfile.TemporaryDirectory() as folder:
+        compare(Path(folder))
