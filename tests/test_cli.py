@@ -137,7 +137,7 @@ def test_parity_check_prints_a_table_and_fails_when_asked_too_much(capsys, tmp_p
     (folder / "cases.json").write_text(json.dumps(cases))
     status, out, _ = run(capsys, "parity", "check", str(folder))
     assert status == 0
-    assert "11 of 11 within bounds" in out
+    assert "14 of 14 within bounds" in out
     status, out, _ = run(capsys, "parity", "check", str(folder), "--tolerance", "1e-9")
     assert status == 1
     assert "FAILED" in out

@@ -25,6 +25,8 @@ QUIET_COMPILER = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
 """libtpu as a compiler alone: it looks for no TPU, and lets others use it."""
 
