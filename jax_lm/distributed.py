@@ -52,6 +52,9 @@ class Hosts:
             ) from error
 
 
+ONE_HOST = Hosts()
+
+
 def is_first() -> bool:
     """Whether this process is the one that speaks."""
     import jax

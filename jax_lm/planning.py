@@ -259,6 +259,6 @@ def explained(config: DreamConfig, job: Job, mesh: MeshShape) -> Iterator[None]:
         options.append(f"more devices on the tensor axis (now {mesh.tensor})")
         raise OutOfMemoryError(
             f"out of memory: {job.batch} x {job.canvas} tokens in {job.precision} take about "
-            f"{need.weights / 2**30:.2f} GiB of weights and {(need.cache + need.working) / 2**30:.2f} GiB of working memory "
+            f"{need.weights / 2**30:.2f} GiB of weights and {(need.cache + need.working) / 2**30:.2f} GiB beside them "
             f"per device. Try {', or '.join(options[:3])}; `diffucoder plan` says more"
         ) from error

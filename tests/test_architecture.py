@@ -16,6 +16,7 @@ LAYERS = (
     (
         "terminal",
         "roofline",
+        "distributed",
         "tokenizer",
         "checkpoints.stored",
         "checkpoints.huggingface",

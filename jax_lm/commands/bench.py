@@ -135,8 +135,8 @@ class Bench:
     def chosen(self) -> tuple[str, str]:
         """Name of the model, and its dtype."""
         from jax_lm.checkpoints import huggingface
-        from jax_lm.evaluation.speed import SHAPES
         from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
+        from jax_lm.models.config import SHAPES
         from jax_lm.models.dream import DreamForCausalLM
         from jax_lm.planning import parameter_count
 
@@ -155,8 +155,9 @@ class Bench:
 
         from jax_lm.checkpoints import huggingface
         from jax_lm.diffusion.sampler import Sampler
-        from jax_lm.evaluation.speed import SHAPES, random_model
+        from jax_lm.evaluation.speed import random_model
         from jax_lm.inference import BUILTIN_MODEL
+        from jax_lm.models.config import SHAPES
         from jax_lm.models.dream import DreamForCausalLM
 
         if self.random_shape:

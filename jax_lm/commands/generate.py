@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from jax_lm import distributed, terminal
-from jax_lm.distributed import Hosts
+from jax_lm.distributed import ONE_HOST, Hosts
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 
@@ -53,7 +53,7 @@ class Generate:
     suffix: str | None = None
     file: Path | None = None
     middle_length: str | None = None
-    hosts: tyro.conf.OmitArgPrefixes[Hosts] = Hosts()
+    hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
     stats: bool = False
     generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
     only_new: bool = False

@@ -203,5 +203,5 @@ def speed_rows(table: Table, found: Findings) -> None:
         table.add_row("tokens/s", f"at most {least.tokens_per_second:,.0f}, at one token per row and step")
 
 
-def gib(size: float) -> str:
+def gib(size: int | float) -> str:
     return f"{size / GIB:.2f} GiB"
