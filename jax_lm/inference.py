@@ -27,7 +27,7 @@ from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.models.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Batch, DenoisingEvent, Generation, GenerationOptions
-from jax_lm.planning import parameter_count
+from jax_lm.planning import Job, explained, parameter_count
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
@@ -86,7 +86,8 @@ class DiffuCoderInference:
         self.mesh_shape = chosen_mesh(self.config, mesh)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
-        with terminal.progress("loading") as report:
+        empty = self.job(batch=1, canvas=1)
+        with terminal.progress("loading") as report, explained(self.config, empty, self.mesh_shape):
             model = DreamForCausalLM.from_pretrained(
                 folder,
                 dtype=self.dtype,
@@ -237,7 +238,18 @@ class DiffuCoderInference:
     def states(self, canvas: Canvas, options: GenerationOptions, *, every: int | None = 1) -> Iterator[SamplerState]:
         """The canvas after every `every` steps and at the end; options are checked before the first."""
         config = options.sampling(self.tokenizer.stop_ids)
-        return self.sampler.stream(canvas, config, options.decoding(), seed=options.seed, every=every)
+        states = self.sampler.stream(canvas, config, options.decoding(), seed=options.seed, every=every)
+        return self.explained(states, canvas)
+
+    def explained(self, states: Iterator[SamplerState], canvas: Canvas) -> Iterator[SamplerState]:
+        """The states; running out of memory becomes an OutOfMemoryError that says what it takes."""
+        batch, length = canvas.tokens.shape
+        with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
+            yield from states
+
+    def job(self, *, batch: int, canvas: int) -> Job:
+        """A generation of this size, to plan with."""
+        return Job(precision="int8" if self.is_int8 else self.dtype, batch=batch, canvas=canvas, new_tokens=canvas)
 
     def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
         """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""

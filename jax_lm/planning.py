@@ -4,8 +4,11 @@ Everything here is arithmetic and says so; `jax_lm.compilation` asks the compile
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -211,21 +214,51 @@ def smallest_topology(config: DreamConfig, job: Job, family: Topology) -> tuple[
     return None
 
 
-def remedies(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) -> list[str]:
-    """The cheapest changes with which an estimate fits here, at most three; each is tried alone."""
-    found = []
-    for name, changed in (
+def cheaper(config: DreamConfig, job: Job, mesh: MeshShape) -> list[tuple[str, Memory]]:
+    """Options that each take less memory, the least loss first, with what an estimate says of them."""
+    half = max(1, job.canvas // 2)
+    variants = (
         ("--dtype int8", replace(job, precision="int8")),
         (f"--batch {max(1, job.batch // 2)}", replace(job, batch=max(1, job.batch // 2))),
-        (
-            f"--canvas {job.canvas // 2}",
-            replace(job, canvas=max(1, job.canvas // 2), new_tokens=max(1, job.new_tokens // 2)),
-        ),
-    ):
-        memory = estimated_memory(config, changed, mesh)
-        if changed != job and fits(memory.total, topology):
-            found.append(f"{name} (about {memory.total / 2**30:.1f} GiB per device)")
+        (f"--canvas {half}", replace(job, canvas=half, new_tokens=max(1, min(job.new_tokens, half // 2)))),
+    )
+    return [(name, estimated_memory(config, changed, mesh)) for name, changed in variants if changed != job]
+
+
+def remedies(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) -> list[str]:
+    """The cheapest changes with which an estimate fits here, at most three; each is tried alone."""
+    found = [
+        f"{name} (about {memory.total / 2**30:.1f} GiB per device)"
+        for name, memory in cheaper(config, job, mesh)
+        if fits(memory.total, topology)
+    ]
     place = smallest_topology(config, job, topology)
     if place and place[0].devices > topology.devices:
         found.append(f"--topology {place[0]} (mesh {place[1]})")
     return found[:3]
+
+
+class OutOfMemoryError(ValueError):
+    """A model or a request does not fit into the memory there is; the message says what would."""
+
+
+@contextmanager
+def explained(config: DreamConfig, job: Job, mesh: MeshShape) -> Iterator[None]:
+    """Turns a device's out-of-memory error into one that says what the work takes, and three remedies.
+
+    Raises:
+        OutOfMemoryError: the block ran out of memory.
+    """
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        need = estimated_memory(config, job, mesh)
+        options = [f"{name} (about {memory.total / 2**30:.2f} GiB)" for name, memory in cheaper(config, job, mesh)]
+        options.append(f"more devices on the tensor axis (now {mesh.tensor})")
+        raise OutOfMemoryError(
+            f"out of memory: {job.batch} x {job.canvas} tokens in {job.precision} take about "
+            f"{need.weights / 2**30:.2f} GiB of weights and {(need.cache + need.working) / 2**30:.2f} GiB beside them "
+            f"per device. Try {', or '.join(options[:3])}; `diffucoder plan` says more"
+        ) from error

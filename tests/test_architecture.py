@@ -18,6 +18,7 @@ LAYERS = (
         "recipes",
         "metrics",
         "roofline",
+        "distributed",
         "tokenizer",
         "checkpoints.stored",
         "checkpoints.huggingface",

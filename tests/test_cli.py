@@ -137,7 +137,7 @@ def test_parity_check_prints_a_table_and_fails_when_asked_too_much(capsys, tmp_p
     (folder / "cases.json").write_text(json.dumps(cases))
     status, out, _ = run(capsys, "parity", "check", str(folder))
     assert status == 0
-    assert "11 of 11 within bounds" in out
+    assert "14 of 14 within bounds" in out
     status, out, _ = run(capsys, "parity", "check", str(folder), "--tolerance", "1e-9")
     assert status == 1
     assert "FAILED" in out
@@ -160,7 +160,53 @@ def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
     assert {attempt["outcome"] for attempt in attempts} <= {"passed", "failed", "timeout"}
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["info"], ["eval"], ["parity", "check"], ["parity", "record"]])
+def test_convert_verify_and_generate_from_the_copy(capsys, tmp_path):
+    status, out, _ = run(capsys, "convert", str(GOLDEN / "checkpoint"), str(tmp_path / "copy"))
+    assert status == 0
+    assert "wrote 39 tensors" in out
+    status, out, _ = run(capsys, "verify", str(tmp_path / "copy"))
+    assert status == 0
+    assert "FAILED" not in out
+    status, _, err = run(capsys, "convert", str(GOLDEN / "checkpoint"), str(tmp_path / "copy"))
+    assert status == 2
+    assert one_error_line(err)
+    (tmp_path / "copy" / "config.json").write_text("{}")
+    status, out, _ = run(capsys, "verify", str(tmp_path / "copy"))
+    assert status == 1
+    assert "FAILED" in out
+
+
+@pytest.mark.parametrize(("dtype", "status", "verdict"), [("bfloat16", 1, "does not fit"), ("int8", 0, "fits")])
+def test_plan_for_one_chip(capsys, dtype, status, verdict):
+    plan = ["plan", "--model-config", "7b", "--topology", "v5e:1x1", "--dtype", dtype, "--estimate"]
+    found, out, _ = run(capsys, *plan)
+    assert found == status
+    assert verdict in out
+    assert "arithmetic, an estimate" in out
+    assert ("try --dtype int8" in out) == (status == 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--topology", "v9:1"], "topology='v9:1'"),
+        (["--topology", "v5e:2x2", "--mesh", "tensor=3"], "tensor=3"),
+        (["--topology", "v5e:2x2", "--mesh", "tensor=2"], "v5e:2x2 has 4"),
+        (["--topology", "v5e:2x2", "--model-config", "8b"], "model_config='8b'"),
+    ],
+)
+def test_plan_refuses_what_does_not_go_together(capsys, options, named):
+    given = options if "--model-config" in options else ["--model-config", "7b", *options]
+    status, _, err = run(capsys, "plan", "--estimate", *given)
+    assert status == 2
+    assert one_error_line(err)
+    assert named in err
+
+
+COMMANDS = [[], ["generate"], ["info"], ["eval"], ["parity", "check"], ["parity", "record"], ["plan"], ["convert"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys, command):
     with pytest.raises(SystemExit) as stop:
         cli.main([*command, "--help"])

@@ -204,11 +204,11 @@ def killed(folder, delay):
 
 def kill_at_random_moments(folder, times, seed=0):
     """How often a killed conversion left nothing, and how often a whole checkpoint; nothing else may happen."""
-    rng, counts, longest = random.Random(seed), {"absent": 0, "complete": 0}, 4.0
+    whole = killed(folder / "whole", 300)
+    rng, counts = random.Random(seed), {"absent": 0, "complete": 0}
     for n in range(times):
         target = folder / f"copy{n % 2}"
-        took = killed(target, rng.uniform(0, longest))
-        longest = min(longest, 1.2 * took) if took else longest
+        killed(target, rng.uniform(0, 1.1 * whole))
         if target.exists():
             assert failures(target) == []
             counts["complete"] += 1

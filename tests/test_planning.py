@@ -2,12 +2,29 @@
 
 import math
 
+import jax
 import pytest
 from conftest import GOLDEN
 from safetensors import safe_open
 
-from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-from jax_lm.planning import memory_estimate, parameter_count
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.models.config import DIFFUCODER_7B
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
+from jax_lm.planning import (
+    Job,
+    OutOfMemoryError,
+    bound,
+    device_bytes,
+    estimated_memory,
+    fits,
+    memory_estimate,
+    parameter_count,
+    remedies,
+    smallest_topology,
+)
+from jax_lm.roofline import Topology
+from jax_lm.sharding import MeshShape
 
 
 def stored_parameters(folder):
@@ -59,3 +76,97 @@ def test_wide_feed_forward_counts(tiny_config):
 def test_empty_canvas_is_refused(tiny_config, name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: must be at least 1"):
         memory_estimate(tiny_config, "float32", **({"batch": 1, "canvas": 1} | {name: value}))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8"])
+def test_weights_on_one_device_are_those_of_the_model(tiny_config, precision):
+    job = Job(precision=precision, canvas=8, new_tokens=4)
+    model = DreamForCausalLM.abstract(tiny_config, job.dtype, int8=job.is_int8)
+    wanted = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters(model).values())
+    assert device_bytes(tiny_config, job, MeshShape()) == wanted
+
+
+def test_weights_of_the_published_shape():
+    assert device_bytes(DIFFUCODER_7B, Job(), MeshShape()) == 2 * 7_615_616_512
+    # Norms lie everywhere; everything else is split in four.
+    quarter = device_bytes(DIFFUCODER_7B, Job(), MeshShape(tensor=4)) - 7_615_616_512 // 2
+    assert 0 <= quarter < 2 * (2 * 28 + 1) * 3584
+    # With eight, keys and values lie everywhere.
+    assert device_bytes(DIFFUCODER_7B, Job(), MeshShape(tensor=8)) > 2 * 7_615_616_512 // 8 + 28 * 3584 * 512 * 2
+    assert device_bytes(DIFFUCODER_7B, Job(precision="int8"), MeshShape()) < 0.54 * 2 * 7_615_616_512
+
+
+def test_bfloat16_needs_more_than_one_small_chip_and_int8_does_not():
+    chip = Topology.parse("v5e:1x1")
+    assert not fits(estimated_memory(DIFFUCODER_7B, Job(), MeshShape()).total, chip)
+    assert fits(estimated_memory(DIFFUCODER_7B, Job(precision="int8"), MeshShape()).total, chip)
+    assert smallest_topology(DIFFUCODER_7B, Job(), chip) == (Topology.parse("v5e:2x2"), MeshShape(tensor=4))
+    assert smallest_topology(DIFFUCODER_7B, Job(precision="int8"), chip) == (chip, MeshShape())
+    found = remedies(DIFFUCODER_7B, Job(), MeshShape(), chip)
+    assert found[0].startswith("--dtype int8 (about 8.")
+    assert found[-1] == "--topology v5e:2x2 (mesh tensor=4)"
+
+
+def test_bound_by_hand():
+    chip = Topology.parse("v5e:2x2")
+    job = Job(canvas=512, new_tokens=256)
+    body, head = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944), 152064 * 3584
+    flops = 512 * (2 * body + 4 * 3584 * 512 * 28) + 128 * 2 * head
+    found = bound(DIFFUCODER_7B, job, MeshShape(tensor=4), chip)
+    assert found.step.flops == flops // 4
+    assert found.seconds == pytest.approx(flops / 4 / 197e12)
+    assert (found.limit, found.tokens_per_second) == ("compute", pytest.approx(4 * 197e12 / flops))
+
+
+def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
+    chip, mesh = Topology.parse("v6e:1x1"), MeshShape()
+    exact, fast, turbo = (bound(DIFFUCODER_7B, Job(preset=name), mesh, chip) for name in ("exact", "fast", "turbo"))
+    assert fast.step.flops < exact.step.flops / 5
+    assert fast.limit == "memory"
+    assert turbo.tokens_per_second is None
+    keys_and_values = 2 * 28 * 4 * 128 * 512 * 2
+    assert estimated_memory(DIFFUCODER_7B, Job(preset="fast"), mesh).cache == keys_and_values
+    assert estimated_memory(DIFFUCODER_7B, Job(preset="fast"), MeshShape(tensor=4)).cache == keys_and_values // 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"precision": "int4"}, "dtype='int4'"),
+        ({"preset": "slow"}, "preset='slow'"),
+        ({"batch": 0}, "batch=0"),
+        ({"canvas": 8, "new_tokens": 9}, r"max_new_tokens=9: must lie in \[1, canvas=8\]"),
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(fields, named):
+    with pytest.raises(ValueError, match=named):
+        Job(**fields)
+
+
+def test_running_out_of_memory_is_answered_with_numbers_and_remedies(engine, monkeypatch):
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
+        yield
+
+    monkeypatch.setattr(Sampler, "stream", full)
+    with pytest.raises(OutOfMemoryError, match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* --canvas"):
+        engine.generate("def f():", max_new_tokens=32)
+
+
+def test_running_out_of_memory_while_loading(monkeypatch, builtin_folder):
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(DreamForCausalLM, "from_pretrained", full)
+    with pytest.raises(OutOfMemoryError, match=r"0\.02 GiB of weights.*diffucoder plan"):
+        DiffuCoderInference(builtin_folder, verbose=False)
+
+
+def test_other_errors_of_the_runtime_stay_what_they_are(engine, monkeypatch):
+    def broken(*_, **__):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+        yield
+
+    monkeypatch.setattr(Sampler, "stream", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        engine.generate("def f():", max_new_tokens=32)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from jax_lm import terminal
+from jax_lm import distributed, terminal
+from jax_lm.distributed import ONE_HOST, Hosts
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 
@@ -35,6 +36,7 @@ class Generate:
         suffix: text after the hole.
         file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt.
         middle_length: tokens of the hole between prefix and suffix; auto tries a few and keeps the likeliest.
+        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id); the first one prints.
         stats: say on standard error how many tokens and forwards it took, and how long.
         generation: how to answer; max_new_tokens is also the length of a hole.
         only_new: print the completion without the prompt.
@@ -51,6 +53,7 @@ class Generate:
     suffix: str | None = None
     file: Path | None = None
     middle_length: str | None = None
+    hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
     stats: bool = False
     generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
     only_new: bool = False
@@ -59,6 +62,7 @@ class Generate:
         self.require_one_source()
         is_infilling = self.prefix is not None or self.suffix is not None
         text = None if is_infilling else self.read_text()
+        self.hosts.start()
         from jax_lm.inference import DiffuCoderInference
         from jax_lm.infilling import Template
 
@@ -70,7 +74,8 @@ class Generate:
             middle = engine.infill(
                 prefix, suffix, options.max_new_tokens, middle_length=self.hole_length(), options=options
             )
-            print(middle if self.only_new else prefix + middle + suffix)
+            if distributed.is_first():
+                print(middle if self.only_new else prefix + middle + suffix)
             return 0
         template = Template.parse(text, options.max_new_tokens) if self.file else None
         engine = DiffuCoderInference(self.model, self.tokenizer, self.dtype, mesh=self.mesh)
@@ -83,6 +88,8 @@ class Generate:
             return 0
         with terminal.progress("generating") as report:
             batch = engine.decode([template], options, on_progress=report)
+        if not distributed.is_first():
+            return 0
         holes = batch.rows[0].holes
         print(("".join(holes) if self.chat or self.only_new else template.filled(holes)).rstrip("\n"))
         if self.stats:

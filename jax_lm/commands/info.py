@@ -32,7 +32,8 @@ class Info:
         from jax_lm.checkpoints import huggingface
         from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
         from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
-        from jax_lm.planning import memory_estimate, parameter_count
+        from jax_lm.planning import PRECISIONS, Job, estimated_memory, parameter_count
+        from jax_lm.sharding import MeshShape
         from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
         folder = huggingface.resolve(self.model or BUILTIN_MODEL, with_weights=False)
@@ -54,13 +55,21 @@ class Info:
             table.add_row("tokenizer", f"none ({error})")
         devices = jax.devices()
         table.add_row("devices", f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
-        for dtype in ("float32", "bfloat16"):
-            weights, working = memory_estimate(config, dtype, batch=self.batch, canvas=self.canvas)
+        shape = MeshShape.for_generation(config, len(devices))
+        table.add_row("mesh", f"{shape}" + (" (overridden by --mesh)" if shape.size > 1 else ""))
+        for device in devices:
+            if statistics := device.memory_stats():
+                used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
+                free = f", {(limit - used) / 2**30:.2f} GiB free" if limit else ""
+                table.add_row(f"memory of {device}", f"{used / 2**30:.2f} GiB in use{free}")
+        for dtype in PRECISIONS:
+            job = Job(precision=dtype, batch=self.batch, canvas=self.canvas, new_tokens=self.canvas)
+            memory = estimated_memory(config, job, shape)
             note = "  (default here)" if dtype == fitting_dtype(count) else ""
             table.add_row(
                 f"memory, {dtype}",
-                f"{weights / 2**30:.2f} GiB weights + about {working / 2**30:.2f} GiB for "
-                f"{self.batch} x {self.canvas} tokens{note}",
+                f"{memory.weights / 2**30:.2f} GiB weights + about {memory.working / 2**30:.2f} GiB for "
+                f"{self.batch} x {self.canvas} tokens{', per device' if shape.size > 1 else ''}{note}",
             )
         Console(highlight=False).print(table)
         return 0

@@ -25,6 +25,8 @@ QUIET_COMPILER = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
 """libtpu as a compiler alone: it looks for no TPU, and lets others use it."""
 
@@ -201,5 +203,5 @@ def speed_rows(table: Table, found: Findings) -> None:
         table.add_row("tokens/s", f"at most {least.tokens_per_second:,.0f}, at one token per row and step")
 
 
-def gib(size: float) -> str:
+def gib(size: int | float) -> str:
     return f"{size / GIB:.2f} GiB"

@@ -29,6 +29,10 @@ BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
 """bfloat16: PyTorch rounds after every operation, we accumulate in float32; so the two may differ by this."""
 
 
+INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
+"""int8 kernels: half a step of 1/127 of the largest weight of a row, in every layer."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of the report: what was compared, what came out, what is allowed."""
@@ -56,6 +60,7 @@ def check(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> I
     model = DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
     yield from check_forward(model, golden, tolerance)
     yield from check_bfloat16(folder / "checkpoint", golden)
+    yield from check_int8(folder / "checkpoint", golden)
     sampler = Sampler(model)
     for case in cases["generate"]:
         yield check_generation(sampler, case, golden)
@@ -124,6 +129,28 @@ def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterat
     ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
     allowed = f"<= {BF16_DISTANCE_RATIO}"
     yield Finding("bfloat16 error / PyTorch's", f"{ratio:.3f}", allowed, ratio <= BF16_DISTANCE_RATIO)
+
+
+def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """What int8 kernels lose against the float32 reference; random weights, as recorded here, are the worst case."""
+    model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
+    ids, exact = recorded(golden, "forward.input_ids"), recorded(golden, "forward.logits")
+    ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(ids)))
+    error = float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
+    yield Finding("int8 logits, relative error", f"{error:.2%}", f"<= {INT8_ERROR:.0%}", error <= INT8_ERROR)
+    top1 = float((ours.argmax(-1) == exact.argmax(-1)).mean())
+    yield Finding("int8 top-1 agreement", f"{top1:.1%}", f">= {INT8_TOP1:.0%}", top1 >= INT8_TOP1)
+    change = perplexity(ours, ids) / perplexity(exact, ids) - 1
+    allowed = f"within {INT8_PERPLEXITY:.0%}"
+    yield Finding("int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY)
+
+
+def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
+    """Of each token given all of them, by the row that predicts it."""
+    rows = logits[:, :-1].astype(np.float64)
+    largest = rows.max(axis=-1, keepdims=True)
+    log_probs = rows - largest - np.log(np.exp(rows - largest).sum(axis=-1, keepdims=True))
+    return float(np.exp(-np.take_along_axis(log_probs, ids[:, 1:, None], axis=-1).mean()))
 
 
 def settings(case: Mapping[str, Any]) -> SamplingConfig:
