@@ -226,6 +226,23 @@ def test_a_poisoned_request_fails_alone(engine, alone, poison, options):
     assert not engine.stopped.is_set()
 
 
+@pytest.mark.parametrize("options", [GREEDY, FAST], ids=["exact", "fast"])
+def test_a_call_of_the_device_that_fails_once_costs_nobody_the_answer(engine, alone, monkeypatch, options):
+    requests = [ask(engine, prompt, options) for prompt in PROMPTS[:4]]
+    expected = [answers(engine, [request])[0] for request in requests]
+    real, calls = lanes_module.run_lanes, []
+
+    def run(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise RuntimeError("once")
+        return real(*arguments)
+
+    monkeypatch.setattr(lanes_module, "run_lanes", run)
+    assert answers(engine, requests) == expected
+    assert len(calls) > 4
+
+
 def test_an_answer_that_cannot_be_read_fails_alone(engine, alone, monkeypatch):
     real, bad, good = Job.look, Ear(), Ear()
 

@@ -36,7 +36,8 @@ class Decoding(Body):
     """What all ways of asking have in common: OpenAI's options that we have, and those of diffusion.
 
     `threshold` commits every token of at least that probability at once, in blocks of 32 unless `block_length` says
-    otherwise (0 is the whole canvas); `steps` is the number of denoising steps, one per token if not given.
+    otherwise (0 is the whole canvas); `steps` is the number of denoising steps, one per token if not given. `user` is
+    for whoever keeps books in front of the server; nothing here looks at it.
     """
 
     model: str | None = Field(None, max_length=200)
@@ -120,7 +121,6 @@ class TextPart(Body):
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=64)]
-    name: str | None = Field(None, max_length=64)
 
     def plain(self) -> dict[str, str]:
         """As the chat template takes it; it has no developers."""
