@@ -162,7 +162,7 @@ def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
     assert "pass@1" in (folder / "report.md").read_text()
     # As after a kill in the middle of a line.
     (folder / "attempts.jsonl").write_text("\n".join(lines)[:-9])
-    status, again, err = run(capsys, "eval", "builtin", *arguments)
+    status, _, err = run(capsys, "eval", "builtin", *arguments)
     assert status == 0
     assert "going on after 3 attempts" in err
     redone = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
