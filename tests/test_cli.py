@@ -150,14 +150,28 @@ def test_parity_check_of_no_folder(capsys, tmp_path):
 
 
 def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
-    out_file = tmp_path / "attempts.jsonl"
-    arguments = ["--limit", "4", "--batch-size", "2", "--max-new-tokens", "64", "--out", str(out_file)]
+    folder = tmp_path / "results"
+    arguments = ["--limit", "4", "--batch-size", "2", "--max-new-tokens", "64", "--out", str(folder)]
     status, out, _ = run(capsys, "eval", "builtin", *arguments)
     assert status == 0
     assert "pass@1" in out
-    attempts = [json.loads(line) for line in out_file.read_text().splitlines()]
+    lines = (folder / "attempts.jsonl").read_text().splitlines()
+    attempts = [json.loads(line) for line in lines]
     assert len(attempts) == 4
     assert {attempt["outcome"] for attempt in attempts} <= {"passed", "failed", "timeout"}
+    assert "pass@1" in (folder / "report.md").read_text()
+    # As after a kill in the middle of a line.
+    (folder / "attempts.jsonl").write_text("\n".join(lines)[:-9])
+    status, _, err = run(capsys, "eval", "builtin", *arguments)
+    assert status == 0
+    assert "going on after 3 attempts" in err
+    redone = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    strip = [{name: value for name, value in each.items() if name != "seconds"} for each in (*attempts, *redone)]
+    assert strip[:4] == strip[4:]
+    status, _, err = run(capsys, "eval", "builtin", *arguments, "--seed", "1")
+    assert status == 2
+    assert one_error_line(err)
+    assert "seed=0, not 1" in err
 
 
 def test_convert_verify_and_generate_from_the_copy(capsys, tmp_path):
@@ -203,7 +217,63 @@ def test_plan_refuses_what_does_not_go_together(capsys, options, named):
     assert named in err
 
 
-COMMANDS = [[], ["generate"], ["info"], ["eval"], ["parity", "check"], ["parity", "record"], ["plan"], ["convert"]]
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["humaneval"], "humaneval needs a file: HumanEval.jsonl.gz"),
+        (["builtin", "--data", "x.jsonl"], "builtin takes none"),
+        (["builtin", "--n", "2"], "at temperature 0 all samples of a problem are equal"),
+        (["builtin", "--k", "2"], "between 1 and n=1"),
+        (["builtin", "--chat"], "are no questions"),
+        (["mbpp", "--data", "x", "--chat", "--base"], "chat and base"),
+        (["mbpp", "--data", "x", "--middle-length", "auto"], "have no gap"),
+        (["builtin", "--timeout", "0"], "timeout=0"),
+    ],
+)
+def test_wrong_options_of_eval_are_one_line(capsys, arguments, named):
+    status, out, err = run(capsys, "eval", *arguments)
+    assert (status, out) == (2, "")
+    assert one_error_line(err)
+    assert named in err
+
+
+def test_eval_scores_what_is_known(capsys):
+    status, out, _ = run(capsys, "eval", "builtin", "--limit", "6", "--canonical")
+    assert (status, "pass@1 100.0%" in out) == (0, True)
+    status, out, _ = run(capsys, "eval", "builtin", "--limit", "6", "--empty")
+    assert (status, "pass@1 0.0%" in out) == (0, True)
+
+
+def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):
+    arguments = ["--limit", "2", "--temperatures", "0", "--max-new-tokens", "16", "--out", str(tmp_path / "a")]
+    status, out, _ = run(capsys, "analyze", *arguments)
+    assert status == 0
+    assert "local@1" in out
+    result = json.loads((tmp_path / "a" / "analysis.json").read_text())
+    assert [len(trace["pieces"]) for trace in result["traces"]] == [16, 16]
+    assert all(sorted(trace["commit_step"]) == list(range(16)) for trace in result["traces"])
+    assert len(result["first_step_confidence"]) == 16
+    assert {path.name for path in (tmp_path / "a").glob("*.svg")} == {
+        f"{name}.svg" for name in ("order", "local", "global", "confidence", "temperature")
+    }
+    page = (tmp_path / "a" / "analysis.html").read_text()
+    assert page.count("<svg") == 5
+    status, _, err = run(capsys, "analyze", *arguments, "--steps", "17")
+    assert (status, "steps=17" in err) == (2, True)
+
+
+COMMANDS = [
+    [],
+    ["generate"],
+    ["info"],
+    ["eval"],
+    ["analyze"],
+    ["parity", "check"],
+    ["parity", "record"],
+    ["plan"],
+    ["convert"],
+    ["sft"],
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

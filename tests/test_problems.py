@@ -137,7 +137,7 @@ MBPP = {
 SANITIZED = {
     "task_id": 2,
     "prompt": "Write a function to round down.",
-    "code": "def down(x):\n    return math.floor(x)\nimport math",
+    "code": "def down(x):\n    return int(x)",
     "test_imports": ["import math"],
     "test_list": ["assert down(math.pi) == 3"],
 }

@@ -38,7 +38,7 @@ def test_facts_say_what_was_not_counted():
     told = facts(SETTINGS, RECORDS, 164)
     assert told["outcomes"] == "2 failed, 2 passed, 1 sandbox error, 1 timeout"
     assert told["not counted"].startswith("1 programs")
-    assert told["problems"] == "2 of 164, 2 samples each"
+    assert told["problems"] == "2 of 164, samples of each: 2"
 
 
 def test_published_scores_stand_beside_the_run():

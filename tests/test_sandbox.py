@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import pytest
@@ -429,3 +430,49 @@ def test_nothing_is_left_behind():
     before = (len(os.listdir("/proc/self/fd")), sorted(children()), threading.active_count())
     local.run_many(jobs * 3)
     assert (len(os.listdir("/proc/self/fd")), sorted(children()), threading.active_count()) == before
+
+
+@pytest.mark.parametrize("tier", [*TIERS, "unsafe"])
+def test_an_allowed_package_can_be_imported_and_nothing_beside_it(tier):
+    place = Local(tier, allow_unsafe=True, packages=("numpy",))
+    code = "import numpy as np\ndef total(n): return float(np.ones(n).sum())\ndef other():\n    import jaxtyping"
+    script = "import numpy as np\nassert np.isclose(total(3), np.ones(3).sum())"
+    used, refused, listed = place.run_many(
+        [
+            Job(code, (script,), Limits(seconds=20, memory_bytes=2**30)),
+            Job(code, ("other()",), Limits(seconds=20, memory_bytes=2**30)),
+            Job(
+                "import os\nimport numpy\ndef beside(): return os.listdir(os.path.dirname(numpy.__path__[0]))",
+                ("names = beside()\nassert not [name for name in names if name.startswith('jaxtyping')]",),
+                Limits(seconds=20, memory_bytes=2**30),
+            ),
+        ]
+    )
+    assert used.outcome == "passed", used.detail
+    assert "No module named 'jaxtyping'" in refused.detail
+    if tier == "landlock":
+        assert "Permission denied" in listed.detail
+    if tier == "bubblewrap":
+        assert listed.outcome == "passed" or "No such file" in listed.detail
+    assert "No module named 'numpy'" in run("import numpy", executor=tier, allow_unsafe=True).detail
+
+
+def test_a_package_that_is_not_installed_is_named():
+    with pytest.raises(ValueError, match="no package 'not_there' is installed"):
+        Local(packages=("numpy", "not_there"))
+
+
+def test_a_builtin_class_is_itself_in_the_program():
+    code = "def others(items, kind): return [item for item in items if not isinstance(item, kind)]"
+    assert outcome_of(code, ["assert others((4, 7.7), int) == [7.7]\nassert others('a', str) == []"]).passed
+
+
+def test_answers_of_some_megabytes_reach_a_test():
+    assert outcome_of("def text(n): return 'x' * n", ["assert len(text(6 * 2**20)) == 6 * 2**20\nx = 1"]).passed
+
+
+def test_large_tests_can_be_read_by_many_threads():
+    # CPython 3.11 counts the depth of all syntax trees under construction in one place.
+    test = f"data = {[[number, [number]] for number in range(20000)]}\nassert data"
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read_call, [test] * 16)) == [None] * 16

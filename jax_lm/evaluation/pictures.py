@@ -14,6 +14,8 @@ WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 TICKS = 5
+MANY = 10
+"""Up to so many places along the axis have their own number."""
 
 Series = Mapping[str, Sequence[tuple[float | int, float | int]]]
 
@@ -53,14 +55,16 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
         return round(across, 1), round(HEIGHT - BOTTOM - float(y) * (HEIGHT - TOP - BOTTOM), 1)
 
     parts = []
-    for tick in range(TICKS + 1):
-        share = tick / TICKS
-        (left, y), (x, bottom) = place(low, share), place(low + share * span, 0)
+    for share in np.linspace(0, 1, TICKS + 1).tolist():
+        left, y = place(low, share)
         parts += [
             f'<line x1="{left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity=".15"/>',
             f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number(share)}</text>',
-            f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{number(low + share * span)}</text>',
         ]
+    named = sorted(set(xs)) if len(set(xs)) <= MANY else np.linspace(low, high, TICKS + 1).round().tolist()
+    for value in named:
+        x, bottom = place(value, 0)
+        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{number(value)}</text>')
     for index, (name, points) in enumerate(drawn.items()):
         color = COLORS[index % len(COLORS)]
         path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))

@@ -94,7 +94,7 @@ def facts(settings: Mapping[str, Any], records: Collection[Record], total: int) 
     told = {
         "model": str(settings["model"]),
         "prompts": str(settings["prompts"]),
-        "problems": f"{settings['problems']} of {total}, {settings['n']} samples each",
+        "problems": f"{settings['problems']} of {total}, samples of each: {settings['n']}",
     }
     if generation:
         steps = generation["num_steps"] or "one per token, or as the preset decides"
