@@ -273,6 +273,7 @@ def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
         (Request(before=(5,) * 100, options=GREEDY), "the context holds 128"),
         (Request(before=(5,), options=replace(GREEDY, top_k=3)), "top_k=3"),
         (Request(before=(5,), options=replace(GREEDY, preset="best")), "preset='best'"),
+        (Request(before=(5,), options=replace(GREEDY, num_steps=41)), "steps=41: at most one"),
         (Request(before=(), options=GREEDY), "one given before it"),
     ],
 )

@@ -49,7 +49,7 @@ def test_generated_bodies(address, answer, path, mode, request):
     )
     @hypothesis.given(strategy)
     def ask(case):
-        reply = case.call()
+        reply = case.call(timeout=60)
         asked.append(reply.status_code)
         # A queue full of generated requests is no fault.
         assert reply.status_code in (200, 400, 404, 413, 415, 422, 429), reply.text

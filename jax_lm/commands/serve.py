@@ -38,7 +38,7 @@ class Serve:
         context: tokens that prompt and answer may take together; 2048, or less if the model holds less, if not given.
         max_tokens: longest answer that may be asked for.
         seconds: time that a request may take.
-        log_prompts: write prompts and answers to the log.
+        log_prompts: write prompts to the log, and answers that are not streamed.
     """
 
     model: str | None = None

@@ -127,6 +127,8 @@ class Row:
             raise ValueError(f"cache={d.cache!r}, commit={d.commit!r}: must be none or window, steps or threshold")
         if (s.steps is None) != (d.commit == "threshold"):
             raise ValueError(f"steps={s.steps}: commit='steps' needs a number of steps, 'threshold' takes none")
+        if s.steps is not None and s.steps > self.hole.length:
+            raise ValueError(f"steps={s.steps}: at most one for each of the {self.hole.length} tokens of the hole")
         if self.is_cached and d.columns(self.hole.length) != min(BLOCK_LENGTH, self.hole.length):
             raise ValueError(f"block_length={d.block_length}: must be {BLOCK_LENGTH} with a cache")
         places = np.arange(len(self.tokens))

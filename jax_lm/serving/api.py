@@ -64,7 +64,7 @@ class Settings:
     Attributes:
         model: name under which the model is offered.
         notice: what to know of it, shown on the page.
-        logs_prompts: write prompts and answers to the log.
+        logs_prompts: write prompts to the log, and answers that are not streamed.
     """
 
     model: str
@@ -177,11 +177,11 @@ class Server:
         submitted = self.submit(requests, inbox)
         # Answers to one prompt share it.
         prompt_tokens = sum(len(r.before) + len(r.after) for r in requests if not r.index)
-        self.log_texts(http, prompts=before and [self.tokenizer.decode(r.before) for r in requests])
+        self.log_prompts(requests, http)
         if body.stream:
             return events_response(self.stream(submitted, inbox, before, shape, prompt_tokens))
         finished = await self.collect(submitted, inbox, http)
-        self.log_texts(http, answers=[one.text for one in finished])
+        self.log_texts([one.text for one in finished], "answers", http)
         return JSONResponse(shape.whole(list(zip(finished, before, strict=True)), prompt_tokens))
 
     async def collect(self, submitted: list[Job], inbox: Inbox, http: Request) -> list[Finished]:
@@ -244,7 +244,7 @@ class Server:
         inbox = Inbox(hears_progress=True)
         (request,) = self.requests(body, before, after, 1)
         (job,) = self.submit([request], inbox)
-        self.log_texts(http, prompts=[self.tokenizer.decode(request.before)])
+        self.log_prompts([request], http)
 
         async def events() -> AsyncIterator[str]:
             try:
@@ -266,10 +266,14 @@ class Server:
 
         return events_response(events())
 
-    def log_texts(self, http: Request, **texts: object) -> None:
-        """What was asked and answered, if whoever runs the server wants it in the log."""
+    def log_prompts(self, requests: Sequence[jobs.Request], http: Request) -> None:
         if self.settings.logs_prompts:
-            logger.info("texts", extra={"fields": {"request_id": request_id(http)} | texts})
+            self.log_texts([self.tokenizer.decode(request.before) for request in requests], "prompts", http)
+
+    def log_texts(self, texts: Sequence[str], name: str, http: Request) -> None:
+        """What was asked or answered, if whoever runs the server wants it in the log."""
+        if self.settings.logs_prompts:
+            logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self.card()]}
