@@ -89,7 +89,8 @@ def test_only_known_hosts_are_answered(host, status):
 def test_a_body_that_is_too_long_is_refused():
     small = guard(body_bytes=10)
     assert ask(small, parts=(b"x" * 10,), **JSON)[0] == 200
-    for given in ({"parts": (b"x" * 6, b"x" * 6)}, {"parts": (b"",), "content_length": "11"}):
+    whole, stated, endless = (b"x" * 6, b"x" * 6), {"content_length": "11"}, (b"x" * 50, b"x" * 50)
+    for given in ({"parts": whole}, {"parts": (b"",), **stated}, {"parts": endless}, {"content_length": "81"}):
         status, headers, body = ask(small, **given, **JSON)
         assert (status, headers["connection"]) == (413, "close")
         assert json.loads(body)["error"]["type"] == "invalid_request_error"

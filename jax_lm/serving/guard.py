@@ -26,6 +26,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 MIN_KEY = 16
+PATIENCE = 8
+"""Times the longest body that is read from a client before it is told that its body is too long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPEN_PATHS = ("/", "/icon.svg", "/page.css", "/page.js", "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")
@@ -149,22 +151,30 @@ class Guard:
         return scheme.lower() == "bearer" and any(matches)
 
     async def body(self, scope: Message, headers: dict[str, str], receive: Receive) -> bytes:
-        """All of the body; Refusal if it is too long or too slow."""
+        """All of the body; Refusal if it is too long or too slow.
+
+        What is somewhat too long is read to its end all the same: a client that is still writing would lose the answer.
+        """
         limit, length = self.limits.body_bytes, headers.get("content-length", "")
         too_long = Refusal(413, f"the body is longer than {limit} bytes", "body_too_long")
-        if length.isdigit() and int(length) > limit:
+        stated = int(length) if length.isdigit() else 0
+        if stated > PATIENCE * limit:
             raise too_long
-        parts = bytearray()
+        parts, size = bytearray(), 0
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "the client went away")
-                    parts += message.get("body", b"")
-                    if len(parts) > limit:
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size <= limit:
+                        parts += part
+                    ended = not message.get("more_body")
+                    if size > PATIENCE * limit or (ended and max(size, stated) > limit):
                         raise too_long
-                    if not message.get("more_body"):
+                    if ended:
                         return bytes(parts)
         except TimeoutError as late:
             raise Refusal(408, "the body took too long to arrive", "body_too_slow") from late
