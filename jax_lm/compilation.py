@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.decoding import PRESETS
@@ -24,7 +24,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import Job
 from jax_lm.roofline import Topology
-from jax_lm.sharding import MeshShape, tree_shardings
+from jax_lm.sharding import AXES, MeshShape, tree_shardings
 
 SMALLEST_HOST = 4
 USED = re.compile(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm")
@@ -77,7 +77,11 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
         found = topologies.get_topology_desc(platform="tpu", topology_name=str(topology), **options)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"topology={str(topology)!r}: {str(error).splitlines()[0]}") from error
-    return shape.mesh(found.devices)
+    if topology.chip.cores == 1:
+        return shape.mesh(found.devices)
+    # `jax.make_mesh` arranges whole chips only; cores lie beside each other in this order.
+    sizes = (shape.data, shape.fsdp, shape.tensor)
+    return Mesh(np.asarray(found.devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def compile_generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOptions) -> Compiled:
