@@ -32,7 +32,8 @@ def prompt(number, length=7):
 
 def row(number, sampling=GREEDY, decoding=PRESETS["exact"], *, hole=40, seed=3):
     tokens = np.concatenate([prompt(number, 5 + number % 7), np.zeros(hole, int)]).astype(np.int32)
-    config = SamplingConfig(**{**vars(sampling), "stop_ids": (STOP,)})
+    steps = sampling.steps and min(sampling.steps, hole)
+    config = SamplingConfig(**{**vars(sampling), "steps": steps, "stop_ids": (STOP,)})
     start = len(tokens) - hole
     return Row(
         tokens=tokens, hole=Block(start, start + hole), sampling=config, decoding=decoding,
