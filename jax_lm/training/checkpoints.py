@@ -1,7 +1,7 @@
 """Checkpoints of a run: all that the next step depends on, written whole or not at all.
 
 Arrays by the name of their place in the tree, the rest as JSON, in one folder per step (Orbax, which writes beside
-the place and renames). Knows trees, no model and no loss. Needs the extra `train`.
+the place and renames). Knows trees, no model and no loss.
 """
 
 import json
@@ -13,11 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-
-try:
-    from orbax.checkpoint import v1 as orbax
-except ImportError as error:
-    raise ValueError("training writes checkpoints with Orbax: pip install 'jax-diffucoder[train]'") from error
+from orbax.checkpoint import v1 as orbax
 
 STATE, REST = "state", "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
