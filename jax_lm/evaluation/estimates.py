@@ -28,7 +28,7 @@ def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
 def wilson(rate: float, count: int, z: float = NINETY_FIVE) -> tuple[float, float]:
     """Wilson's score interval of a rate over `count` problems.
 
-    Exact in its coverage idea for pass@1 with one sample. For more samples or a larger k, each problem gives a number
+    Meant for pass@1 with one sample, where each problem is a coin. For more samples or a larger k, it gives a number
     between 0 and 1 whose variance is at most that of a coin with the same mean, so that the interval is too wide
     rather than too narrow.
     """

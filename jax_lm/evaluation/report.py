@@ -23,7 +23,7 @@ PUBLISHED = {
     "Qwen2.5-Coder 7B": (61.6, 51.8, 75.9, 61.4),
     "Qwen2.5-Coder 7B Instruct": (90.2, 85.4, 83.9, 72.0),
 }
-"""pass@1 in percent, as published (arXiv 2506.20639, table 1); MBPP is evalplus's selection of 378 tasks."""
+"""pass@1 in percent, as published (arXiv 2506.20639); MBPP is evalplus's selection of 378 tasks."""
 
 ALL = "all"
 
