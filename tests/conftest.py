@@ -1,10 +1,19 @@
 """Fixtures: the recorded reference, and models that are small enough to be built per session."""
 
+import atexit
 import dataclasses
 import json
+import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # The modules of a run share what they compile, also between processes: pytest-xdist's workers inherit this.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-lm-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 import jax.numpy as jnp

@@ -13,12 +13,6 @@ from jax_lm import cli
 QUICK = ["--max-new-tokens", "48", "--temperature", "0"]
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path, monkeypatch):
-    """The user's compilation cache is left alone."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
-
-
 def run(capsys, *arguments):
     status = cli.main(list(arguments))
     captured = capsys.readouterr()

@@ -95,8 +95,6 @@ def start(tmp_path, policy, letters):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "cde", "f")))
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
     }
 

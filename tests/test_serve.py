@@ -36,10 +36,9 @@ def test_wrong_arguments_are_one_line(arguments, message, capsys):
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch, tiny_folder):
+def server(tmp_path, tiny_folder):
     """The process and its address; a small one, so that little is compiled."""
     (tmp_path / "keys").write_text(KEY)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     command = [
         sys.executable,
         "-m",

@@ -8,11 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 
 from jax_lm.cli import main
 from jax_lm.data.batches import Row
@@ -22,19 +20,6 @@ from jax_lm.training.settings import AdaptConfig, SftConfig
 from jax_lm.training.sft import revealed, split
 
 STEPS = 60
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_compilations(tmp_path_factory):
-    """Runs of the same settings share what they compile, those of other processes too, as the command's runs do."""
-    folder = str(tmp_path_factory.mktemp("xla"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
-        jax.config.update("jax_compilation_cache_dir", folder)
-        compilation_cache.reset_cache()
-        yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

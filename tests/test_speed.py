@@ -173,7 +173,6 @@ def test_limits_are_positive_and_finite():
 
 
 def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(machine, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
     tiny_model.save_pretrained(tmp_path / "model")
     arguments = ["--model", str(tmp_path / "model"), "--presets", "exact", "turbo"]
@@ -204,8 +203,7 @@ def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
         (["--model", "somewhere", "--random-shape", "small"], "random_shape"),
     ],
 )
-def test_command_refuses_in_one_line(arguments, name, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+def test_command_refuses_in_one_line(arguments, name, capsys):
     assert cli.main(["bench", *arguments]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1
