@@ -26,7 +26,7 @@ def row(number, qwen, llama, question="Add two numbers.", completion="def add(a,
 @pytest.fixture(scope="module")
 def rows():
     rng = np.random.default_rng(0)
-    skill = rng.random(200)
+    skill = rng.random(320)
     return [row(i, *(0.9 * (rng.random((2, 8)) < share)).tolist()) for i, share in enumerate(skill)]
 
 
@@ -52,9 +52,9 @@ def test_problems_of_a_difficulty(rows, data, tmp_path, difficulty):
     said = prepare(data, tmp_path / "out.jsonl", difficulty)
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     expected = chosen(rows, difficulty)
-    assert len(expected) >= 5
+    assert len(expected) >= 10
     assert [fields["id"] for fields in written] == [name for name in expected for _ in range(2)]
-    assert f"{2 * len(expected)} prompts of {len(expected)} {difficulty} problems, from 200" in said
+    assert f"{2 * len(expected)} prompts of {len(expected)} {difficulty} problems, from {len(rows)}" in said
     first = written[0]
     assert first["prompt"] == [{"role": "user", "content": "Add two numbers."}]
     assert first["test_cases"] == rows[int(first["id"][1:])]["test_cases"]
@@ -102,9 +102,9 @@ def test_bad_rows_are_counted_and_named(data, rows, tmp_path, caplog):
     with data.open("a") as file:
         file.writelines(json.dumps(fields) + "\n" for fields in broken)
         file.write("not json\n")
-    assert "from 200 in" in prepare(data, tmp_path / "out.jsonl", "hard")
+    assert f"from {len(rows)} in" in prepare(data, tmp_path / "out.jsonl", "hard")
     assert [message.split(", ")[1].split(":")[0] for message in caplog.messages] == [
-        f"line {n}" for n in range(201, 207)
+        f"line {n}" for n in range(len(rows) + 1, len(rows) + 7)
     ]
 
 
