@@ -6,7 +6,7 @@ Nothing heavy is imported before the arguments are parsed: each command imports 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, NoReturn, Protocol
 
 import tyro
 
@@ -108,5 +108,18 @@ def main(arguments: list[str] | None = None) -> int:
     return terminal.guarded(run, debug=debug)
 
 
+def entry() -> NoReturn:
+    """The console command.
+
+    After Ctrl-C it leaves at once: the interpreter's own end would crash under what XLA's threads still compute.
+    """
+    status = main()
+    if status == terminal.INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

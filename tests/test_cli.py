@@ -280,6 +280,16 @@ def test_every_command_has_help(capsys, command):
     assert not command or "Examples" in text or "diffucoder" in text
 
 
+@pytest.mark.parametrize("status", [0, 2, 130])
+def test_the_console_command_leaves_at_once_when_interrupted(status, monkeypatch):
+    left = []
+    monkeypatch.setattr(cli, "main", lambda: status)
+    monkeypatch.setattr(cli.os, "_exit", left.append)
+    with pytest.raises(SystemExit) as stop:
+        cli.entry()
+    assert (stop.value.code, left) == (status, [130] if status == 130 else [])
+
+
 def test_parsing_imports_nothing_heavy():
     probe = "import sys; import jax_lm.cli; print(sorted({'jax', 'flax', 'numpy', 'tokenizers'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
