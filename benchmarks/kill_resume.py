@@ -115,7 +115,9 @@ def main(config: KillResume) -> int:
             out, here = folder / f"run-{run}", []
             process = subprocess.Popen(command(folder, out, config), **QUIET)
             while len(killed_at) + len(here) < config.kills:
-                until = rng.randint(min(entries(out), lines - 1), lines - 1)
+                # Some way on from where the killed process stood, so that the kills spread over the run.
+                done = min(entries(out), lines - 1)
+                until = rng.randint(done, min(done + 2 * lines // config.kills, lines - 1))
                 if not killed(process, out, until, delay=rng.uniform(0, 1)):
                     break
                 here.append(newest(out))
