@@ -100,7 +100,7 @@ class Engine:
         sizes = {1, options.lanes, *(size for size in LANES if size < options.lanes)}
         self.lanes = [
             Lanes(
-                inference.sampler, width + BLOCK_LENGTH * is_cached, is_cached=is_cached, sizes=(),
+                inference.sampler, width + BLOCK_LENGTH * is_cached, is_cached=is_cached, seats=options.lanes, sizes=(),
                 stop_ids=self.tokenizer.stop_ids,
             )
             for width in [*(width for width in WIDTHS if width < self.context), self.context]
