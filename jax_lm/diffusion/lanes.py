@@ -235,7 +235,7 @@ def run_lanes(
     if seats is None:
         return states, own
     if plan.rows != columns:
-        # A window is recomputed before it is read: what the cache must keep is what lies outside, and that is as it was.
+        # A window is recomputed before it is read, and what lies outside of it is as it was.
         return states, memory
     return states, jax.tree.map(lambda part, new: part.at[seats].set(new, mode="drop"), memory, own)
 
