@@ -35,7 +35,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Say what a generation or a training step takes before the accelerator is rented; exit status 1 if it does not fit.
+    """Say what a generation or a training step takes before a machine is rented; exit status 1 if it does not fit.
 
     For TPUs the real program is compiled for the named topology (extra `plan`, no TPU needed; a minute or so for 7B);
     otherwise, and for GPUs, everything is arithmetic and says so.
