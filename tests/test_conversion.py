@@ -33,7 +33,9 @@ import sys
 from pathlib import Path
 from jax_lm.checkpoints.conversion import Conversion, convert
 print("ready", flush=True)
-convert(Path(sys.argv[1]), Path(sys.argv[2]), Conversion(), on_progress=lambda done, total: print(done, total, flush=True))
+def told(done, total):
+    print(done, total, flush=True)
+convert(Path(sys.argv[1]), Path(sys.argv[2]), Conversion(), on_progress=told)
 print("done", flush=True)
 """
 
@@ -192,7 +194,7 @@ def test_quantised_rows_are_within_half_a_step():
     assert (np.abs(values * scale[:, None] - weight) <= scale[:, None] / 2 * 1.0001).all()
 
 
-def conversion(folder, lines=None, delay=0.0):
+def run_conversion(folder, lines=None, delay=0.0):
     """Convert in another process, killed `delay` seconds after its line of that number; when each line came, and said.
 
     Counting lines instead of seconds alone hits the same work on a machine that is slower at times.
@@ -212,7 +214,7 @@ def conversion(folder, lines=None, delay=0.0):
 
 def kill_at_random_moments(folder, times, seed=0):
     """How often a conversion was killed at what, and what was left: nothing or a whole checkpoint, nothing else."""
-    whole = conversion(folder / "whole")
+    whole = run_conversion(folder / "whole")
     assert whole[-1][1] == "done"
     start, end = whole[0][0], whole[-1][0]
     rng, counts = random.Random(seed), Counter()
@@ -220,7 +222,7 @@ def kill_at_random_moments(folder, times, seed=0):
         target = folder / f"copy{n % 2}"
         moment = rng.uniform(start, end + 0.05 * (end - start))
         before = [at for at, _ in whole if at <= moment]
-        said = conversion(target, len(before), moment - before[-1])
+        said = run_conversion(target, len(before), moment - before[-1])
         numbers = [int(number) for number in said[-1][1].split() if number.isdecimal()]
         share = numbers[0] / numbers[1] if numbers else float(said[-1][1] == "done")
         stage = "reading" if share < 0.5 else "writing" if share == 0.5 else "reading back" if share < 1 else "the end"

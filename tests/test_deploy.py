@@ -1,4 +1,4 @@
-"""deploy/: the dashboard shows metrics that there are, the image and the unit start a server with options that it has."""
+"""deploy/: the dashboard shows metrics that there are, image and unit start a server with options that it has."""
 
 import json
 import re

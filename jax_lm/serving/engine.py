@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 WIDTHS = (128, 256, 512, 1024, 2048)
 """Tokens that a row may hold: a row takes the narrowest that holds it. Wider ones only if the options say so."""
-LANES = (1, 4, 16)
+LANES = (1, 4, 8, 16)
 """Numbers of rows that there are compilations for, up to what the options say."""
 IDLE_SECONDS = 1.0
 """How long nobody must have asked before another shape is compiled."""
