@@ -208,7 +208,6 @@ def run_conversion(folder, lines=None, delay=0.0):
             if len(said) == lines:
                 time.sleep(delay)
                 child.send_signal(signal.SIGKILL)
-                break
     return said
 
 

@@ -27,6 +27,8 @@ from jax_lm.diffusion.step import Cursor, Given, Hooks, Memory, Plan, SamplerSta
 from jax_lm.diffusion.unmasking import SamplingConfig
 
 AXIS = "lanes"
+Way = tuple[SamplerState, Given, Cursor, Settings]
+"""What the compiled loop takes of a row, or of several, stacked."""
 
 
 class Lanes:
@@ -137,7 +139,7 @@ class Lanes:
             self.memory = run_empty_lanes(self.sampler.graph, self.sampler.params, len(self.seats), self.columns)
         # The memory is given away: should the call fail, it is lost, and with it what the open blocks rest on.
         memory, self.memory = self.memory, Memory()
-        state, self.memory = run_lanes(self.sampler.graph, self.sampler.params, memory, seats, *inputs, plan)
+        state, self.memory = run_lanes(self.sampler.graph, self.sampler.params, memory, seats, inputs, plan)
         decided = [np.asarray(part) for part in (state.tokens, state.masked, state.commit_step, state.confidence)]
         counters = np.asarray(state.step), np.asarray(state.forwards)
         for lane, row in enumerate(seated):
@@ -145,7 +147,7 @@ class Lanes:
                 row.take(*(part[lane, 0, : len(row.tokens)] for part in decided))
                 row.step, row.forwards = (int(part[lane]) for part in counters)
 
-    def way(self, row: Row, plan: Plan, steps: int, forwards: int) -> tuple[SamplerState, Given, Cursor, Settings]:
+    def way(self, row: Row, plan: Plan, steps: int, forwards: int) -> Way:
         """A row as a batch of one, padded on the right."""
 
         def padded(values: np.ndarray) -> np.ndarray:
@@ -185,10 +187,7 @@ def run_lanes(
     params: dict,
     memory: Memory,
     seats: Int[Array, "l"] | None,
-    states: SamplerState,
-    given: Given,
-    cursors: Cursor,
-    settings: Settings,
+    ways: Way,
     plan: Plan,
 ) -> tuple[SamplerState, Memory]:
     """What `sampler.run` does, for rows that each have a state, a cursor and settings: all leaves have an axis more.
@@ -201,6 +200,7 @@ def run_lanes(
         When the first of the rows has ended its block, or all have taken the steps that they may.
     """
     model = nnx.merge(graph, params)
+    states, given, cursors, settings = ways
     states = states._replace(keys=jax.random.wrap_key_data(states.keys))
     columns = states.tokens.shape[-1]
 
