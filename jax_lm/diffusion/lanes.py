@@ -90,7 +90,10 @@ class Lanes:
             stop_ids=self.sampling.stop_ids,
         )
         trial.join(row)
-        trial.advance(1)
+        # Both, whether or not the first leaves the second anything to do.
+        if self.is_cached:
+            trial.run([row], self.plan(is_refresh=True), UNLIMITED, forwards=1)
+        trial.run([row], self.plan(is_refresh=False), 1)
         self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
