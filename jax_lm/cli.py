@@ -24,6 +24,7 @@ from jax_lm.commands.info import Info
 from jax_lm.commands.merge_lora import MergeLora
 from jax_lm.commands.parity import ParityCheck, ParityRecord
 from jax_lm.commands.plan import Plan
+from jax_lm.commands.push import Push
 from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
 from jax_lm.commands.serve import Serve
 from jax_lm.commands.sft import Sft
@@ -79,6 +80,7 @@ Commands = (
     | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Push, tyro.conf.subcommand("push")]
     | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
     | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
     | Annotated[Serve, tyro.conf.subcommand("serve")]

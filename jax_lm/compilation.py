@@ -86,7 +86,11 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
 
 def compile_generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOptions) -> Compiled:
     """Compile the loop over a block that `Sampler` runs, the one that recomputes most."""
-    program, arguments = generation(config, job, mesh, options)
+    return compiled(*generation(config, job, mesh, options))
+
+
+def compiled(program: Any, arguments: tuple) -> Compiled:
+    """What the compiler says of a program and the shapes, with shardings, of its arguments."""
     try:
         compiled = program.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:

@@ -18,6 +18,11 @@ from jax_lm.roofline import Cost, Topology
 from jax_lm.sharding import MeshShape, partition_spec
 
 PRECISIONS = ("bfloat16", "float32", "int8")
+STEPS = ("generate", "sft", "grpo")
+COPIES = 3
+"""Masked copies of a sample that coupled-GRPO scores: all of the completion, a part of it, and the complement."""
+PASSES = 4
+"""Forward passes that a gradient costs where layers are computed again: forward, again, and twice in the backward."""
 RESERVED = 0.1
 """Share of a device's memory that must stay free: runtime, further compiled programs, fragmentation."""
 
@@ -72,14 +77,15 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A generation to plan for.
+    """A generation, or a training step of all weights, to plan for.
 
     Attributes:
-        precision: bfloat16, float32, or int8 kernels with bfloat16 around them.
-        batch: rows decoded together.
+        precision: bfloat16, float32, or int8 kernels with bfloat16 around them; what a training step computes in.
+        batch: rows decoded, or learnt from, together.
         canvas: tokens of a row, prompt and answer.
         new_tokens: of them, those that are generated.
         preset: as in `GenerationOptions`.
+        step: generate, sft (masked diffusion) or grpo (coupled-GRPO's update, `new_tokens` of a row its completion).
     """
 
     precision: str = "bfloat16"
@@ -87,8 +93,13 @@ class Job:
     canvas: int = 512
     new_tokens: int = 256
     preset: str = "exact"
+    step: str = "generate"
 
     def __post_init__(self) -> None:
+        if self.step not in STEPS:
+            raise ValueError(f"step={self.step!r}: must be one of {', '.join(STEPS)}")
+        if self.is_training and self.is_int8:
+            raise ValueError(f"dtype={self.precision!r}: step={self.step} trains all weights; bfloat16 or float32")
         if self.precision not in PRECISIONS:
             raise ValueError(f"dtype={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
         if self.preset not in PRESETS:
@@ -97,6 +108,10 @@ class Job:
             raise ValueError(f"batch={self.batch}: must be at least 1")
         if not 1 <= self.new_tokens <= self.canvas:
             raise ValueError(f"max_new_tokens={self.new_tokens}: must lie in [1, canvas={self.canvas}]")
+
+    @property
+    def is_training(self) -> bool:
+        return self.step != "generate"
 
     @property
     def is_int8(self) -> bool:
@@ -113,7 +128,7 @@ class Memory:
     """Bytes on each device, by what they hold.
 
     Attributes:
-        weights: parameters, exactly.
+        weights: parameters, exactly; when training, float32 masters and their two moments.
         cache: keys and values, exactly.
         working: everything that lives only during a step.
     """
@@ -135,7 +150,8 @@ class Bound:
         step: average cost of one step on the busiest device.
         seconds: least time of one step.
         limit: compute or memory.
-        tokens_per_second: at one token per row and step; None where the commit rule decides how many.
+        tokens_per_second: at one token per row and step, None where the commit rule decides how many; when training,
+            those of all rows.
     """
 
     step: Cost
@@ -164,6 +180,8 @@ def rows_per_device(job: Job, mesh: MeshShape) -> int:
 
 def estimated_memory(config: DreamConfig, job: Job, mesh: MeshShape) -> Memory:
     """Memory of a device; weights and cache exactly, the rest as `memory_estimate` does it."""
+    if job.is_training:
+        return training_memory(config, job, mesh)
     rows = rows_per_device(job, mesh)
     heads = config.num_key_value_heads
     heads = heads // mesh.tensor if heads % mesh.tensor == 0 else heads
@@ -174,6 +192,30 @@ def estimated_memory(config: DreamConfig, job: Job, mesh: MeshShape) -> Memory:
     return Memory(device_bytes(config, job, mesh), cache, working // mesh.tensor)
 
 
+def training_memory(config: DreamConfig, job: Job, mesh: MeshShape) -> Memory:
+    """The same of an update of all weights with AdamW: masters and moments stay; the rest is an estimate.
+
+    That is float32 gradients, weights and gradients in the compute dtype, what layers keep for their gradient, and the
+    widest point of a forward pass with its gradient. SFT keeps the input of each layer and computes the rest again;
+    coupled-GRPO keeps all of a layer, but of one sample's copies at a time.
+    """
+    masters = device_bytes(config, replace(job, precision="float32"), mesh)
+    size = jnp.dtype(job.dtype).itemsize
+    rows, width = rows_per_device(job, mesh), config.hidden_size
+    if job.step == "grpo":
+        rows, width = COPIES, 8 * config.hidden_size + 3 * config.intermediate_size
+    kept = rows * job.canvas * width * config.num_hidden_layers * size
+    _, widest = memory_estimate(config, job.dtype, batch=rows, canvas=job.canvas)
+    gradients = masters + 2 * device_bytes(config, job, mesh)
+    return Memory(3 * masters, 0, gradients + kept // mesh.tensor + 2 * widest // mesh.tensor)
+
+
+def chosen_mesh(config: DreamConfig, job: Job, devices: int) -> MeshShape:
+    """The mesh that is used if none is asked for."""
+    choose = MeshShape.for_training if job.is_training else MeshShape.for_generation
+    return choose(config, devices)
+
+
 def fits(size: int, topology: Topology) -> bool:
     """Whether so many bytes on a device leave what must stay free."""
     return size <= topology.chip.memory * (1 - RESERVED)
@@ -181,6 +223,8 @@ def fits(size: int, topology: Topology) -> bool:
 
 def bound(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) -> Bound:
     """What a device must do at least, averaged over the steps of a block, and how long that takes."""
+    if job.is_training:
+        return training_bound(config, job, mesh, topology)
     decoding = PRESETS[job.preset]
     block = decoding.columns(job.new_tokens)
     # The head runs on the masked rows alone: from all of the block down to one.
@@ -205,10 +249,23 @@ def bound(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) ->
     return Bound(mean, seconds, mean.limit(limits), rate)
 
 
+def training_bound(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) -> Bound:
+    """The same of an update: passes over the rows, and three numbers a weight that the optimizer reads and writes."""
+    is_grpo, rows = job.step == "grpo", rows_per_device(job, mesh)
+    head = job.new_tokens if is_grpo else job.canvas
+    forward = forward_cost(config, job.dtype, batch=rows, rows=job.canvas, canvas=job.canvas, head_rows=head)
+    flops = PASSES * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
+    masters = device_bytes(config, replace(job, precision="float32"), mesh)
+    cost = Cost(flops, PASSES * forward.bytes // mesh.tensor + 6 * masters)
+    limits = topology.chip.limits
+    seconds = cost.seconds(limits)
+    return Bound(cost, seconds, cost.limit(limits), job.batch * job.canvas / seconds)
+
+
 def smallest_topology(config: DreamConfig, job: Job, family: Topology) -> tuple[Topology, MeshShape] | None:
     """The smallest topology of these chips that an estimate fits on, and its mesh."""
     for topology in family.same_family():
-        mesh = MeshShape.for_generation(config, topology.devices)
+        mesh = chosen_mesh(config, job, topology.devices)
         if fits(estimated_memory(config, job, mesh).total, topology):
             return topology, mesh
     return None
@@ -218,7 +275,7 @@ def cheaper(config: DreamConfig, job: Job, mesh: MeshShape) -> list[tuple[str, M
     """Options that each take less memory, the least loss first, with what an estimate says of them."""
     half = max(1, job.canvas // 2)
     variants = (
-        ("--dtype int8", replace(job, precision="int8")),
+        ("--dtype int8", job if job.is_training else replace(job, precision="int8")),
         (f"--batch {max(1, job.batch // 2)}", replace(job, batch=max(1, job.batch // 2))),
         (f"--canvas {half}", replace(job, canvas=half, new_tokens=max(1, min(job.new_tokens, half // 2)))),
     )

@@ -40,7 +40,7 @@ KERNELS = {
     "lm_head": SPLIT_OUTPUTS,
 }
 KEY_VALUE = ("k_proj", "v_proj")
-LAST_NAMES = re.compile(r"(\w+)\W+(weight|bias|scale)\W*$")
+LAST_NAMES = re.compile(r"(\w+?)(?:\W+base)?\W+(weight|bias|scale|lora_a|lora_b)\W*$")
 
 AnyMesh = Mesh | AbstractMesh
 Leaf = TypeVar("Leaf")
@@ -151,8 +151,9 @@ def divisors(number: int) -> list[int]:
 def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> PartitionSpec:
     """How a parameter is split, by the last two names of its path; what is no matrix of the model lies everywhere.
 
-    So the rule also holds for gradients and for moments of an optimizer. With more devices on `tensor` than can
-    share the key/value heads evenly, each of them holds all keys and values.
+    An adapter is split as its layer is: A [rank, in] by inputs, B [out, rank] by outputs. The rule also holds for
+    gradients and for moments of an optimizer. With more devices on `tensor` than can share the key/value heads evenly,
+    each of them holds all keys and values.
     """
     names = LAST_NAMES.search(path)
     if names is None or names[1] not in KERNELS:
@@ -160,7 +161,8 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
     spec = KERNELS[names[1]]
     if names[1] in KEY_VALUE and config.num_key_value_heads % shape.tensor:
         spec = PartitionSpec(None, "fsdp")
-    return spec if names[2] == "weight" else PartitionSpec(spec[0])
+    by_kind = {"weight": spec, "lora_a": PartitionSpec(None, spec[1]), "lora_b": PartitionSpec(spec[0], None)}
+    return by_kind.get(names[2], PartitionSpec(spec[0]))
 
 
 def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
@@ -199,16 +201,15 @@ def constrain(x: Array, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | Non
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
-def on_mesh(tree: Leaf, mesh: Mesh | None) -> Leaf:
-    """Leaves where they are; on every device those that are not on the mesh yet, as new adapters are."""
+def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
+    """Leaves where they are; by their names those that are not on the mesh yet, as new adapters are."""
     if mesh is None:
         return tree
 
-    def placed(leaf: Array) -> Array:
-        is_placed = isinstance(leaf.sharding, NamedSharding)
-        return leaf if is_placed else jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
+    def placed(leaf: Array, sharding: NamedSharding) -> Array:
+        return leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, sharding)
 
-    return jax.tree.map(placed, tree)
+    return jax.tree.map(placed, tree, tree_shardings(tree, config, mesh))
 
 
 def whole(leaf: Array) -> Array | np.ndarray:

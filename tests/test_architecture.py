@@ -75,9 +75,9 @@ LAYERS = (
         "training.policy_loss",
         "training.rollouts",
     ),
-    ("training.trainer",),
+    ("training.trainer", "checkpoints.hub"),
     ("training.masked_diffusion", "training.policy_batches", "training.coupled_grpo"),
-    ("training.sft", "training.adaptation"),
+    ("training.sft", "training.adaptation", "training.footprint"),
     (
         "training.builtin_model",
         "evaluation.problems",

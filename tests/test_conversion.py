@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -32,7 +33,9 @@ import sys
 from pathlib import Path
 from jax_lm.checkpoints.conversion import Conversion, convert
 print("ready", flush=True)
-convert(Path(sys.argv[1]), Path(sys.argv[2]), Conversion())
+def told(done, total):
+    print(done, total, flush=True)
+convert(Path(sys.argv[1]), Path(sys.argv[2]), Conversion(), on_progress=told)
 print("done", flush=True)
 """
 
@@ -191,36 +194,45 @@ def test_quantised_rows_are_within_half_a_step():
     assert (np.abs(values * scale[:, None] - weight) <= scale[:, None] / 2 * 1.0001).all()
 
 
-def killed(folder, delay):
-    """Start a conversion, kill it `delay` seconds after it began; the seconds it took if it was sooner."""
+def run_conversion(folder, lines=None, delay=0.0):
+    """Convert in another process, killed `delay` seconds after its line of that number; when each line came, and said.
+
+    Counting lines instead of seconds alone hits the same work on a machine that is slower at times.
+    """
     command = [sys.executable, "-c", CHILD, str(CHECKPOINT), str(folder)]
+    said = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        start = time.monotonic()
-        try:
-            child.wait(delay)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            return None
-        return time.monotonic() - start
+        for line in child.stdout:
+            said.append((time.monotonic(), line.strip()))
+            if len(said) == lines:
+                time.sleep(delay)
+                child.send_signal(signal.SIGKILL)
+    return said
 
 
 def kill_at_random_moments(folder, times, seed=0):
-    """How often a killed conversion left nothing, and how often a whole checkpoint; nothing else may happen."""
-    whole = killed(folder / "whole", 300)
-    rng, counts = random.Random(seed), {"absent": 0, "complete": 0}
+    """How often a conversion was killed at what, and what was left: nothing or a whole checkpoint, nothing else."""
+    whole = run_conversion(folder / "whole")
+    assert whole[-1][1] == "done"
+    start, end = whole[0][0], whole[-1][0]
+    rng, counts = random.Random(seed), Counter()
     for n in range(times):
         target = folder / f"copy{n % 2}"
-        killed(target, rng.uniform(0, 1.1 * whole))
+        moment = rng.uniform(start, end + 0.05 * (end - start))
+        before = [at for at, _ in whole if at <= moment]
+        said = run_conversion(target, len(before), moment - before[-1])
+        numbers = [int(number) for number in said[-1][1].split() if number.isdecimal()]
+        share = numbers[0] / numbers[1] if numbers else float(said[-1][1] == "done")
+        stage = "reading" if share < 0.5 else "writing" if share == 0.5 else "reading back" if share < 1 else "the end"
         if target.exists():
             assert failures(target) == []
-            counts["complete"] += 1
+            counts[stage, "complete"] += 1
             shutil.rmtree(target)
         else:
             with pytest.raises(ValueError, match="copy"):
                 DreamForCausalLM.from_pretrained(target)
-            counts["absent"] += 1
+            counts[stage, "absent"] += 1
     convert(CHECKPOINT, folder / "copy0", Conversion())
     assert failures(folder / "copy0") == []
     assert not (folder / ".copy0.converting").exists()
@@ -235,4 +247,4 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as name:
-        print(kill_at_random_moments(Path(name), int(sys.argv[1])))  # noqa: T201
+        print(dict(kill_at_random_moments(Path(name), int(sys.argv[1]))))  # noqa: T201

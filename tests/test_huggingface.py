@@ -359,7 +359,7 @@ def test_hub_id_that_cannot_be_had_is_named_with_the_reason(monkeypatch, error):
 def test_only_data_is_downloaded(monkeypatch, golden_model):
     calls = []
 
-    def download(repo_id, *, allow_patterns):
+    def download(repo_id, *, allow_patterns, **options):
         calls.append((repo_id, allow_patterns))
         return str(GOLDEN / "checkpoint")
 
@@ -375,7 +375,9 @@ def test_only_data_is_downloaded(monkeypatch, golden_model):
 
 def test_weights_stay_on_the_hub_when_only_the_description_is_wanted(monkeypatch):
     calls = []
-    monkeypatch.setattr(huggingface, "snapshot_download", lambda _, allow_patterns: calls.append(allow_patterns) or ".")
+    monkeypatch.setattr(
+        huggingface, "snapshot_download", lambda _, allow_patterns, **options: calls.append(allow_patterns) or "."
+    )
     resolve(HUB_NAME, with_weights=False)
     assert not any(fnmatch.fnmatch(SHARDS[0], pattern) for pattern in calls[0])
     assert any(fnmatch.fnmatch("config.json", pattern) for pattern in calls[0])

@@ -21,7 +21,7 @@ TURBO = SamplingConfig(steps=None)
 def places(golden_sampler):
     """Lanes without and with a cache, shared so that little is compiled."""
     return {
-        cached: Lanes(golden_sampler, COLUMNS, is_cached=cached, sizes=SIZES, stop_ids=(STOP,))
+        cached: Lanes(golden_sampler, COLUMNS, is_cached=cached, seats=4, sizes=SIZES, stop_ids=(STOP,))
         for cached in (False, True)
     }
 
@@ -107,30 +107,41 @@ def test_a_row_does_not_depend_on_its_neighbours(together, places, name):
     finish(lanes, single, steps=7)
     early, others = row(9, *CASES[name]), [row(10 + i, *CASES[name], hole=20) for i in range(2)]
     lanes.join(early)
-    while not lanes.is_between_blocks or early.forwards == 0:
-        lanes.advance(5)
+    lanes.advance(5)
     finish(lanes, others[0], beside, others[1])
     finish(lanes) if early not in lanes.rows else lanes.leave(early)
     assert text(single) == text(beside) == text(together[name])
     assert single.forwards == beside.forwards
 
 
-def test_a_cached_row_waits_for_the_others_to_end_their_blocks(places):
+def test_a_cached_row_joins_and_leaves_within_the_blocks_of_others(together, places):
     lanes = places[True]
-    first = row(1, DRAWN, PRESETS["fast"])
+    first, second = row(6, *CASES["fast"]), row(7, *CASES["turbo"])
     lanes.join(first)
     lanes.advance(3)
-    assert not lanes.has_room
-    with pytest.raises(ValueError, match="cannot join"):
-        lanes.join(row(2, DRAWN, PRESETS["fast"]))
-    while not first.is_between_blocks:
-        lanes.advance(9)
-    second = row(2, DRAWN, PRESETS["fast"])
+    assert not first.is_between_blocks
     lanes.join(second)
-    lanes.leave(first)
     lanes.advance(2)
-    assert (first.forwards, second.forwards) == (32 - 1, 3)
-    lanes.leave(second)
+    assert 0 < second.forwards <= 3
+    assert first.forwards == 4 + 2
+    finish(lanes, row(8, DRAWN, PRESETS["fast"]), row(9, TURBO, PRESETS["turbo"]))
+    for one in (first, second):
+        while not one.is_done:
+            lanes.advance(4)
+        lanes.leave(one)
+    assert [text(first), text(second)] == [text(together["fast"]), text(together["turbo"])]
+
+
+def test_a_call_returns_when_the_first_row_ends_its_block(places):
+    lanes = places[True]
+    quick, slow = row(1, GREEDY, PRESETS["fast"], hole=6), row(2, GREEDY, PRESETS["fast"], hole=40)
+    lanes.join(quick)
+    lanes.join(slow)
+    lanes.advance(20)
+    assert quick.is_done
+    assert slow.forwards == quick.forwards < 7
+    lanes.leave(quick)
+    lanes.leave(slow)
 
 
 def test_settings_do_not_compile_anew(together, places):

@@ -170,3 +170,40 @@ def test_other_errors_of_the_runtime_stay_what_they_are(engine, monkeypatch):
     monkeypatch.setattr(Sampler, "stream", broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         engine.generate("def f():", max_new_tokens=32)
+
+
+@pytest.mark.parametrize("step", ["sft", "grpo"])
+def test_training_keeps_three_float32_numbers_per_weight(step):
+    job = Job(batch=8, canvas=512, step=step)
+    memory = estimated_memory(DIFFUCODER_7B, job, MeshShape())
+    assert memory.weights == 3 * 4 * parameter_count(DIFFUCODER_7B)
+    # Gradients in float32, weights and gradients in bfloat16.
+    assert memory.working > (4 + 2 + 2) * parameter_count(DIFFUCODER_7B)
+    spread = estimated_memory(DIFFUCODER_7B, job, MeshShape(fsdp=8))
+    # All but the norms, which lie everywhere.
+    assert spread.weights == pytest.approx(memory.weights / 8, rel=1e-3)
+
+
+def test_training_takes_the_smallest_machine_that_holds_it():
+    job = Job(batch=8, canvas=2048, step="sft")
+    place, mesh = smallest_topology(DIFFUCODER_7B, job, Topology.parse("v5p:2x2x1"))
+    assert mesh == MeshShape.for_training(DIFFUCODER_7B, place.devices)
+    assert not any(
+        "int8" in remedy for remedy in remedies(DIFFUCODER_7B, job, MeshShape(), Topology.parse("v5p:2x2x1"))
+    )
+
+
+def test_an_update_costs_four_forward_passes():
+    place = Topology.parse("v5p:2x2x1")
+    job = Job(batch=4, canvas=512, new_tokens=512, step="sft")
+    learnt, one = (bound(DIFFUCODER_7B, j, MeshShape(fsdp=4), place) for j in (job, Job(batch=4, canvas=512)))
+    assert 3.9 < learnt.step.flops / one.step.flops < 4.3
+    assert learnt.tokens_per_second == pytest.approx(4 * 512 / learnt.seconds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), [({"step": "rl"}, "step='rl'"), ({"step": "sft", "precision": "int8"}, "dtype='int8'")]
+)
+def test_a_training_step_that_is_not_there_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Job(**fields)

@@ -169,6 +169,12 @@ def test_placement_by_name():
     assert spec("model.layers.3.self_attn.k_proj.weight", tensor=8) == P(None, "fsdp")
     assert spec("model.layers.3.self_attn.v_proj.bias", tensor=8) == P(None)
     assert spec("model.norm.weight", tensor=8) == P()
+    # Below an adapter, the base lies where it lay, and the adapter beside it.
+    assert spec("['layers'][3]['mlp']['down_proj']['base']['weight']", tensor=8) == P("fsdp", "tensor")
+    assert spec("model.layers.3.mlp.down_proj.base.scale", tensor=8) == P("fsdp")
+    assert spec("model.layers.3.mlp.down_proj.lora_a", tensor=8) == P(None, "tensor")
+    assert spec("model.layers.3.mlp.down_proj.lora_b", tensor=8) == P("fsdp", None)
+    assert spec("model.layers.3.self_attn.k_proj.lora_b", tensor=8) == P(None, None)
 
 
 def test_every_matrix_of_the_model_is_split():

@@ -30,7 +30,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_NAME = 255
 SHARD_BYTES = 5 * 10**9
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+"""owner/name, or owner/name@revision."""
 DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
 
@@ -68,7 +69,9 @@ class StoredTensor:
 def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
     """Local folder of a checkpoint, downloading it into the hub's cache if it is a hub id.
 
-    `HF_HUB_OFFLINE=1` keeps to the cache. Without weights only configuration and tokenizer are fetched.
+    A hub id is owner/name, or owner/name@revision for a branch, tag or commit. Downloads show their progress and go on
+    where they were broken off; `HF_HUB_OFFLINE=1` keeps to the cache; `HF_TOKEN` opens private repositories. Without
+    weights only configuration and tokenizer are fetched.
 
     Raises:
         CheckpointError: neither a folder here nor a repository that can be had.
@@ -82,16 +85,23 @@ def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
         return path
     if is_file:
         raise CheckpointError(f"model {str(path)!r} is a file; expected a folder with config.json")
-    if not HUB_ID.fullmatch(str(path_or_hub_id)):
+    found = HUB_ID.fullmatch(str(path_or_hub_id))
+    if not found:
         raise CheckpointError(f"model {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)")
     try:
         patterns = [*DESCRIPTION_FILES, *(WEIGHT_FILES if with_weights else [])]
-        return Path(snapshot_download(str(path_or_hub_id), allow_patterns=patterns))
+        # Without a token in the environment none is sent, also where the hub's client keeps one in a file.
+        token = os.environ.get("HF_TOKEN") or False
+        return Path(snapshot_download(found["repo"], revision=found["revision"], allow_patterns=patterns, token=token))
     except Exception as error:  # the hub's client lets exceptions of its HTTP library through
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"model {str(path_or_hub_id)!r}: no such folder, and not to be had from the hub ({reason})"
+            f"model {str(path_or_hub_id)!r}: no such folder, and not to be had from the hub ({first_line(error)})"
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    """What it says first; its name if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Say what a generation takes on an accelerator before it is rented; exit status 1 if it does not fit.
+    """Say what a generation or a training step takes before a machine is rented; exit status 1 if it does not fit.
 
     For TPUs the real program is compiled for the named topology (extra `plan`, no TPU needed; a minute or so for 7B);
     otherwise, and for GPUs, everything is arithmetic and says so.
@@ -44,8 +44,10 @@ class Plan:
         diffucoder plan --model-config 7b --topology v5e:2x2
         diffucoder plan --model-config 7b --topology v5e:1x1 --dtype int8
         diffucoder plan --model apple/DiffuCoder-7B-Instruct --topology h100:1 --batch 16 --canvas 1024
+        diffucoder plan --model-config 7b --topology v5p:2x2x2 --step sft --batch 8 --canvas 2048
 
     Attributes:
+        step: generate, or an update of all weights: sft or grpo (coupled, max_new_tokens of a row its completion).
         topology: chips and their shape, such as v5e:2x2, v6e:1x1, v4:2x2x1 or h100:8.
         model: folder or hub id; only its config.json is read.
         model_config: a known shape in place of a model: 7b or small.
@@ -58,6 +60,7 @@ class Plan:
     """
 
     topology: str
+    step: str = "generate"
     model: str | None = None
     model_config: str | None = None
     dtype: str = "bfloat16"
@@ -75,7 +78,7 @@ class Plan:
         topology = Topology.parse(self.topology)
         if topology.is_tpu:
             os.environ.update({name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()})
-        from jax_lm.planning import Job, estimated_memory
+        from jax_lm.planning import Job, chosen_mesh, estimated_memory
         from jax_lm.sharding import MeshShape
 
         config = self.config()
@@ -85,8 +88,9 @@ class Plan:
             canvas=self.canvas,
             new_tokens=self.generation.max_new_tokens or max(1, self.canvas // 2),
             preset=self.generation.preset,
+            step=self.step,
         )
-        mesh = MeshShape.parse(self.mesh) if self.mesh else MeshShape.for_generation(config, topology.devices)
+        mesh = MeshShape.parse(self.mesh) if self.mesh else chosen_mesh(config, job, topology.devices)
         mesh.require(config)
         if mesh.size != topology.devices:
             raise ValueError(f"mesh={self.mesh!r}: takes {mesh.size} devices, {topology} has {topology.devices}")
@@ -118,7 +122,12 @@ class Plan:
                 "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'", file=sys.stderr
             )
             return None
-        return compilation.compile_generation(config, job, compilation.topology_mesh(topology, mesh), self.generation)
+        place = compilation.topology_mesh(topology, mesh)
+        if job.is_training:
+            from jax_lm.training.footprint import compile_update
+
+            return compile_update(config, job, place)
+        return compilation.compile_generation(config, job, place, self.generation)
 
 
 @dataclass(frozen=True)
@@ -148,12 +157,14 @@ def report(found: Findings) -> int:
 
     topology, job, memory = found.topology, found.job, found.estimated
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    rows = f"{job.batch} x {job.canvas} tokens, {job.new_tokens} of them new, preset {job.preset}, {job.precision}"
+    new = f", {job.new_tokens} of them new" if job.step != "sft" else ""
+    how = f"preset {job.preset}" if not job.is_training else f"one {job.step} update of all weights"
+    rows = f"{job.batch} x {job.canvas} tokens{new}, {how}, {job.precision}"
     table.add_row("plan", rows)
     table.add_row("devices", f"{topology}: {topology.devices}, mesh {found.mesh}")
     basis = "arithmetic, an estimate" if found.compiled is None else "compiled for it by libtpu"
     table.add_row("basis", basis)
-    table.add_row("weights per device", gib(memory.weights))
+    table.add_row("masters and moments" if job.is_training else "weights per device", gib(memory.weights))
     if memory.cache:
         table.add_row("keys and values", gib(memory.cache))
     memory_rows(table, found)
@@ -197,7 +208,9 @@ def speed_rows(table: Table, found: Findings) -> None:
         counted = f"{found.compiled.flops / 1e12:.3f} TFLOP and {gib(found.compiled.bytes)} per device, one loop body"
         table.add_row("step as compiled", counted)
     table.add_row("roofline", f"{least.seconds * 1e3:.2f} ms per step, bound by {least.limit}")
-    if least.tokens_per_second is None:
+    if found.job.is_training:
+        table.add_row("tokens/s", f"at most {least.tokens_per_second:,.0f} learnt from")
+    elif least.tokens_per_second is None:
         table.add_row("tokens/s", "depends on how many a step commits")
     else:
         table.add_row("tokens/s", f"at most {least.tokens_per_second:,.0f}, at one token per row and step")

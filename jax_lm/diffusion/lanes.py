@@ -1,11 +1,11 @@
 """Lanes: rows that share compiled steps though each is on its own way: canvas, block, settings, randomness.
 
-    lanes = Lanes(sampler, columns=128, is_cached=False, sizes=(1, 4), stop_ids=())
+    lanes = Lanes(sampler, columns=128, is_cached=False, seats=4, sizes=(1, 4), stop_ids=())
     lanes.join(row)          # whenever `lanes.has_room`
     lanes.advance(steps=4)   # again, until row.is_done
 
 Each lane is a batch of one under `jax.vmap` of the one `step`, so that what a row becomes depends on the row alone.
-What differs from row to row is traced; a compilation is made for a number of lanes, a width, and for having a cache or
+What differs from row to row is traced; a compilation is made for a number of rows, a width, and for having a cache or
 not. Knows neither text nor queues.
 """
 
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion.decoding import BLOCK_LENGTH, Decoding
 from jax_lm.diffusion.row import TOP_K, Row, Settings
@@ -27,70 +27,90 @@ from jax_lm.diffusion.step import Cursor, Given, Hooks, Memory, Plan, SamplerSta
 from jax_lm.diffusion.unmasking import SamplingConfig
 
 AXIS = "lanes"
+Way = tuple[SamplerState, Given, Cursor, Settings]
+"""What the compiled loop takes of a row, or of several, stacked."""
 
 
 class Lanes:
     """Places for rows of one width, all with a cache or all without.
 
+    With a cache, a row that begins a block is recomputed whole, together with the others that begin one; then it takes
+    steps on a window, together with all that do. Neither group waits for a row of the other to end its block.
+
     Args:
         columns: width of every row's canvas; shorter rows are padded on the right.
-        sizes: numbers of lanes that there are compilations for; the smallest that holds the rows is used. More may be
-            added to it later.
+        seats: rows that there is room for; with a cache, what each needs is kept from block to block.
+        sizes: numbers of rows that there are compilations for; the smallest that holds a group is used. More may be
+            added to it later, none above `seats`.
     """
 
     def __init__(
-        self, sampler: Sampler, columns: int, *, is_cached: bool, sizes: Sequence[int], stop_ids: tuple[int, ...]
+        self,
+        sampler: Sampler,
+        columns: int,
+        *,
+        is_cached: bool,
+        seats: int,
+        sizes: Sequence[int],
+        stop_ids: tuple[int, ...],
     ) -> None:
         self.sampler, self.columns, self.is_cached, self.sizes = sampler, columns, is_cached, list(sizes)
-        self.rows: list[Row] = []
-        self.seats: list[Row | None] = []
+        self.seats: list[Row | None] = [None] * seats
+        self.begun: set[Row] = set()
         self.memory = Memory()
         self.sampling = SamplingConfig(steps=None, top_k=TOP_K, stop_ids=stop_ids)
 
     @property
-    def is_between_blocks(self) -> bool:
-        """Whether rows may join: with a cache, only when all begin a block, as all are then recomputed together."""
-        return not self.is_cached or all(row is None or row.is_between_blocks for row in self.seats)
+    def rows(self) -> list[Row]:
+        return [row for row in self.seats if row is not None]
 
     @property
     def has_room(self) -> bool:
-        return len(self.rows) < max(self.sizes, default=0) and self.is_between_blocks
+        return len(self.rows) < max(self.sizes, default=0)
 
     def join(self, row: Row) -> None:
-        """Take a place; ValueError if the row does not fit."""
+        """Take a place, at any time; ValueError if the row does not fit."""
         if row.columns > self.columns or row.is_cached != self.is_cached or not self.has_room:
             raise ValueError(f"a row of {row.columns} columns cannot join {len(self.rows)} of {self.columns}")
-        self.rows.append(row)
+        self.seats[self.seats.index(None)] = row
 
     def leave(self, row: Row) -> None:
         """Give up the place, at any time."""
-        self.rows.remove(row)
-        self.seats = [None if seat is row else seat for seat in self.seats]
+        self.seats[self.seats.index(row)] = None
+        self.begun.discard(row)
 
     def compile(self, size: int, row: Row) -> None:
-        """Compile for another number of lanes, away from the rows that sit here; `row` is any that fits."""
+        """Compile for another number of rows, away from the rows that sit here; `row` is any that fits."""
         trial = Lanes(
-            self.sampler, self.columns, is_cached=self.is_cached, sizes=[size], stop_ids=self.sampling.stop_ids
+            self.sampler,
+            self.columns,
+            is_cached=self.is_cached,
+            seats=len(self.seats),
+            sizes=[size],
+            stop_ids=self.sampling.stop_ids,
         )
         trial.join(row)
-        trial.advance(1)
+        # Both, whether or not the first leaves the second anything to do.
+        if self.is_cached:
+            trial.run([row], self.plan(is_refresh=True), UNLIMITED, forwards=1)
+        trial.run([row], self.plan(is_refresh=False), 1)
         self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
-        """Take up to `steps` steps; rows that end their block wait, with a cache, for the others to end theirs."""
-        if self.is_between_blocks:
+        """Take up to `steps` steps, fewer if a row ends its block."""
+        if not self.is_cached:
             for row in self.rows:
                 row.next_block()
-            self.seats = list(self.rows)
-            if self.is_cached:
-                self.memory = self.empty_memory(self.size)
-                self.run(self.plan(is_refresh=True), UNLIMITED, forwards=1)
-        self.run(self.plan(is_refresh=False), steps, forwards=UNLIMITED)
-
-    @property
-    def size(self) -> int:
-        """Lanes of the compilation that holds the seats."""
-        return min(size for size in self.sizes if size >= len(self.seats))
+            self.run(self.rows, self.plan(is_refresh=False), steps)
+            return
+        beginning = [row for row in self.rows if row.is_between_blocks or row not in self.begun]
+        for row in beginning:
+            row.next_block()
+        if beginning:
+            self.run(beginning, self.plan(is_refresh=True), UNLIMITED, forwards=1)
+            self.begun.update(beginning)
+        if going := [row for row in self.rows if not row.is_between_blocks]:
+            self.run(going, self.plan(is_refresh=False), steps)
 
     def plan(self, *, is_refresh: bool) -> Plan:
         """What a compilation is made for: the whole canvas, or a window of it."""
@@ -103,23 +123,34 @@ class Lanes:
         rows = self.columns if is_refresh else BLOCK_LENGTH + 1
         return replace(plan, decoding=Decoding(cache="window"), length=BLOCK_LENGTH, rows=rows)
 
-    def run(self, plan: Plan, steps: int, *, forwards: int) -> None:
-        """One call of the compiled loop for the seats, and what it decided back to them."""
-        ways = [row and self.way(row, plan, steps, forwards) for row in self.seats]
+    def run(self, rows: Sequence[Row], plan: Plan, steps: int, *, forwards: int = UNLIMITED) -> None:
+        """One call of the compiled loop for some of the rows, and what it decided back to them."""
+        is_refresh = plan.rows == self.columns
+        size = min(size for size in self.sizes if size >= len(rows))
+        seated: list[Row | None] = [*rows, *[None] * (size - len(rows))]
+        seats: np.ndarray | None = None
+        if self.is_cached and (is_refresh or size < len(self.seats)):
+            # A place beyond the last one takes nothing.
+            seats = np.asarray([self.seats.index(row) if row else len(self.seats) for row in seated], np.int32)
+        elif self.is_cached:
+            # All places at once: nothing is copied to and fro.
+            seated = [row if row in rows else None for row in self.seats]
+        ways = [row and self.way(row, plan, steps, forwards) for row in seated]
         blank = jax.tree.map(np.zeros_like, next(way for way in ways if way))
-        ways += [None] * (self.size - len(ways))
         inputs = jax.tree.map(lambda *parts: np.stack(parts), *(way or blank for way in ways))
+        if self.is_cached and self.memory.layers is None:
+            self.memory = run_empty_lanes(self.sampler.graph, self.sampler.params, len(self.seats), self.columns)
         # The memory is given away: should the call fail, it is lost, and with it what the open blocks rest on.
         memory, self.memory = self.memory, Memory()
-        state, self.memory = run_lanes(self.sampler.graph, self.sampler.params, memory, *inputs, plan)
+        state, self.memory = run_lanes(self.sampler.graph, self.sampler.params, memory, seats, inputs, plan)
         decided = [np.asarray(part) for part in (state.tokens, state.masked, state.commit_step, state.confidence)]
         counters = np.asarray(state.step), np.asarray(state.forwards)
-        for lane, row in enumerate(self.seats):
+        for lane, row in enumerate(seated):
             if row is not None:
                 row.take(*(part[lane, 0, : len(row.tokens)] for part in decided))
                 row.step, row.forwards = (int(part[lane]) for part in counters)
 
-    def way(self, row: Row, plan: Plan, steps: int, forwards: int) -> tuple[SamplerState, Given, Cursor, Settings]:
+    def way(self, row: Row, plan: Plan, steps: int, forwards: int) -> Way:
         """A row as a batch of one, padded on the right."""
 
         def padded(values: np.ndarray) -> np.ndarray:
@@ -152,36 +183,44 @@ class Lanes:
         }
         return SamplerState(**state), Given(**given), Cursor(**cursor), row.settings(self.columns)
 
-    def empty_memory(self, size: int) -> Memory:
-        """Zeros for so many lanes; the refresh that begins a block covers every column."""
-        graph, params = self.sampler.graph, self.sampler.params
-        return run_empty_lanes(graph, params, size, self.columns)
-
 
 @partial(jax.jit, static_argnames=("graph", "plan"), donate_argnames="memory")
 def run_lanes(
     graph: nnx.GraphDef,
     params: dict,
     memory: Memory,
-    states: SamplerState,
-    given: Given,
-    cursors: Cursor,
-    settings: Settings,
+    seats: Int[Array, "l"] | None,
+    ways: Way,
     plan: Plan,
 ) -> tuple[SamplerState, Memory]:
-    """What `sampler.run` does, for rows that each have a state, a cursor and settings: all leaves have an axis more."""
+    """What `sampler.run` does, for rows that each have a state, a cursor and settings: all leaves have an axis more.
+
+    Args:
+        memory: of all seats.
+        seats: where in it each row has its own; None: as they come, all of it.
+
+    Returns:
+        When the first of the rows has ended its block, or all have taken the steps that they may.
+    """
     model = nnx.merge(graph, params)
+    states, given, cursors, settings = ways
     states = states._replace(keys=jax.random.wrap_key_data(states.keys))
+    columns = states.tokens.shape[-1]
+
+    def is_open(states: SamplerState) -> Bool[Array, "l"]:
+        return jnp.any(states.masked, axis=(1, 2))
 
     def is_going(states: SamplerState) -> Bool[Array, "l"]:
-        is_open = jnp.any(states.masked, axis=(1, 2))
-        return is_open & (states.step < cursors.until) & (states.forwards < cursors.forwards)
+        return is_open(states) & (states.step < cursors.until) & (states.forwards < cursors.forwards)
 
     def skip(state: SamplerState, cursor: Cursor, settings: Settings) -> SamplerState:
         return skip_idle(state, cursor, settings.applied(plan))
 
     def take(state: SamplerState, memory: Memory, given: Given, cursor: Cursor, settings: Settings) -> tuple:
         return step(model, state, memory, given, cursor, settings.applied(plan))
+
+    def goes_on(carry: tuple[SamplerState, Memory]) -> Bool[Array, ""]:
+        return jnp.any(is_going(carry[0])) & (jnp.sum(is_open(carry[0])) == jnp.sum(is_open(states)))
 
     def advance(carry: tuple[SamplerState, Memory]) -> tuple[SamplerState, Memory]:
         states, memory = carry
@@ -194,8 +233,14 @@ def run_lanes(
         # A lane that waits recomputes its window with what it holds: nothing of it changes but the cache's rows.
         return jax.tree.map(kept, taken, states), memory
 
-    started = jax.vmap(skip)(states, cursors, settings)
-    return jax.lax.while_loop(lambda carry: jnp.any(is_going(carry[0])), advance, (started, memory))
+    own = memory if seats is None else jax.tree.map(lambda part: part.at[seats].get(mode="clip"), memory)
+    states, own = jax.lax.while_loop(goes_on, advance, (jax.vmap(skip)(states, cursors, settings), own))
+    if seats is None:
+        return states, own
+    if plan.rows != columns:
+        # A window is recomputed before it is read, and what lies outside of it is as it was.
+        return states, memory
+    return states, jax.tree.map(lambda part, new: part.at[seats].set(new, mode="drop"), memory, own)
 
 
 @partial(jax.jit, static_argnames=("graph", "size", "columns"))

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 WIDTHS = (128, 256, 512, 1024, 2048)
 """Tokens that a row may hold: a row takes the narrowest that holds it. Wider ones only if the options say so."""
-LANES = (1, 4, 16)
+LANES = (1, 4, 8, 16)
 """Numbers of rows that there are compilations for, up to what the options say."""
 IDLE_SECONDS = 1.0
 """How long nobody must have asked before another shape is compiled."""
@@ -100,7 +100,7 @@ class Engine:
         sizes = {1, options.lanes, *(size for size in LANES if size < options.lanes)}
         self.lanes = [
             Lanes(
-                inference.sampler, width + BLOCK_LENGTH * is_cached, is_cached=is_cached, sizes=(),
+                inference.sampler, width + BLOCK_LENGTH * is_cached, is_cached=is_cached, seats=options.lanes, sizes=(),
                 stop_ids=self.tokenizer.stop_ids,
             )
             for width in [*(width for width in WIDTHS if width < self.context), self.context]

@@ -78,7 +78,7 @@ class DiffuGRPOTrainer(Trainer):
             )
             raise ValueError(f"{lengths}: rows take {width} tokens, the context holds {context}")
         sampler = Sampler(model)
-        weights = on_mesh(sampler.params, model.mesh)
+        weights = on_mesh(sampler.params, model.config, model.mesh)
         ours, self.others = partition(weights, trained), partition(weights, lambda name: not trained(name))
         frozen = in_dtype(self.others, config.compute_dtype)
         self.graph, self.grpo = sampler.graph, config

@@ -172,7 +172,7 @@ def train(
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
     graph, state = nnx.split(model)
-    weights = on_mesh(nnx.to_pure_dict(state), model.mesh)
+    weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
     ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, config.compute_dtype)
     objective = make_loss(graph, loss, model.config.mask_token_id)
