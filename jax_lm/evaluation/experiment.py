@@ -1,7 +1,7 @@
 """The steps of the accelerator experiment: each measures one thing on this machine and returns plain data.
 
-Entry: `diffucoder experiment`. What becomes of the data is `evaluation.experiment_report`; that a killed run goes on and a
-failed step stops nothing is `evaluation.steps`.
+Entry: `diffucoder experiment`. What becomes of the data is `evaluation.experiment_report`; that a killed run goes on,
+and that a failed step stops no other, is `evaluation.steps`.
 """
 
 import statistics

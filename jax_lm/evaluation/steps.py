@@ -1,4 +1,4 @@
-"""A run of named steps: what a step found is kept, one that fails is reported and the others go on, a killed run continues.
+"""A run of named steps: what each found is kept, one that fails stops no other, and a killed run goes on.
 
 Knows nothing of what the steps do. The folder holds settings.json and steps.jsonl (`evaluation.journal`): a line when a
 step begins, and one when it ends.
@@ -16,7 +16,7 @@ from jax_lm.evaluation.journal import Lines, Record
 STEPS = "steps.jsonl"
 BEGUN, STOPPED, DONE, FAILED, LEFT_OUT = "begun", "stopped", "done", "failed", "left out"
 PATIENCE = 2
-"""A step that ended the whole process so many times is not tried again: most likely the system killed it for its memory."""
+"""A step that ended the whole process so many times is not tried again: likely the system killed it for its memory."""
 
 
 class LeftOut(Exception):  # noqa: N818
