@@ -40,7 +40,7 @@ def test_page_is_one_file_without_scripts(document):
     assert page.count("&lt;script&gt;") == 3
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
     assert page.count("<svg") == 1
-    assert [page.count(mark) for mark in ("✔", "✘", "–")] == [1, 1, 1]
+    assert [page.count(mark) for mark in ("✔", "✘", "\u2013")] == [1, 1, 1]
 
 
 def test_files(document, tmp_path):

@@ -1,5 +1,6 @@
 """A run of steps keeps what is done, goes on after failures and kills, and gives up on what kills it again."""
 
+import contextlib
 import json
 
 import pytest
@@ -73,10 +74,8 @@ def test_a_failed_step_may_end_the_process_later(work, tmp_path):
     """Only ends without an outcome in a row count."""
     for failure in (SystemExit(9), RuntimeError("no"), SystemExit(9)):
         work.fail = {"a": failure}
-        try:
+        with contextlib.suppress(SystemExit):
             work.run(tmp_path, "a")
-        except SystemExit:
-            pass
     work.fail = {}
     assert work.run(tmp_path, "a")["a"].state == DONE
 

@@ -49,7 +49,7 @@ def rounded_up(value: float | int) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float = 1.0) -> str:
+def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
     """Lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan are left out."""
     drawn = {name: [point for point in points if not math.isnan(point[1])] for name, points in series.items()}
     xs = [x for points in drawn.values() for x, _ in points]

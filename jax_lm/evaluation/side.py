@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,7 @@ class Request:
     numbers: tuple[int, int] | None = None
 
 
+@runtime_checkable
 class Side(Protocol):
     """What both can do; prompts and ids are [b, t]."""
 
