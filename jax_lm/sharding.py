@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -195,6 +197,23 @@ def constrain(x: Array, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | Non
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def on_mesh(tree: Leaf, mesh: Mesh | None) -> Leaf:
+    """Leaves where they are; on every device those that are not on the mesh yet, as new adapters are."""
+    if mesh is None:
+        return tree
+
+    def placed(leaf: Array) -> Array:
+        is_placed = isinstance(leaf.sharding, NamedSharding)
+        return leaf if is_placed else jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
+
+    return jax.tree.map(placed, tree)
+
+
+def whole(leaf: Array) -> Array | np.ndarray:
+    """All of an array, also where other hosts hold parts of it; then every host must ask at once."""
+    return leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
 
 
 def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:

@@ -8,7 +8,7 @@ import math
 import sys
 from pathlib import Path
 
-from jax_lm.evaluation.pass_rate import standard_error
+from jax_lm.evaluation.estimates import standard_error
 
 ARMS = ("coupled", "full_mask", "shuffled")
 

@@ -76,7 +76,7 @@ LAYERS = (
         "training.rollouts",
     ),
     ("training.trainer",),
-    ("training.masked_diffusion", "training.coupled_grpo"),
+    ("training.masked_diffusion", "training.policy_batches", "training.coupled_grpo"),
     ("training.sft", "training.adaptation"),
     (
         "training.builtin_model",

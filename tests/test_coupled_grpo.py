@@ -12,8 +12,9 @@ import pytest
 
 from jax_lm.models.dream import flatten
 from jax_lm.rewards import WeightedSum
-from jax_lm.training import coupled_grpo
-from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, make_loss, mixed
+from jax_lm.training import policy_batches
+from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, make_loss
+from jax_lm.training.policy_batches import mixed
 from jax_lm.training.rollouts import Completions
 from jax_lm.training.trainer import State
 from jax_lm.training.update import gradient
@@ -143,7 +144,7 @@ def test_the_reference_moves_on_its_steps_alone(rollout, monkeypatch):
     trainer, batches, _ = rollout
     source, moves = trainer.source, []
     monkeypatch.setattr(
-        coupled_grpo, "mixed", lambda reference, params, alpha: moves.append((step, alpha)) or reference
+        policy_batches, "mixed", lambda reference, params, alpha: moves.append((step, alpha)) or reference
     )
     monkeypatch.setattr(source, "make", lambda params, number: (batches, {}))
     for step in range(10):
@@ -244,7 +245,7 @@ def test_no_reference_without_beta(policy, letters, tmp_path):
     trainer = trainer_of(policy, letters, tmp_path, beta=0.0)
     (batch, _), _ = trainer.source.make(trainer.state.params, 0)
     assert trainer.source.reference is batch.reference_scores is None
-    assert trainer.source.save()["reference"] == {}
+    assert trainer.source.arrays == {}
 
 
 def test_positive_control(finished):

@@ -1,10 +1,11 @@
-"""`diffucoder grpo`: recipes, refusals, and a run that is killed and continued."""
+"""`diffucoder grpo`: recipes, refusals, runs that are killed and continued, on meshes, on two hosts, with adapters."""
 
 import dataclasses
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,10 @@ from jax_lm.training.grpo_config import GRPOConfig
 
 ROOT = Path(__file__).parent.parent
 REWARD = """
+import os
 def fives(prompts, completions, **columns):
+    with open(os.environ["JUDGED"], "a") as file:
+        file.write(f"{len(completions)} ")
     return [float(text.count("5")) for text in completions]
 """
 RUN = """
@@ -51,7 +55,7 @@ def parsed(*arguments):
 def test_the_published_recipe_is_the_preset_and_the_default():
     """runs/grpo_paper.yaml states every published number; the defaults are the same."""
     recipe = parsed("--config", str(ROOT / "runs" / "grpo_paper.yaml"))
-    assert recipe.model == "apple/DiffuCoder-7B-Instruct"
+    assert recipe.trainee.model == "apple/DiffuCoder-7B-Instruct"
     assert recipe.settings == GRPOConfig() == parsed("--preset", "paper").settings
     stated = (ROOT / "runs" / "grpo_paper.yaml").read_text()
     practical = {
@@ -98,12 +102,14 @@ def start(tmp_path, policy, letters):
         "JAX_PLATFORMS": "cpu",
     }
 
-    def process(out):
+    def process(out, *more, devices=1, host=0):
         options = {"config": tmp_path / "run.yaml", "data": tmp_path / "data.jsonl", "model": tmp_path / "policy"}
         arguments = [f"--{name}={value}" for name, value in (options | {"out": out}).items()]
+        flags = f"--xla_force_host_platform_device_count={devices}"
         return subprocess.Popen(
-            [sys.executable, "-m", "jax_lm.cli", "grpo", *arguments],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "jax_lm.cli", "grpo", *arguments, *more],
+            env=environment | {"XLA_FLAGS": flags, "JUDGED": str(tmp_path / f"judged-{out.name}-{host}")},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     return process
@@ -130,3 +136,55 @@ def test_killed_at_any_moment_and_continued_it_ends_with_the_same_weights(start,
     assert all((ours[name] == theirs[name]).all() for name in ours)
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == list(range(1, 10))
+
+
+def finish(*processes):
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-3000:]
+
+
+def test_a_mesh_and_two_hosts_take_the_steps_of_one_device(start, tmp_path):
+    """Eight virtual devices in a process, and two processes of two: completions equal, weights within 1e-5."""
+    # By entropy, rounding would decide the order: the tiny policy is equally sure everywhere.
+    short = ("--max-steps=4", "--save-every=2", "--alg=origin")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    hosts = ("--mesh=data=2,tensor=2", "--num-processes=2", f"--coordinator={coordinator}")
+    finish(start(tmp_path / "alone", *short))
+    finish(start(tmp_path / "mesh", *short, "--mesh=data=2,fsdp=2,tensor=2", devices=8))
+    finish(*(start(tmp_path / "hosts", *short, *hosts, f"--process-id={n}", devices=2, host=n) for n in range(2)))
+    before = load_file(tmp_path / "policy" / "model.safetensors")
+    alone = load_file(tmp_path / "alone" / "model" / "model.safetensors")
+    assert max(abs(alone[name] - before[name]).max() for name in alone) > 1e-3
+    for run in ("mesh", "hosts"):
+        for path in (tmp_path / "alone" / "completions").iterdir():
+            assert (tmp_path / run / "completions" / path.name).read_text() == path.read_text()
+        weights = load_file(tmp_path / run / "model" / "model.safetensors")
+        assert weights.keys() == alone.keys()
+        assert max(abs(weights[name] - alone[name]).max() for name in alone) < 1e-5
+    # Each host judged one of the two groups of four.
+    assert {(tmp_path / f"judged-hosts-{n}").read_text() for n in range(2)} == {"4 4 "}
+
+
+def test_adapters_over_int8_learn_and_stay_small(start, tmp_path):
+    """The reference policy is an adapter too; the base does not move, and the adapter merges into the float model."""
+    finish(start(tmp_path / "lora", "--lora-rank=4", "--quantize=int8", "--max-steps=4"))
+    adapter = load_file(tmp_path / "lora" / "adapter" / "adapter.safetensors")
+    assert all(abs(value).max() > 0 for name, value in adapter.items() if name.endswith("lora_b"))
+    assert not (tmp_path / "lora" / "model").exists()
+    metrics = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[1]["kl"] > 0
+    arguments = [
+        "--adapter",
+        tmp_path / "lora" / "adapter",
+        "--model",
+        tmp_path / "policy",
+        "--out",
+        tmp_path / "merged",
+    ]
+    assert cli.main(["merge-lora", *map(str, arguments)]) == 0
+    merged, before = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "policy"))
+    moved = {name for name in merged if (merged[name] != before[name]).any()}
+    assert moved == {f"{name.removesuffix('lora_b')}weight" for name in adapter if name.endswith("lora_b")}

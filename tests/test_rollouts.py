@@ -111,7 +111,7 @@ def test_metrics_count_what_was_judged(letters):
     completions = completions_of(letters, "a<|im_end|>", "b", "c", "d", "e", "f")
     totals = [1.0, 3.0, None, 2.0, 2.0, 2.0]
     scored = Scored(totals, {"code": [0.5, 1.5, None, 1.0, 1.0, 1.0]})
-    rewards = rewards_of(scored)
+    rewards = rewards_of(scored.totals)
     assert math.isnan(rewards[2])
     metrics = reward_metrics(scored, completions, 3)
     assert metrics["reward"] == 2.0

@@ -59,6 +59,8 @@ class Stream:
         self.buffer["texts"] = [f"batch {self.taken}"]
         return Rows(tokens, self.rng.integers(1, 7, ROWS), np.arange(ROWS)), {"drawn": float(self.taken)}
 
+    arrays = ()
+
     def save(self):
         return {"rng": self.rng.bit_generator.state, "taken": self.taken, "buffer": self.buffer}
 

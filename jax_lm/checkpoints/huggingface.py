@@ -205,7 +205,7 @@ def opened(path: Path) -> Iterator[Any]:
         yield file
 
 
-def save(folder: str | Path, tensors: Mapping[str, Array], config: Mapping[str, Any]) -> None:
+def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]) -> None:
     """Write `config.json` and one `model.safetensors`; each file appears whole or not at all."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

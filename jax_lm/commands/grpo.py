@@ -1,11 +1,11 @@
 """`diffucoder grpo`: train on rewards of the model's own completions."""
 
-import logging
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jax_lm import terminal
+from jax_lm.commands.trainee import Trainee
 from jax_lm.training.grpo_config import GRPOConfig
 
 BUILTIN = "builtin"
@@ -23,13 +23,14 @@ class Grpo:
         diffucoder grpo --preset paper --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
         diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/out --learning-rate 2e-6
         diffucoder grpo --config runs/grpo_builtin.yaml --out out/grpo
+        diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/lora --lora-rank 16 --quantize int8
 
     Attributes:
         out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
         data: JSONL file whose rows have "prompt" (text, or chat messages) and the columns that rewards read, such as
             "test_cases"; or builtin, tasks of the built-in corpus.
         prompts: how many tasks of the built-in corpus.
-        model: folder or hub id; the built-in model if not given.
+        trainee: the model, its adapters and devices.
         preset: paper is the published recipe, which the defaults are.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
@@ -38,22 +39,22 @@ class Grpo:
     out: Path
     data: str = BUILTIN
     prompts: int = 2000
-    model: str | None = None
+    trainee: Trainee = field(default_factory=Trainee)
     preset: Literal["paper"] = "paper"
     config: Path | None = None
     settings: GRPOConfig = field(default_factory=GRPOConfig)
 
     def run(self) -> int:
+        terminal.show_log()
+        self.trainee.lora()
         from jax_lm.sandbox.runner import choose
 
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-        logging.getLogger("jax").setLevel(logging.WARNING)
-        for name in ("orbax", "absl"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         if SANDBOXED & set(self.settings.reward_funcs):
             # A host that cannot contain programs is better told before the model has written them.
             choose("auto", allow_unsafe=False)
-        return self.train(self.rows())
+        rows = self.rows()
+        self.trainee.hosts.start()
+        return self.train(rows)
 
     def rows(self) -> list[dict[str, Any]]:
         from jax_lm.data.prompts import corpus_prompts, read_prompts
@@ -63,23 +64,23 @@ class Grpo:
         return read_prompts(Path(self.data))
 
     def train(self, rows: list[dict[str, Any]]) -> int:
-        from jax_lm.checkpoints import huggingface
-        from jax_lm.inference import BUILTIN_MODEL
-        from jax_lm.models.dream import DreamForCausalLM
-        from jax_lm.tokenizer import DiffuCoderTokenizer
         from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 
-        folder = huggingface.resolve(BUILTIN_MODEL if self.model is None else self.model)
-        tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
-        model = DreamForCausalLM.from_pretrained(folder)
-        dtype = model.dtype
-        trainer = DiffuGRPOTrainer(model, tokenizer, rows, self.settings, out=self.out)
+        tokenizer = self.trainee.tokenizer()
+        model, training = self.trainee.load(self.settings.seed)
+        trainer = DiffuGRPOTrainer(
+            model,
+            tokenizer,
+            rows,
+            self.settings,
+            out=self.out,
+            trained=training.trained,
+        )
+        trainer.identity |= self.trainee.identity()
         # The trainer has float32 weights of its own.
         del model
         if not trainer.train():
-            print(f"stopped at step {trainer.state.step}; the same command continues the run in {self.out}")
-            return 0
-        trainer.model.save_pretrained(self.out / "model", dtype=dtype)
-        tokenizer.save_pretrained(self.out / "model")
-        print(f"wrote {self.out / 'model'}")
+            print(f"stopped with a checkpoint; the same command continues the run in {self.out}")
+            return terminal.TERMINATED
+        training.save(trainer.model, tokenizer, self.out)
         return 0

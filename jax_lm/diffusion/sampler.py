@@ -47,7 +47,7 @@ class Sampler:
     def __init__(self, model: DreamForCausalLM) -> None:
         if model.config.mask_token_id is None:
             raise ValueError("config mask_token_id=None: this checkpoint is not a masked-diffusion model")
-        self.config = model.config
+        self.config, self.mesh = model.config, model.mesh
         self.mask_id: int = model.config.mask_token_id
         self.graph, state = nnx.split(model)
         self.params = nnx.to_pure_dict(state)

@@ -396,14 +396,18 @@ class DreamForCausalLM(nnx.Module):
     def save_pretrained(self, folder: str | Path, *, dtype: DTypeLike | None = None) -> None:
         """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back.
 
+        Of several hosts, which must all call it, the first one writes.
+
         Raises:
             ValueError: the model is quantised; `diffucoder convert --quantize int8` writes such checkpoints.
         """
         tensors = parameters(self)
         if any(value.dtype == jnp.int8 for value in tensors.values()):
             raise ValueError("the model is int8: save the float model, or use `diffucoder convert --quantize int8`")
-        tensors = {name: value.astype(dtype or value.dtype) for name, value in tensors.items()}
-        huggingface.save(folder, tensors, self.config.to_dict() | {"torch_dtype": str(jnp.dtype(dtype or self.dtype))})
+        tensors = {name: sharding.whole(value.astype(dtype or value.dtype)) for name, value in tensors.items()}
+        if jax.process_index() == 0:
+            described = {"torch_dtype": str(jnp.dtype(dtype or self.dtype))}
+            huggingface.save(folder, tensors, self.config.to_dict() | described)
 
 
 class Initializer:

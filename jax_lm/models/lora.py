@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from jax_lm.checkpoints import huggingface
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.products import product
+from jax_lm.sharding import whole
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -92,8 +93,10 @@ def is_lora(name: str) -> bool:
 
 
 def save_adapter(model: DreamForCausalLM, folder: Path, config: LoraConfig) -> None:
-    """Write the adapters of a model; each file appears whole or not at all."""
-    tensors = {name: jax.device_get(value) for name, value in parameters(model).items() if is_lora(name)}
+    """Write the adapters of a model; each file appears whole or not at all. Of several hosts, the first one writes."""
+    tensors = {name: jax.device_get(whole(value)) for name, value in parameters(model).items() if is_lora(name)}
+    if jax.process_index() > 0:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with huggingface.replacing(folder / WEIGHTS) as path:
         save_file(tensors, path)
@@ -136,9 +139,15 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Ar
 
 
 def merge(model: DreamForCausalLM) -> None:
-    """Add the adapters of a model to its weights, in place and in the dtype of these, and take them off."""
+    """Add the adapters of a model to its weights, in place and in the dtype of these, and take them off.
+
+    Raises:
+        ValueError: the weights are int8.
+    """
     for path, adapter in adapters(model):
         weight = adapter.base.weight
+        if weight[...].dtype == jnp.int8:
+            raise ValueError(f"{path}: int8 weights cannot take an adapter; merge into the float checkpoint")
         change = adapter.scale * adapter.lora_b[...] @ adapter.lora_a[...]
         weight[...] = (weight[...].astype(jnp.float32) + change).astype(weight[...].dtype)
         owner: Any = model

@@ -22,7 +22,6 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -38,10 +37,10 @@ from jax_lm.diffusion.masking import (
     shift_right,
 )
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.sharding import row_spec
+from jax_lm.sharding import on_mesh, row_spec
 from jax_lm.training.settings import LossConfig, TrainerConfig
 from jax_lm.training.trainer import Source, State, Trainer
-from jax_lm.training.update import Loss, LossTerms, Params, in_dtype, merged
+from jax_lm.training.update import Loss, LossTerms, Params, in_dtype, merged, partition
 
 
 def token_weights(
@@ -112,6 +111,8 @@ def make_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
 class ByStep:
     """A source whose batches follow from the step alone: there is nothing to save."""
 
+    arrays: Any = ()
+
     def __init__(self, batch: Callable[[int], Batch]) -> None:
         self.batch = batch
 
@@ -126,6 +127,8 @@ class ByStep:
 
 class Replayed:
     """A source from a seeded iterator; it resumes by drawing again, and dropping, what was taken."""
+
+    arrays: Any = ()
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self.batches, self.taken, self.behind = batches, 0, 0
@@ -169,9 +172,7 @@ def train(
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
     graph, state = nnx.split(model)
-    weights = nnx.to_pure_dict(state)
-    if model.mesh:
-        weights = jax.tree.map(partial(on_mesh, model.mesh), weights)
+    weights = on_mesh(nnx.to_pure_dict(state), model.mesh)
     ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, config.compute_dtype)
     objective = make_loss(graph, loss, model.config.mask_token_id)
@@ -188,11 +189,6 @@ def train(
     finished = trainer.run(source)
     nnx.update(model, merged(others, trainer.state.params))
     return finished
-
-
-def on_mesh(mesh: Mesh, leaf: Array) -> Array:
-    """A parameter where it is, or on every device if it is not on the mesh, as new adapters are."""
-    return leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, NamedSharding(mesh, P()))
 
 
 def spread(mesh: Mesh, batch: Batch) -> Any:
@@ -220,16 +216,3 @@ def evaluation(
         return {"loss": sum(float(t.total) for t in terms) / sum(float(t.weight) for t in terms)}
 
     return evaluate
-
-
-def partition(tree: Params, belongs: Callable[[str], bool], prefix: str = "") -> Params:
-    """The leaves of a nested dict whose dotted names belong to it."""
-    kept: Params = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            if inner := partition(value, belongs, f"{name}."):
-                kept[key] = inner
-        elif belongs(name):
-            kept[key] = value
-    return kept

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.sharding import shard_rows
 from jax_lm.training.grpo_config import Estimator
 
 
@@ -142,5 +143,9 @@ def completion_scores(
         logits = logits.reshape(k, n, completion_length, -1)
         return token_scores(logits, tokens[:, -completion_length:], copies.masked, copies.weights)
 
-    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (tokens, attention_mask, copies))
-    return jax.lax.map(score, parts).reshape(count, completion_length)
+    def split(leaf: Array) -> Array:
+        # Part i takes samples i, i + parts, …, so that every part has samples of every device of a mesh.
+        return shard_rows(leaf, model.mesh).reshape(chunk, -1, *leaf.shape[1:]).swapaxes(0, 1)
+
+    scores = jax.lax.map(score, jax.tree.map(split, (tokens, attention_mask, copies)))
+    return scores.swapaxes(0, 1).reshape(count, completion_length)

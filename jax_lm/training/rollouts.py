@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import GenerationOptions
-from jax_lm.rewards.reward import Chat
+from jax_lm.rewards.reward import Chat, Scores
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 
@@ -173,22 +174,47 @@ def ended(
     return Completions(tokens, attention_mask, completion_mask, texts, stopped)
 
 
-def judge(rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions) -> Scored:
-    """Rewards of the completions; those see what was given, the texts, the prompts' columns and `completion_ids`."""
+def judge(
+    rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions, rows: Sequence[int] | None = None
+) -> Scored:
+    """Rewards of completions, of all or of some rows.
+
+    A reward sees what was given, the texts, the prompts' columns and `completion_ids`.
+    """
+    rows = range(len(prompts)) if rows is None else rows
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
-    columns["completion_ids"] = [completions.ids(row) for row in range(len(prompts))]
-    return rewards.score([prompt.given for prompt in prompts], completions.texts, **columns)
+    columns = {name: [prompts[row].columns.get(name) for row in rows] for name in names}
+    columns["completion_ids"] = [completions.ids(row) for row in rows]
+    return rewards.score([prompts[row].given for row in rows], [completions.texts[row] for row in rows], **columns)
 
 
-def rewards_of(scored: Scored) -> Float[np.ndarray, "b"]:
-    """Totals, NaN where there is none."""
-    return np.array([math.nan if total is None else total for total in scored.totals], np.float32)
+def judge_together(rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions, group: int) -> Scored:
+    """As `judge`, each process its own groups: no program runs twice, and all processes hold the same rewards."""
+    if jax.process_count() == 1:
+        return judge(rewards, prompts, completions)
+    owner = np.arange(len(prompts)) // group % jax.process_count()
+    mine = np.flatnonzero(owner == jax.process_index()).tolist()
+    names = tuple(rewards.rewards)
+    table = np.full((1 + len(names), len(prompts)), np.nan, np.float32)
+    if mine:
+        scored = judge(rewards, prompts, completions, mine)
+        table[:, mine] = [rewards_of(scores) for scores in (scored.totals, *(scored.parts[name] for name in names))]
+    everyone = np.asarray(multihost_utils.process_allgather(table))
+    scores = [
+        [None if math.isnan(score) else float(score) for score in everyone[owner, line, np.arange(len(prompts))]]
+        for line in range(len(table))
+    ]
+    return Scored(scores[0], dict(zip(names, scores[1:], strict=True)))
+
+
+def rewards_of(scores: Scores) -> Float[np.ndarray, "b"]:
+    """Scores as an array, NaN where there is none."""
+    return np.array([math.nan if score is None else score for score in scores], np.float32)
 
 
 def reward_metrics(scored: Scored, completions: Completions, num_generations: int) -> dict[str, float]:
     """Means over what was judged; shares of groups and completions."""
-    rewards = rewards_of(scored)
+    rewards = rewards_of(scored.totals)
     judged = np.isfinite(rewards)
     groups = rewards.reshape(-1, num_generations)
     spread = np.array([group[np.isfinite(group)].std(ddof=1) for group in groups if np.isfinite(group).sum() > 1])

@@ -49,7 +49,11 @@ class Source(Protocol):
 
     `draw` gives the batch of step `state.step + 1` and metrics of its making. `save` gives what `load` needs to draw
     the same batches again: a nested dict of arrays and JSON values ({} if batches follow from the step alone).
+    `arrays` is a tree of what else it needs and is as large as the weights: a checkpoint holds it, and brings it back,
+    on the devices where it lies.
     """
+
+    arrays: Any
 
     def draw(self, state: State) -> tuple[Batch, dict[str, float]]: ...
 
@@ -187,7 +191,10 @@ class Trainer:
                 f"loss is {metrics['loss']} at step {running.step}, its gradient has norm {metrics['gradient_norm']}; "
                 f"the batch is in {place}"
             )
-        self.meter.add(metrics | running.drawn, running.batch.tokens.size * jax.process_count())
+        # A source gives the rows of this process, or all of them as arrays that every process holds.
+        tokens = running.batch.tokens
+        shared = isinstance(tokens, jax.Array) and not tokens.is_fully_addressable
+        self.meter.add(metrics | running.drawn, tokens.size * (1 if shared else jax.process_count()))
         last = self.config.stop_after or self.config.steps
         if running.step % self.config.log_every == 0 or running.step == last:
             entry = self.meter.entry()
@@ -198,7 +205,7 @@ class Trainer:
     def save(self, checkpoints: RunCheckpoints, source: Source) -> None:
         """Write a checkpoint of the present state."""
         rest = {"identity": self.identity, "meter": self.meter.save(), "source": source.save()}
-        checkpoints.save(self.state.step, self.state._replace(step=()), rest)
+        checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
 
     def resume(self, checkpoints: RunCheckpoints, source: Source) -> None:
         """Take up the newest checkpoint, if there is one.
@@ -218,10 +225,11 @@ class Trainer:
         # Shapes and places alone, so that the fresh arrays are gone before the saved ones come.
         like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-            self.state._replace(step=()),
+            (self.state._replace(step=()), source.arrays),
         )
-        self.state = State({}, (), 0)
-        self.state = checkpoints.load_state(like)._replace(step=step)
+        self.state, source.arrays = State({}, (), 0), ()
+        state, source.arrays = checkpoints.load_state(like)
+        self.state = state._replace(step=step)
         source.load(rest["source"])
         self.meter = Meter.load(rest["meter"])
         logger.info("continuing %s from step %d", self.out, step)

@@ -149,3 +149,16 @@ def merged(first: Params, second: Params) -> Params:
     for name in first.keys() & second.keys():
         both[name] = merged(first[name], second[name])
     return both
+
+
+def partition(tree: Params, belongs: Callable[[str], bool], prefix: str = "") -> Params:
+    """The leaves of a nested dict whose dotted names belong to it."""
+    kept: Params = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            if inner := partition(value, belongs, f"{name}."):
+                kept[key] = inner
+        elif belongs(name):
+            kept[key] = value
+    return kept

@@ -1,0 +1,60 @@
+"""Prompts of runs/demo_rl.sh: tasks of the corpus' training side that the built-in model solves sometimes.
+
+    python runs/demo_rl_prompts.py out/demo_rl/prompts.jsonl
+
+A group of completions that all pass, or all fail, has no advantages. The paper keeps hard problems for the same reason.
+"""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from jax_lm.data.prompts import corpus_prompts
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import GenerationOptions
+from jax_lm.rewards import weighted_sum
+from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.training.policy_scores import sample_keys
+from jax_lm.training.rollouts import PromptSet, judge, rewards_of, sample
+
+MAX_PROMPT = 64
+SAMPLING = GenerationOptions(max_new_tokens=64, temperature=1.0, preset="turbo")
+"""As in runs/grpo_builtin.yaml."""
+SAMPLES = 8
+TOGETHER = 8
+"""Prompts sampled at once."""
+
+
+def main(out: Path, /, tasks: int = 800) -> None:
+    """Try tasks, and keep those whose mean reward lies strictly between 0 and 1.
+
+    Args:
+        out: JSONL file to write.
+        tasks: how many are tried.
+    """
+    tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
+    sampler = Sampler(DreamForCausalLM.from_pretrained(BUILTIN_MODEL, dtype=jnp.float32))
+    rewards = weighted_sum({"completed_code": 1.0})
+    prompts = PromptSet.of(corpus_prompts(tasks), tokenizer, MAX_PROMPT)
+    kept, passed = [], 0
+    for first in range(0, len(prompts.prompts) - TOGETHER + 1, TOGETHER):
+        group = prompts.prompts[first : first + TOGETHER]
+        rows = [prompt for prompt in group for _ in range(SAMPLES)]
+        keys = sample_keys(0, first, 0, jnp.arange(len(rows)))
+        completions = sample(sampler, tokenizer, rows, SAMPLING, keys=keys, width=prompts.width)
+        means = rewards_of(judge(rewards, rows, completions).totals).reshape(-1, SAMPLES).mean(axis=1)
+        kept += [prompt for prompt, mean in zip(group, means, strict=True) if 0 < mean < 1]
+        passed += int(np.sum(means == 1))
+        print(f"{first + TOGETHER} tried, {passed} always solved, {len(kept)} sometimes", flush=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"prompt": prompt.given, **prompt.columns}) + "\n" for prompt in kept]
+    out.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
