@@ -26,9 +26,14 @@ def test_a_line_chart_of_nothing_is_a_picture():
 
 
 def test_an_axis_may_end_elsewhere():
-    root = ElementTree.fromstring(line_chart("speed", "batch", "tokens/s", {"one": [(1, 0), (2, 2500.0)]}, top=5000))
-    heights = [float(point.split(",")[1]) for point in next(root.iter(f"{SVG}polyline")).get("points").split()]
-    assert heights == [HEIGHT - BOTTOM, (HEIGHT - BOTTOM + TOP) / 2]
+    series = {"one": [(1, 0), (2, 2500.0)], "two": [(1, 5000), (2, 0.0)]}
+    root = ElementTree.fromstring(line_chart("speed", "batch", "tokens/s", series, top=5000))
+    low, middle = HEIGHT - BOTTOM, (HEIGHT - BOTTOM + TOP) / 2
+    lines = [
+        [float(point.split(",")[1]) for point in line.get("points").split()] for line in root.iter(f"{SVG}polyline")
+    ]
+    assert lines == [[low, middle], [TOP, low]]
+    assert [float(circle.get("cy")) for circle in root.iter(f"{SVG}circle")] == [low, middle, TOP, low]
     assert "5,000" in [text.text for text in root.iter(f"{SVG}text")]
     assert [rounded_up(value) for value in (0, 0.03, 1, 1.01, 7, 1234)] == [1, 0.05, 1, 2, 10, 2000]
 

@@ -229,9 +229,10 @@ def loading(ours: Record, theirs: Record) -> Section:
             )
         ),
     ]
+    where = ours["memory"] if ours["memory"] == theirs["memory"] else f"{ours['memory']}; PyTorch: {theirs['memory']}"
     text = (
-        f"Memory is that of the {ours['memory']} (JAX) and of the {theirs['memory']} (PyTorch). On a CPU it includes "
-        "pages of the checkpoint that are mapped into memory, and JAX's compiler."
+        f"Memory of the {where}. On a CPU it includes pages of the checkpoint that are mapped into memory, and the code "
+        "that JAX compiles and its compiler; the weights of a small model may hide in what the imports had freed."
     )
     return Section(title="Loading and memory", text=text, columns=("", "JAX", "PyTorch"), rows=rows)
 

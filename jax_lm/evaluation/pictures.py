@@ -74,12 +74,12 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: f
     for index, (name, points) in enumerate(drawn.items()):
         color = COLORS[index % len(COLORS)]
         path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
-        top = TOP + 8 + 18 * index
+        legend = TOP + 8 + 18 * index
         parts += [
             f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>',
             *(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color}"/>' for x, y in (place(*point) for point in points)),
-            f'<rect x="{WIDTH - RIGHT + 12}" y="{top - 9}" width="10" height="10" fill="{color}"/>',
-            f'<text x="{WIDTH - RIGHT + 28}" y="{top}">{html.escape(name)}</text>',
+            f'<rect x="{WIDTH - RIGHT + 12}" y="{legend - 9}" width="10" height="10" fill="{color}"/>',
+            f'<text x="{WIDTH - RIGHT + 28}" y="{legend}">{html.escape(name)}</text>',
         ]
     return frame(title, x_label, y_label, parts)
 
