@@ -231,8 +231,8 @@ def loading(ours: Record, theirs: Record) -> Section:
     ]
     where = ours["memory"] if ours["memory"] == theirs["memory"] else f"{ours['memory']}; PyTorch: {theirs['memory']}"
     text = (
-        f"Memory of the {where}. On a CPU it includes pages of the checkpoint that are mapped into memory, and the code "
-        "that JAX compiles and its compiler; the weights of a small model may hide in what the imports had freed."
+        f"Memory of the {where}. On a CPU it includes pages of the checkpoint that are mapped into memory, and "
+        "JAX with its compiler; the weights of a small model may hide in what the imports had freed."
     )
     return Section(title="Loading and memory", text=text, columns=("", "JAX", "PyTorch"), rows=rows)
 
