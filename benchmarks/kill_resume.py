@@ -1,12 +1,15 @@
-"""Kill a small SFT run with SIGKILL at random moments, resume it each time, and compare with the uninterrupted run.
+"""Kill a small run with SIGKILL at random moments, resume it each time, and compare with the uninterrupted run.
 
-    python benchmarks/kill_resume.py --kills 10
+    python benchmarks/kill_resume.py sft --kills 10
+    python benchmarks/kill_resume.py grpo --kills 10
 
-A run that ends before all kills are spent is compared, and another begins. Prints one JSON line per run that ended,
-and exits with 1 if any byte of the weights differs.
+SFT is that of a tiny model; GRPO that of the built-in model, with unit tests in the sandbox as rewards. A run that ends
+before all kills are spent is compared, and another begins. Prints one JSON line per run that ended, and exits with 1
+if any byte of the weights differs.
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import tyro
 
@@ -27,16 +31,25 @@ class KillResume:
     """Kill and resume.
 
     Attributes:
+        what: sft or grpo.
         kills: how often.
-        steps: of the run.
-        save_every: steps between checkpoints.
         seed: of the moments.
     """
 
+    what: tyro.conf.Positional[Literal["sft", "grpo"]]
     kills: int = 10
-    steps: int = 400
-    save_every: int = 5
     seed: int = 0
+
+
+WEIGHTS = "model/model.safetensors"
+QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+SFT = {"length": 48, "rows": 8, "steps": 400, "save-every": 5, "learning-rate": 0.003, "packed": True}
+GRPO = {
+    "data": "builtin", "prompts": 40, "reward-funcs": "completed_code", "reward-weights": 1.0, "num-generations": 4,
+    "prompts-per-step": 2, "max-prompt-length": 64, "max-completion-length": 32, "decoding": "turbo",
+    "diffusion-steps": None, "ref-model-sync-steps": 4, "score-chunk": 8, "max-steps": 12, "save-every": 1,
+    "learning-rate": 1e-4, "compute-dtype": "float32",
+}  # fmt: skip
 
 
 def prepare(folder: Path) -> None:
@@ -61,11 +74,28 @@ def prepare(folder: Path) -> None:
 
 
 def command(folder: Path, out: Path, config: KillResume) -> list[str]:
-    options = {
-        "data": folder / "data.jsonl", "model": folder / "model", "out": out, "length": 48, "rows": 8,
-        "steps": config.steps, "save-every": config.save_every, "learning-rate": 0.003, "packed": True,
-    }  # fmt: skip
-    return [sys.executable, "-m", "jax_lm.cli", "sft", *(w for n, v in options.items() for w in (f"--{n}", str(v)))]
+    options = SFT | {"data": folder / "data.jsonl", "model": folder / "model"} if config.what == "sft" else GRPO
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    return [sys.executable, "-m", "jax_lm.cli", config.what, "--out", str(out), *words]
+
+
+def entries(out: Path) -> int:
+    """Lines of a run's metrics so far."""
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def killed(process: subprocess.Popen, out: Path, until: int, delay: float) -> bool:
+    """Kill a process some seconds after its metrics have so many lines; whether it had not ended before."""
+    while process.poll() is None and entries(out) < until:
+        time.sleep(0.005)
+    try:
+        process.wait(delay)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return True
+    return False
 
 
 def newest(out: Path) -> int:
@@ -78,28 +108,22 @@ def main(config: KillResume) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder)
-        start = time.monotonic()
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "cache")
         subprocess.run(command(folder, folder / "whole", config), check=True, capture_output=True)
-        seconds = time.monotonic() - start
-        expected = (folder / "whole" / "model" / "model.safetensors").read_bytes()
+        expected, lines = (folder / "whole" / WEIGHTS).read_bytes(), entries(folder / "whole")
         while run == 0 or len(killed_at) < config.kills:
             out, here = folder / f"run-{run}", []
-            while True:
-                process = subprocess.Popen(
-                    command(folder, out, config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                )
-                try:
-                    wait = rng.uniform(0.1, 0.9) * seconds if len(killed_at) + len(here) < config.kills else None
-                    code = process.wait(wait)
+            process = subprocess.Popen(command(folder, out, config), **QUIET)
+            while len(killed_at) + len(here) < config.kills:
+                until = rng.randint(min(entries(out), lines - 1), lines - 1)
+                if not killed(process, out, until, delay=rng.uniform(0, 1)):
                     break
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-                    here.append(newest(out))
-            equal = code == 0 and (out / "model" / "model.safetensors").read_bytes() == expected
+                here.append(newest(out))
+                process = subprocess.Popen(command(folder, out, config), **QUIET)
+            equal = process.wait() == 0 and (out / WEIGHTS).read_bytes() == expected
             print(json.dumps({"run": run, "newest checkpoint at each kill": here, "equal": equal}), flush=True)
             killed_at, run, differs = killed_at + here, run + 1, differs or not equal
-    print(json.dumps({"kills": len(killed_at), "all equal": not differs, "uninterrupted, s": round(seconds, 1)}))
+    print(json.dumps({"what": config.what, "kills": len(killed_at), "all equal": not differs}))
     return int(differs)
 
 

@@ -1,53 +1,86 @@
-"""The table of runs/demo_rl.sh, from the attempts that it leaves.
+"""Table and plot of runs/demo_rl.sh, from the attempts and metrics that it leaves.
 
-python runs/demo_rl_table.py out/demo_rl
+    python runs/demo_rl_table.py out/demo_rl
+
+Writes table.md and rewards.svg there, and prints the table.
 """
 
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, stdev
 
-from jax_lm.evaluation.estimates import standard_error
+from jax_lm.evaluation.pictures import line_chart
 
 ARMS = ("coupled", "full_mask", "shuffled")
+SMOOTHED = 5
+"""Rollouts in a point of the plot."""
 
 
-def passed(path: Path) -> dict[str, bool]:
+def passed(folder: Path) -> dict[str, bool]:
     """Which problems were solved."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["name"]: line["outcome"] == "passed" for line in lines}
+    lines = (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
+    return {entry["name"]: entry["outcome"] == "passed" for entry in map(json.loads, lines)}
 
 
-def rewards(run: Path) -> str:
-    """Mean reward of the first and the last tenth of a run's rollouts, on training prompts."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    values = [line["reward"] for line in lines if "reward" in line]
-    part = max(1, len(values) // 10)
-    return f"{sum(values[:part]) / part:.3f} → {sum(values[-part:]) / part:.3f}"
+def rewards(run: Path) -> list[float]:
+    """Mean reward of each rollout of a run, on training prompts."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [entry["reward"] for entry in map(json.loads, lines) if "reward" in entry]
+
+
+def error_of_mean(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values))
+
+
+def table(folder: Path) -> str:
+    """Held-out pass@1 with its binomial error, and the change on the same problems with the error of that.
+
+    Raises:
+        ValueError: a run was measured on other problems than the start.
+    """
+    start = passed(folder / "start")
+    count, solved = len(start), sum(start.values())
+    lines = [
+        f"| run | held-out pass@1, {count} tasks | change | training reward, first → second half of the rollouts |",
+        "|---|---|---|---|",
+        f"| start | {solved / count:.1%} ± {math.sqrt(solved * (count - solved) / count**3):.1%} | | |",
+    ]
+    for arm in ARMS:
+        of_arm = []
+        for run in sorted(folder.glob(f"{arm}-*")):
+            now = passed(run / "held_out")
+            if now.keys() != start.keys():
+                raise ValueError(f"{run} was measured on other problems than the start")
+            total = sum(now.values())
+            changes = [float(now[name]) - start[name] for name in start]
+            made = rewards(run)
+            half = len(made) // 2
+            of_arm.append(mean(changes))
+            score = f"{total / count:.1%} ± {math.sqrt(total * (count - total) / count**3):.1%}"
+            change = f"{mean(changes):+.1%} ± {error_of_mean(changes):.1%}"
+            lines.append(f"| {run.name} | {score} | {change} | {mean(made[:half]):.3f} → {mean(made[half:]):.3f} |")
+        spread = f" ± {error_of_mean(of_arm):.1%} between seeds" if len(of_arm) > 1 else ""
+        lines.append(f"| **{arm}, mean** | | **{mean(of_arm):+.1%}**{spread} | |")
+    return "\n".join(lines) + "\n"
+
+
+def curves(folder: Path) -> str:
+    """Training rewards, the mean of an arm's seeds, smoothed."""
+    series = {}
+    for arm in ARMS:
+        rollouts = list(map(mean, zip(*(rewards(run) for run in sorted(folder.glob(f"{arm}-*"))), strict=True)))
+        points = range(SMOOTHED, len(rollouts) + 1)
+        series[arm] = [(point, mean(rollouts[point - SMOOTHED : point])) for point in points]
+    return line_chart(f"Mean reward of the last {SMOOTHED} rollouts, three seeds", "rollout", "reward", series)
 
 
 def main(folder: Path) -> None:
-    """Print pass@1 with its binomial error, and the change on the same problems with the error of that."""
-    start = passed(folder / "start.jsonl")
-    count = len(start)
-    rate = sum(start.values()) / count
-    print(f"| run | held-out pass@1, {count} tasks | change | training reward, first → last tenth |")
-    print("|---|---|---|---|")
-    print(f"| start | {rate:.1%} ± {standard_error(sum(start.values()), count):.1%} | | |")
-    for arm in ARMS:
-        for run in sorted(folder.glob(f"{arm}-*")):
-            if not (run / "attempts.jsonl").is_file():
-                continue
-            now = passed(run / "attempts.jsonl")
-            if now.keys() != start.keys():
-                raise SystemExit(f"error: {run} was measured on other problems than the start")
-            total = sum(now.values())
-            changes = [now[name] - start[name] for name in start]
-            mean = sum(changes) / count
-            error = math.sqrt(sum((change - mean) ** 2 for change in changes) / (count - 1) / count)
-            score = f"{total / count:.1%} ± {standard_error(total, count):.1%}"
-            print(f"| {run.name} | {score} | {mean:+.1%} ± {error:.1%} | {rewards(run)} |")
+    (folder / "table.md").write_text(table(folder), encoding="utf-8")
+    (folder / "rewards.svg").write_text(curves(folder), encoding="utf-8")
+    print((folder / "table.md").read_text(encoding="utf-8"), end="")
 
 
 if __name__ == "__main__":

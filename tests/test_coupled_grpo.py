@@ -1,8 +1,8 @@
 """The trainer of coupled-GRPO on a tiny policy: what it learns from, that it learns, that it resumes."""
 
-import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def settings(**changes):
         "ref_model_sync_steps": 3,
         "max_steps": 41,
         "score_chunk": 8,
-        "save_every": 100,
+        "save_every": 35,
         "warmup_ratio": 0.0,
         "beta": 0.1,
     }
@@ -108,14 +108,15 @@ def test_metrics_of_the_phases(finished):
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, tmp_path):
-    """Stopped in the middle of a rollout and of an epoch, after the reference has moved."""
-    first = trainer_of(policy, letters, tmp_path)
-    first.config = dataclasses.replace(first.config, stop_after=35)
-    first.update = finished.update
-    first.train()
+    """From the middle of a rollout and of an epoch, after the reference has moved, as if killed after that."""
+    shutil.copytree(finished.out, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "41")
+    for rollout in (18, 19, 20):
+        (tmp_path / "completions" / f"{rollout:06}.jsonl").unlink()
     resumed = trainer_of(policy, letters, tmp_path)
     resumed.update = finished.update
     assert resumed.train()
+    assert [entry["step"] for entry in entries(tmp_path)] == list(range(1, 42))
     assert_equal(resumed.state.params, finished.state.params)
     assert_equal(resumed.source.reference, finished.source.reference)
     for path in (finished.out / "completions").iterdir():

@@ -124,7 +124,8 @@ def completion_scores(
 
     Attention mask and positions are those of sampling, so that left padding changes nothing. Hidden states are cut to
     the completion before the head. `chunk` samples at a time go through model and head, and are computed again in
-    the backward pass, so that memory holds the activations and logits of one chunk only.
+    the backward pass, so that memory holds the activations and logits of one chunk only. One chunk of all samples would
+    save nothing by that, and keeps its activations.
 
     Raises:
         ValueError: `chunk` does not divide the number of samples.
@@ -134,7 +135,6 @@ def completion_scores(
     if chunk < 1 or count % chunk:
         raise ValueError(f"score_chunk={chunk}: must divide the {count} samples of a batch")
 
-    @jax.checkpoint
     def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
         tokens, attention_mask, copies = part
         k, n, t = copies.tokens.shape
@@ -147,5 +147,6 @@ def completion_scores(
         # Part i takes samples i, i + parts, …, so that every part has samples of every device of a mesh.
         return shard_rows(leaf, model.mesh).reshape(chunk, -1, *leaf.shape[1:]).swapaxes(0, 1)
 
+    score = score if chunk == count else jax.checkpoint(score)
     scores = jax.lax.map(score, jax.tree.map(split, (tokens, attention_mask, copies)))
     return scores.swapaxes(0, 1).reshape(count, completion_length)
