@@ -31,7 +31,7 @@ def main(model: Path, problems: int = 8, max_new_tokens: int = 96) -> None:
     for key, before in answers["before"].items():
         print(f"--- {key}\n{before.problem.prefix}")
         for name, attempts in answers.items():
-            print(f"[{name}: {attempts[key].outcome}]{attempts[key].middle}")
+            print(f"[{name}: {attempts[key].outcome}]{attempts[key].completion}")
     for name, attempts in answers.items():
         print(f"{name}: {sum(attempt.passed for attempt in attempts.values())} of {len(attempts)} passed")
 

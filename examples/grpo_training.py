@@ -24,12 +24,15 @@ def brevity(prompts: list, completions: list[str], **columns: object) -> list[fl
     return [-len(completion) / 1000 for completion in completions]
 
 
-def main(out: Path, steps: int = 20) -> None:
+def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, length: int = 96) -> None:
     """Train for some updates.
 
     Args:
         out: folder of the run; started again, the example continues there.
         steps: updates.
+        prompts: prompts per update.
+        generations: completions of each prompt, which are compared with each other.
+        length: of a completion, in tokens.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     trainer = DiffuGRPOTrainer(
@@ -37,16 +40,16 @@ def main(out: Path, steps: int = 20) -> None:
         DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL),
         corpus_prompts(100),
         GRPOConfig(
-            num_generations=4,
-            prompts_per_step=4,
+            num_generations=generations,
+            prompts_per_step=prompts,
             max_steps=steps,
             max_prompt_length=96,
-            max_completion_length=96,
-            diffusion_steps=48,
+            max_completion_length=length,
+            diffusion_steps=length // 2,
             learning_rate=2e-5,
             max_grad_norm=1.0,
             compute_dtype="float32",
-            score_chunk=4,
+            score_chunk=generations,
         ),
         out=out,
         rewards=WeightedSum({"tests": completed_code_reward, "brevity": brevity}, {"tests": 1.0, "brevity": 0.1}),

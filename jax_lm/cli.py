@@ -5,8 +5,9 @@ Nothing heavy is imported before the arguments are parsed: each command imports 
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn, Protocol
+from typing import Annotated, NoReturn, Protocol, runtime_checkable
 
 import tyro
 
@@ -39,6 +40,7 @@ Sandbox = (
 )
 
 
+@runtime_checkable
 class Command(Protocol):
     """What a subcommand is: arguments, and what to do with them."""
 
@@ -87,9 +89,23 @@ Commands = (
 )
 
 
+def parse(arguments: list[str]) -> Command:
+    """The command that these arguments ask for, not run; leaves with status 2 if they are wrong."""
+    return tyro.cli(
+        Commands,  # pyright: ignore[reportArgumentType]
+        prog="diffucoder",
+        description=DESCRIPTION,
+        args=recipes.expanded(arguments),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; returns the exit status. `--debug` anywhere shows tracebacks."""
+    """Parse and run; returns the exit status. `--debug` anywhere shows tracebacks, `--version` alone the version."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        sys.stdout.write(f"diffucoder {version('jax-diffucoder')}\n")
+        return 0
     words = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in words
     if debug:
@@ -98,18 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-
-    def run() -> int:
-        command: Command = tyro.cli(
-            Commands,  # pyright: ignore[reportArgumentType]
-            prog="diffucoder",
-            description=DESCRIPTION,
-            args=recipes.expanded(given),
-            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-        )
-        return command.run()
-
-    return terminal.guarded(run, debug=debug)
+    return terminal.guarded(lambda: parse(given).run(), debug=debug)
 
 
 def entry() -> NoReturn:

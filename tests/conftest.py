@@ -32,7 +32,17 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="whole benchmark files instead of samples (many minutes)")
+    parser.addoption(
+        "--release", action="store_true", help="what a release needs: packages installed, all examples run"
+    )
     parser.addoption("--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind")
+
+
+@pytest.fixture(scope="session")
+def for_release(request):
+    """Skips a test that takes minutes, unless a release is being checked."""
+    if not request.config.getoption("--release"):
+        pytest.skip("runs with --release")
 
 
 @pytest.fixture(scope="module", autouse=True)

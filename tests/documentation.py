@@ -1,0 +1,340 @@
+"""Runs every shell block, transcript and Python block of the README and the documentation.
+
+    python tests/documentation.py [--only README.md]
+
+A shell block is indented or fenced as `sh` and begins with a program of `PROGRAMS`. A transcript is fenced as
+`console`: lines after `$ ` are run, and what they print must be what follows, where `…` stands for anything. All blocks
+of a page run in one new folder beside what the checkout and tests/samples hold; `<!-- run: … -->` prepares it unseen.
+
+What a block needs and a laptop lacks is written in it: `# needs the 7B weights`, at the end of a command for that one,
+on a line of its own for all below it. Of such commands the arguments are parsed. Commands of `SHORTENED` really run, at
+a smaller size. Installation is left to tests/test_release.py and .ci/run; here the extras that it names must exist.
+"""
+
+import argparse
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jax_lm import cli
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = Path(__file__).parent / "samples"
+PROGRAMS = ("diffucoder", "python", "pip", ".venv/bin", "printf", "cat", "curl", "bash", "runs/", "sbatch", "zensical")
+CHECKOUT = ("examples/", "benchmarks/", "tests/", "runs/")
+BENCHMARK = re.compile(r"\b(HumanEval|Mbpp|mbpp)[\w-]*\.jsonl(\.gz)?")
+NEEDS = re.compile(r"#\s*needs (.+?):?$")
+VARIABLE = re.compile(r"^[A-Z_]+=\S*$")
+SHORTENED = {
+    ("diffucoder", "eval", "builtin"): ("--limit", "2", "--max-new-tokens", "32"),
+    ("diffucoder", "eval"): ("--limit", "2", "--max-new-tokens", "32"),
+    ("diffucoder", "analyze"): ("--limit", "2", "--max-new-tokens", "16"),
+    ("diffucoder", "sft"): ("--steps", "4", "--warmup-steps", "0"),
+    ("diffucoder", "grpo"): ("--max-steps", "1", "--num-generations", "4", "--prompts-per-step", "2"),
+    ("diffucoder", "experiment"): ("--largest-batch", "1", "--tasks", "2", "--new-tokens", "16", "--repeats", "1"),
+    ("diffucoder", "bench"): ("--batch-sizes", "1", "--new-tokens", "32", "--repeats", "1"),
+    ("python", "examples/grpo_training.py"): ("--steps", "1"),
+    ("python", "examples/grpo_inference.py"): ("--problems", "2"),
+}
+SERVERS = {"diffucoder serve": 8000, "diffucoder sandbox serve": 8700}
+SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a page: "sh", "console" or "python"."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a block, what it needs if that is not here, and what it prints if the page says so."""
+
+    block: Block
+    text: str
+    needs: str | None = None
+    expected: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """As the shell splits it; without variables before it."""
+        words = shlex.split(self.text, comments=True)
+        while words and VARIABLE.match(words[0]):
+            words.pop(0)
+        return words
+
+
+def pages() -> list[Path]:
+    """Every page with commands."""
+    others = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md"]
+    return [*others, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The blocks of a page that are run, in their order."""
+    fence, kept, start = None, [], 0
+    for number, line in enumerate([*page.read_text(encoding="utf-8").splitlines(), ""], 1):
+        mark, hidden = re.match(r"```(\w*)", line), re.fullmatch(r"<!-- run: (.*) -->", line)
+        if fence is None and not mark and (line.startswith("    ") or (kept and not line)):
+            start, kept = start if kept else number, [*kept, line[4:]]
+            continue
+        if fence is None and kept:
+            yield from chosen(page, start, "indented", kept)
+            kept = []
+        if hidden:
+            yield Block(page, number, "sh", hidden[1])
+        elif mark and fence is None:
+            fence, start = mark[1] or "text", number + 1
+        elif mark:
+            yield from chosen(page, start, fence or "text", kept)
+            fence, kept = None, []
+        elif fence is not None:
+            kept.append(line)
+
+
+def chosen(page: Path, line: int, language: str, lines: list[str]) -> Iterator[Block]:
+    """The block, if it is one that can be run."""
+    text = "\n".join(lines).rstrip()
+    first = [each for each in lines if each.strip() and not each.startswith("#")][:1]
+    if language == "indented":
+        words = [word for word in (first[0].split() if first else []) if not VARIABLE.match(word)]
+        language = "sh" if words and words[0].startswith(PROGRAMS) else "text"
+    language = {"bash": "sh", "shell": "sh"}.get(language, language)
+    if language in ("sh", "console", "python") and text:
+        yield Block(page, line, language, text)
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a block of shell; a Python block is one command."""
+    if block.language == "python":
+        needs = NEEDS.search(block.text.splitlines()[0])
+        return [Command(block, block.text, needs[1] if needs else None)]
+    found, lasting, lines = [], None, block.text.splitlines()
+    while lines:
+        line = lines.pop(0)
+        if block.language == "console":
+            printed = []
+            while lines and not lines[0].startswith("$ "):
+                printed.append(lines.pop(0))
+            found.append(Command(block, line.removeprefix("$ "), None, "\n".join(printed)))
+            continue
+        while line.endswith("\\"):
+            line = f"{line[:-1]} {lines.pop(0).strip()}"
+        needs = NEEDS.search(line)
+        if line.lstrip().startswith("#"):
+            lasting = needs[1] if needs else lasting
+        elif line.strip():
+            end = re.search(r"<<'(\w+)'", line)
+            while end and lines and line.splitlines()[-1] != end[1]:
+                line = f"{line}\n{lines.pop(0)}"
+            found.append(Command(block, line, needs[1] if needs else lasting))
+    return found
+
+
+def check(command: Command) -> None:
+    """What can be said of a command without running it.
+
+    Raises:
+        ValueError: an extra or a file that is not there, or what a `diffucoder` command finds wrong.
+        SystemExit: an option that it does not have; the message is on standard error.
+        SyntaxError: Python that cannot be parsed.
+    """
+    if command.block.language == "python":
+        ast.parse(command.text)
+        return
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in re.findall(r"(?:jax-diffucoder|\.)\[([\w-]+)\]", command.text):
+        if extra not in project["optional-dependencies"]:
+            raise ValueError(f"{command.block.name}: there is no extra {extra!r}")
+    shell = subprocess.run(["bash", "-n", "-c", command.text], capture_output=True, text=True)
+    if shell.returncode:
+        raise ValueError(f"{command.block.name}: {shell.stderr}")
+    for words in calls(command):
+        if (
+            words[0].endswith("diffucoder")
+            and "--help" not in words
+            and not any(word.startswith("$") for word in words)
+        ):
+            cli.parse(words[1:])
+        elif words[0] == "python" and words[1].startswith(CHECKOUT) and not (ROOT / words[1]).is_file():
+            raise ValueError(f"{command.block.name}: there is no file {words[1]}")
+
+
+def calls(command: Command) -> Iterator[list[str]]:
+    """The programs with their arguments that `&&` and `|` join."""
+    words: list[str] = []
+    for word in [*command.words, "&&"]:
+        if word in ("&&", "|", "&", ">", "<"):
+            if words:
+                yield [each for position, each in enumerate(words) if position or not VARIABLE.match(each)]
+            words = []
+        else:
+            words.append(word)
+
+
+def is_installation(command: Command) -> bool:
+    return any(words[0].endswith("pip") or words[1:3] == ["-m", "venv"] for words in calls(command))
+
+
+def server_port(command: Command) -> int | None:
+    """The port of a command that serves until it is stopped; none in a transcript, which ends."""
+    for words in calls(command) if command.block.language == "sh" else ():
+        for name, port in SERVERS.items():
+            if " ".join(words).startswith(name):
+                return int(words[words.index("--port") + 1]) if "--port" in words else port
+    return None
+
+
+def shortened(command: Command) -> str:
+    """The command at a size that takes seconds."""
+    words = command.words
+    for prefix, options in SHORTENED.items():
+        if tuple(words[: len(prefix)]) == prefix:
+            return f"{NEEDS.sub('', command.text).split(' #')[0].rstrip()} {' '.join(options)}"
+    return command.text
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Whether a transcript is what was printed; `…` stands for anything, blanks at line ends for nothing."""
+    expected, printed = (re.sub(r"\s+$", "", text, flags=re.MULTILINE) for text in (expected, printed))
+    return re.fullmatch(re.escape(expected).replace("…", ".*"), printed, flags=re.DOTALL) is not None
+
+
+def is_ready(port: int) -> bool:
+    """Whether a server answers, and if it has a /ready, whether that says so."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
+    except urllib.error.HTTPError as error:
+        return error.code not in (429, 503)
+    except OSError:
+        return False
+    return True
+
+
+class Workplace:
+    """A folder in which the blocks of a page run, with the servers that they start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.servers: list[subprocess.Popen] = []
+        entries = [
+            path for path in ROOT.iterdir() if not path.name.startswith(".") and path.name not in ("out", "site")
+        ]
+        data = os.environ.get("DIFFUCODER_BENCHMARKS")
+        entries += [*SAMPLES.iterdir(), *(Path(data).glob("*/*.jsonl*") if data else ())]
+        for path in entries:
+            (folder / path.name).symlink_to(path)
+        programs = folder / ".programs"
+        programs.mkdir()
+        for name, target in {"diffucoder": "-m jax_lm.cli", "python": ""}.items():
+            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {target} "$@"\n')
+            (programs / name).chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "100",
+        }
+
+    def run(self, command: Command) -> str:
+        """ "ran", or why it only was checked; AssertionError with what it printed if it failed."""
+        check(command)
+        if command.needs:
+            return f"checked only, needs {command.needs}"
+        if is_installation(command) and server_port(command) is None:
+            return "checked only, an installation"
+        missing = BENCHMARK.search(command.text)
+        if missing and not (self.folder / missing[0]).exists():
+            return f"checked only, no {missing[0]} here"
+        if server_port(command):
+            return self.serve(command)
+        text = shortened(command)
+        line = [sys.executable, "-c", text] if command.block.language == "python" else ["bash", "-c", text]
+        merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": SECONDS}
+        result = subprocess.run(line, cwd=self.folder, env=self.environment, **merged)
+        printed = result.stdout
+        if command.expected is not None:
+            assert matches(command.expected, printed), f"printed\n{printed}"
+            return "ran, printed what the page says"
+        assert result.returncode == 0, f"status {result.returncode}, printed\n{printed[-2000:]}"
+        return "ran" if text == command.text else f"ran, as {text}"
+
+    def serve(self, command: Command) -> str:
+        """Start a server and wait until it answers; it serves the blocks after it."""
+        port = server_port(command)
+        assert port is not None
+        text = command.text.split("&&")[-1].replace("=...", "=0123456789abcdef0123456789abcdef")
+        log = self.folder / f"server-{len(self.servers)}.log"
+        with log.open("w") as file:
+            server = subprocess.Popen(
+                ["bash", "-c", f"exec {text}" if "=" not in text.split()[0] else text],
+                cwd=self.folder, env=self.environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.servers.append(server)
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline and server.poll() is None:
+            if is_ready(port):
+                return f"serves on port {port}"
+            time.sleep(0.5)
+        raise AssertionError(f"does not serve on port {port}:\n{log.read_text()[-2000:]}")
+
+    def close(self) -> None:
+        for server in self.servers:
+            subprocess.run(["pkill", "-TERM", "-s", str(server.pid)], check=False)
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                subprocess.run(["pkill", "-KILL", "-s", str(server.pid)], check=False)
+
+
+def run_blocks(chosen_blocks: list[Block]) -> int:
+    """Run blocks of one page, say what became of each command; the number of failures."""
+    failures = 0
+    with tempfile.TemporaryDirectory(prefix="documentation-") as folder:
+        place = Workplace(Path(folder))
+        try:
+            for command in [command for block in chosen_blocks for command in commands(block)]:
+                first, start = command.text.splitlines()[0], time.monotonic()
+                try:
+                    verdict = place.run(command)
+                except (AssertionError, ValueError, SyntaxError, SystemExit, subprocess.SubprocessError) as error:
+                    failures, verdict = failures + 1, f"FAILED: {error}"
+                seconds = time.monotonic() - start
+                print(f"{command.block.name}: {first[:90]}\n    {verdict} ({seconds:.1f} s)", flush=True)
+        finally:
+            place.close()
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="blocks whose name, such as README.md:18, begins like this")
+    only = parser.parse_args().only
+    found = [[block for block in blocks(page) if block.name.startswith(only)] for page in pages()]
+    failures = sum(run_blocks(chosen_blocks) for chosen_blocks in found if chosen_blocks)
+    print(f"{sum(map(len, found))} blocks, {failures} commands failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

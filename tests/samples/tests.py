@@ -1,0 +1,2 @@
+assert double(2) == 4
+assert double(-1) == -2
