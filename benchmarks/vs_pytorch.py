@@ -3,9 +3,8 @@
     python benchmarks/vs_pytorch.py --threads 2 --out benchmarks/results/vs_pytorch.json
     python benchmarks/vs_pytorch.py --pytorch-model P --dtype bfloat16
 
-The reference is transformers' Qwen2 without a causal mask and the loop of Dream's `diffusion_generate`, written as
-published: logits of every row, a full sort for top_p, one forward per step. Its logits are checked against those of
-`jax_lm.evaluation.recording`, its greedy tokens are compared with ours.
+The reference is `jax_lm.evaluation.reference`. Its logits are checked against those of `jax_lm.evaluation.recording`,
+its greedy tokens are compared with ours.
 
 Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow them alike:
 PyTorch's threads wait for each other, so that another process on one of their cores costs it far more. Compare on an
@@ -31,23 +30,18 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import torch
 import transformers
-from torch.distributions import Categorical
 
 from jax_lm.diffusion.decoding import PRESETS
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.evaluation import recording
 from jax_lm.evaluation.machine import about, seconds_of
+from jax_lm.evaluation.recording import EPSILON
+from jax_lm.evaluation.reference import Reference
+from jax_lm.evaluation.side import SETTINGS
 from jax_lm.evaluation.speed import random_canvas, random_model
 from jax_lm.models.config import SHAPES
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-
-EPSILON = 1e-3
-SETTINGS: dict[str, dict[str, Any]] = {
-    "readme": {"temperature": 0.2, "top_p": 0.95, "top_k": 50},
-    "greedy": {"temperature": 0.0, "top_p": None, "top_k": 50},
-}
-"""`readme`: what a user of the model card gets, its hidden top_k of 50 included."""
 
 TARGETS = {"exact_readme": 4.0, "exact_greedy": 2.0, "fast_long": 2.0, "batch": 3.0}
 
@@ -108,88 +102,19 @@ class Contestant:
     warm_up: Callable[[], Any]
 
 
-class Reference:
-    """The PyTorch side."""
+class PublishedCode(Reference):
+    """Model and sampler from the code in the checkpoint folder. This executes that code."""
 
-    def __init__(self, folder: Path, config: DreamConfig, dtype: str, *, use_remote_code: bool) -> None:
-        self.device = "cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu"
-        assert config.mask_token_id is not None
-        self.mask_id, self.use_remote_code = config.mask_token_id, use_remote_code
-        model: Any
-        if use_remote_code:
-            model = transformers.AutoModel.from_pretrained(
-                folder, trust_remote_code=True, torch_dtype=getattr(torch, dtype)
-            )
-        else:
-            model = recording.load(folder, config)
-            model.set_attn_implementation("sdpa")
-            for layer in model.model.layers:
-                layer.self_attn.is_causal = False
-        self.model: Any = model.to(self.device, getattr(torch, dtype)).eval()
+    def load(self, folder: Path, config: DreamConfig, dtype: torch.dtype) -> Any:
+        return transformers.AutoModel.from_pretrained(folder, trust_remote_code=True, torch_dtype=dtype)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of every row. Without a mask, attention takes the kernel for full attention."""
-        return self.model(ids, attention_mask={"full_attention": None}, use_cache=False).logits
-
-    @torch.no_grad()
-    def generate(self, prompt: np.ndarray, settings: dict[str, Any], new_tokens: int, steps: int) -> np.ndarray:
-        """The new tokens."""
-        torch.manual_seed(0)
-        ids = torch.from_numpy(prompt).long().to(self.device)
-        if self.use_remote_code:
-            # The published default of top_p is 1.0; it has no None.
-            given = settings | {"top_p": settings["top_p"] or 1.0}
-            result = self.model.diffusion_generate(
-                ids, max_new_tokens=new_tokens, steps=steps, alg="entropy", alg_temp=0.0, eps=EPSILON, **given
-            )
-            result = getattr(result, "sequences", result)
-        else:
-            result = self.diffusion_generate(ids, settings, new_tokens, steps)
-        return result[:, prompt.shape[1] :].cpu().numpy()
-
-    def diffusion_generate(
-        self, prompt: torch.Tensor, settings: dict[str, Any], new_tokens: int, steps: int
-    ) -> torch.Tensor:
-        """The published loop, for alg `entropy` and alg_temp 0."""
-        x = torch.nn.functional.pad(prompt, (0, new_tokens), value=self.mask_id)
-        times = torch.linspace(1, EPSILON, steps + 1, device=self.device)
-        rows = torch.arange(len(x), device=self.device)[:, None]
-        for step in range(steps):
-            masked = x == self.mask_id
-            logits = self.forward(x)
-            logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
-            confidence, tokens = sample_tokens(logits[masked], **settings)
-            share = 1 - times[step + 1] / times[step] if step < steps - 1 else 1
-            count = int(masked.sum() / len(x) * share)
-            if count:
-                scores = torch.full(x.shape, -torch.inf, device=self.device, dtype=logits.dtype)
-                scores[masked] = confidence
-                proposal = torch.full_like(x, self.mask_id)
-                proposal[masked] = tokens
-                chosen = torch.topk(scores, count).indices
-                x[rows, chosen] = proposal[rows, chosen]
-        return x
-
-
-def sample_tokens(
-    logits: torch.Tensor, temperature: float, top_p: float | None, top_k: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Negative entropy and token of each position, in the dtype of the logits, as published."""
-    if temperature > 0:
-        logits = logits / temperature
-    least = torch.finfo(logits.dtype).min
-    if top_p is not None and top_p < 1:
-        values, order = torch.sort(logits, descending=True)
-        removed = torch.softmax(values, dim=-1).cumsum(dim=-1) > top_p
-        removed[:, 1:] = removed[:, :-1].clone()
-        removed[:, 0] = False
-        logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), least)
-    if top_k is not None:
-        smallest = torch.topk(logits, min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest, least)
-    probs = torch.softmax(logits, dim=-1)
-    tokens = Categorical(probs=probs).sample() if temperature > 0 else probs.argmax(dim=-1)
-    return torch.sum(probs * torch.log(probs + 1e-10), dim=-1), tokens
+    def decode(self, prompt: torch.Tensor, settings: dict[str, Any], new_tokens: int, steps: int) -> torch.Tensor:
+        # The published default of top_p is 1.0; it has no None.
+        given = settings | {"top_p": settings["top_p"] or 1.0}
+        result = self.model.diffusion_generate(
+            prompt, max_new_tokens=new_tokens, steps=steps, alg="entropy", alg_temp=0.0, eps=EPSILON, **given
+        )
+        return getattr(result, "sequences", result)
 
 
 def check_reference(reference: Reference, folder: Path, config: DreamConfig) -> float:
@@ -201,7 +126,7 @@ def check_reference(reference: Reference, folder: Path, config: DreamConfig) -> 
     ids = torch.arange(24)[None] % config.vocab_size
     with torch.no_grad():
         exact = recording.forward(recording.load(folder, config), ids, None).logits
-        ours = reference.forward(ids.to(reference.device)).float().cpu()
+        ours = reference.logits(ids.to(reference.device)).float().cpu()
     difference, spread = float((exact - ours).abs().max()), float(exact.std())
     if difference > 0.25 * spread:
         raise ValueError(f"pytorch_model: logits differ by {difference:.3g} from recording's, spread {spread:.3g}")
@@ -312,7 +237,10 @@ def field(arguments: Arguments, reference: Reference, sampler: Sampler) -> list[
 def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
     """Load both sides, measure, and put the result together."""
     config = DreamForCausalLM.read_config(folder)
-    reference = Reference(folder, config, arguments.dtype, use_remote_code=arguments.use_remote_code)
+    device = "cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu"
+    reference = (PublishedCode if arguments.use_remote_code else Reference)(
+        folder, config, arguments.dtype, device=device
+    )
     difference = None if arguments.use_remote_code else check_reference(reference, folder, config)
     sampler = Sampler(DreamForCausalLM.from_pretrained(folder, dtype=arguments.dtype))
     machine = about()

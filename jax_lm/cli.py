@@ -16,8 +16,10 @@ from jax_lm.commands.adapt import Adapt
 from jax_lm.commands.analyze import Analyze
 from jax_lm.commands.bench import Bench
 from jax_lm.commands.checkpoints import Convert, Verify
+from jax_lm.commands.compare import Compare
 from jax_lm.commands.data import PrepareData
 from jax_lm.commands.evaluation import Evaluate
+from jax_lm.commands.experiment import Experiment
 from jax_lm.commands.generate import Generate
 from jax_lm.commands.grpo import Grpo
 from jax_lm.commands.info import Info
@@ -77,6 +79,8 @@ Commands = (
     | Annotated[MergeLora, tyro.conf.subcommand("merge-lora")]
     | Annotated[PrepareData, tyro.conf.subcommand("data")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Experiment, tyro.conf.subcommand("experiment")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]

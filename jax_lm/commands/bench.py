@@ -226,17 +226,14 @@ def write(
 ) -> None:
     """bench.json, bench.md and bench.svg."""
     (folder / "bench.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    from jax_lm.evaluation.document import table
+
     lines = ["# Speed", "", *(f"- {name}: {text}" for name, text in facts.items()), ""]
-    lines += ["## Generation", "", *markdown(GENERATION_COLUMNS, map(generation_row, generations)), ""]
+    lines += ["## Generation", "", *table(GENERATION_COLUMNS, [generation_row(each) for each in generations]), ""]
     lines += ["![tokens per second](bench.svg)", "", "## One forward pass", ""]
-    lines += [*markdown(FORWARD_COLUMNS, map(forward_row, forwards)), ""]
+    lines += [*table(FORWARD_COLUMNS, [forward_row(each) for each in forwards]), ""]
     (folder / "bench.md").write_text("\n".join(lines), encoding="utf-8")
     (folder / "bench.svg").write_text(chart(generations), encoding="utf-8")
-
-
-def markdown(columns: tuple[str, ...], rows: Any) -> list[str]:
-    """Lines of a Markdown table."""
-    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
 
 
 def chart(generations: "list[GenerationTime]") -> str:

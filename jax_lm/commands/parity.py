@@ -20,18 +20,18 @@ class ParityCheck:
 
     Attributes:
         folder: holds checkpoint/, golden.safetensors and cases.json.
-        tolerance: largest absolute difference of float32 hidden states and logits.
+        tolerance: largest absolute difference of float32 hidden states and logits; 2e-5 if not given.
         tokenizer: also check tokenizer_cases.json with the tokenizer of this folder.
         training: also check coupled_grpo.safetensors: scores, loss, divergence and gradients of coupled-GRPO.
     """
 
     folder: tyro.conf.Positional[Path]
-    tolerance: float = 2e-5
+    tolerance: float | None = None
     tokenizer: Path | None = None
     training: bool = False
 
     def run(self) -> int:
-        from jax_lm.evaluation.parity import check, read
+        from jax_lm.evaluation.parity import TOLERANCE, check, read
         from jax_lm.evaluation.training_parity import check_training, read_training
 
         _, cases = read(self.folder)
@@ -40,7 +40,8 @@ class ParityCheck:
         console = Console(highlight=False)
         table = Table("compared", "measured", "allowed", "", title=f"parity with {self.folder}")
         failures = 0
-        findings = check(self.folder, tolerance=self.tolerance, tokenizer=self.tokenizer)
+        tolerance = TOLERANCE if self.tolerance is None else self.tolerance
+        findings = check(self.folder, tolerance=tolerance, tokenizer=self.tokenizer)
         for finding in chain(findings, check_training(self.folder) if self.training else ()):
             failures += not finding.passed
             verdict = "ok" if finding.passed else "[red]FAILED[/red]"

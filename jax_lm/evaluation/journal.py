@@ -1,4 +1,4 @@
-"""The folder of an evaluation: its settings, one JSON line per attempt, and where a killed run goes on.
+"""The folder of a run: its settings, its JSON lines (one per attempt of an evaluation), and where a killed run goes on.
 
 Knows nothing of models; what it holds is plain data. `settings.json` is written once and compared ever after.
 """
@@ -20,6 +20,56 @@ SAMPLED_BYTES = 2**20
 Record = dict[str, Any]
 
 
+class Lines:
+    """JSON lines of a run in its folder, which one process holds at a time; complete lines survive a kill.
+
+    Args:
+        folder: made if it does not exist.
+        name: of the file.
+        settings: what the results depend on.
+
+    Raises:
+        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
+    """
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        # As they will be read: tuples become lists.
+        wanted = json.loads(json.dumps(settings))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / name
+        self.file = self.path.open("a+", encoding="utf-8")
+        try:
+            lock(self.file, folder)
+            require_same(folder, name, wanted)
+            self.found = self.read()
+        except (OSError, ValueError):
+            self.file.close()
+            raise
+
+    def read(self) -> list[Any]:
+        """Complete lines; a line that was being written when the run was killed is cut off."""
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            self.file.truncate(len(whole))
+        records = []
+        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{self.path}: line {number} is damaged ({error})") from error
+        return records
+
+    def add(self, record: Record) -> None:
+        """Keep a record, on disk before this returns."""
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+
+
 class Journal:
     """What has been attempted so far; kept in a folder if there is one.
 
@@ -33,35 +83,13 @@ class Journal:
 
     def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
         self.records: dict[Key, Record] = {}
-        self.file = None
-        if folder is None:
-            return
-        # As they will be read: tuples become lists.
-        wanted = json.loads(json.dumps(settings))
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / ATTEMPTS
-        self.file = path.open("a+", encoding="utf-8")
-        try:
-            lock(self.file, folder)
-            require_same(folder, wanted)
-            self.read(path)
-        except (OSError, ValueError):
-            self.file.close()
-            raise
-
-    def read(self, path: Path) -> None:
-        """Take over complete lines; a line that was being written when the run was killed is cut off."""
-        assert self.file is not None
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            self.file.truncate(len(whole))
-        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+        self.lines = None if folder is None else Lines(folder, ATTEMPTS, settings)
+        for number, record in enumerate(self.lines.found if self.lines else (), 1):
             try:
-                record = json.loads(line)
                 self.records[record["name"], record["sample"]] = record
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{path}: line {number} is no attempt ({error})") from error
+            except (TypeError, KeyError) as error:
+                self.close()
+                raise ValueError(f"{folder}/{ATTEMPTS}: line {number} is no attempt ({error})") from error
 
     @property
     def done(self) -> set[Key]:
@@ -71,15 +99,13 @@ class Journal:
     def add(self, attempt: Attempt) -> None:
         """Keep an attempt, on disk before this returns."""
         record = record_of(attempt)
-        if self.file is not None:
-            self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
-            os.fsync(self.file.fileno())
+        if self.lines is not None:
+            self.lines.add(record)
         self.records[attempt.key] = record
 
     def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
+        if self.lines is not None:
+            self.lines.close()
 
     def __enter__(self) -> "Journal":
         return self
@@ -96,12 +122,12 @@ def lock(file: IO[str], folder: Path) -> None:
         raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
 
 
-def require_same(folder: Path, wanted: Record) -> None:
+def require_same(folder: Path, name: str, wanted: Record) -> None:
     """Write the settings into a new folder; ValueError names the first that differs in an old one."""
     path = folder / SETTINGS
     if not path.exists():
-        if (folder / ATTEMPTS).stat().st_size:
-            raise ValueError(f"out={str(folder)!r} has {ATTEMPTS} without {SETTINGS}: give another folder")
+        if (folder / name).stat().st_size:
+            raise ValueError(f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder")
         write_whole(path, json.dumps(wanted, indent=2) + "\n")
         return
     try:
@@ -111,10 +137,10 @@ def require_same(folder: Path, wanted: Record) -> None:
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no settings")
     found, wanted = flat(found), flat(wanted)
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
+    for key in sorted(found.keys() | wanted.keys()):
+        if found.get(key) != wanted.get(key):
             raise ValueError(
-                f"out={str(folder)!r} was begun with {name}={found.get(name)!r}, not {wanted.get(name)!r}: "
+                f"out={str(folder)!r} was begun with {key}={found.get(key)!r}, not {wanted.get(key)!r}: "
                 "give another folder, or the same settings"
             )
 

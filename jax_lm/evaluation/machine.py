@@ -68,6 +68,19 @@ def without_stored_compilations() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
+def largest_resident_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident_bytes() -> int:
+    """What it has now, where the system tells; else the most it has had."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return largest_resident_bytes()
+    return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
 class PeakMemory:
     """Largest memory in use: of the device where it counts, else of the process, which includes the program itself."""
 
@@ -86,7 +99,7 @@ class PeakMemory:
             stats = jax.devices()[0].memory_stats()
             assert stats is not None
             return int(stats["peak_bytes_in_use"])
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return largest_resident_bytes()
 
     @property
     def source(self) -> str:

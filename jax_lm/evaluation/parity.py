@@ -25,6 +25,9 @@ from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+TOLERANCE = 2e-5
+"""Largest absolute difference of float32 hidden states and logits, where nothing else is asked for."""
+
 BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
 """bfloat16: PyTorch rounds after every operation, we accumulate in float32; so the two may differ by this."""
 

@@ -40,11 +40,17 @@ def frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:
 
 
 def number(value: float | int) -> str:
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
-    """Lines over a common axis; the vertical one runs from 0 to 1. Values that are nan are left out."""
+def rounded_up(value: float | int) -> float:
+    """The next of 1, 2, 5, 10, 20, …: where an axis may end."""
+    power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
+    """Lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan are left out."""
     drawn = {name: [point for point in points if not math.isnan(point[1])] for name, points in series.items()}
     xs = [x for points in drawn.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
@@ -52,14 +58,14 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
 
     def place(x: float | int, y: float | int) -> tuple[float, float]:
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
-        return round(across, 1), round(HEIGHT - BOTTOM - float(y) * (HEIGHT - TOP - BOTTOM), 1)
+        return round(across, 1), round(HEIGHT - BOTTOM - float(y) / top * (HEIGHT - TOP - BOTTOM), 1)
 
     parts = []
-    for share in np.linspace(0, 1, TICKS + 1).tolist():
-        left, y = place(low, share)
+    for mark in np.linspace(0, top, TICKS + 1).tolist():
+        left, y = place(low, mark)
         parts += [
             f'<line x1="{left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity=".15"/>',
-            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number(share)}</text>',
+            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number(mark)}</text>',
         ]
     named = sorted(set(xs)) if len(set(xs)) <= MANY else np.linspace(low, high, TICKS + 1).round().tolist()
     for value in named:
@@ -68,12 +74,12 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
     for index, (name, points) in enumerate(drawn.items()):
         color = COLORS[index % len(COLORS)]
         path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
-        top = TOP + 8 + 18 * index
+        legend = TOP + 8 + 18 * index
         parts += [
             f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>',
             *(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color}"/>' for x, y in (place(*point) for point in points)),
-            f'<rect x="{WIDTH - RIGHT + 12}" y="{top - 9}" width="10" height="10" fill="{color}"/>',
-            f'<text x="{WIDTH - RIGHT + 28}" y="{top}">{html.escape(name)}</text>',
+            f'<rect x="{WIDTH - RIGHT + 12}" y="{legend - 9}" width="10" height="10" fill="{color}"/>',
+            f'<text x="{WIDTH - RIGHT + 28}" y="{legend}">{html.escape(name)}</text>',
         ]
     return frame(title, x_label, y_label, parts)
 

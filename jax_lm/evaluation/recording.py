@@ -82,13 +82,13 @@ def record(source: Path, out: Path, shape: Shape) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def load(folder: Path, config: DreamConfig) -> Qwen2ForCausalLM:
-    """The checkpoint as a Qwen2 in float32, with attention that takes the mask it is given."""
+def load(folder: Path, config: DreamConfig, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
+    """The checkpoint as a Qwen2, with attention that takes the mask it is given."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     more = ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings")
     fields = {name: getattr(config, name) for name in (*names, *more)}
     qwen2 = Qwen2Config(**fields, rope_theta=config.rope_theta, attn_implementation="eager")
-    return Qwen2ForCausalLM.from_pretrained(folder, config=qwen2, dtype=torch.float32).eval()
+    return Qwen2ForCausalLM.from_pretrained(folder, config=qwen2, dtype=dtype).eval()
 
 
 def outputs(

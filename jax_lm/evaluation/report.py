@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax_lm.evaluation.document import table
 from jax_lm.evaluation.estimates import mean_pass_at_k, wilson
 from jax_lm.evaluation.journal import Record
 from jax_lm.evaluation.pages import render
@@ -145,11 +146,6 @@ NOTE = (
     "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv 2506.20639); their intervals "
     "here are Wilson's for the size of the benchmark. Only a run over all problems with those settings is comparable."
 )
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
-    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
 
 
 def page(suite: str, told: Mapping[str, str], found: Sequence[Rate], records: Collection[Record]) -> str:

@@ -163,9 +163,13 @@ def random_canvas(config: DreamConfig, batch: int, prompt_tokens: int, new_token
             f"prompt_tokens={prompt_tokens} with new_tokens={new_tokens}: "
             f"the context holds {config.max_position_embeddings} tokens"
         )
-    padding = ((0, 0), (-(prompt_tokens + new_tokens) % WIDTH_BUCKET, 0))
-    ids = random_prompts(config, batch, prompt_tokens, seed=seed)
-    return Canvas.after(np.pad(ids, padding), np.pad(np.ones_like(ids), padding), new_tokens)
+    return padded_canvas(random_prompts(config, batch, prompt_tokens, seed=seed), new_tokens)
+
+
+def padded_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
+    """Prompts of one length and holes after them, as wide as `inference` makes requests."""
+    padding = ((0, 0), (-(prompts.shape[1] + new_tokens) % WIDTH_BUCKET, 0))
+    return Canvas.after(np.pad(prompts, padding), np.pad(np.ones_like(prompts), padding), new_tokens)
 
 
 def published_settings(new_tokens: int, commit: str = "steps") -> SamplingConfig:

@@ -1,0 +1,53 @@
+"""A report says the same as Markdown and as a page, and shows what a model wrote as text."""
+
+import pytest
+
+from jax_lm.evaluation.document import Document, Section, Verdict, table
+from jax_lm.evaluation.pictures import line_chart
+
+ATTACK = "<script>alert(1)</script>"
+VERDICTS = [
+    Verdict("loads", "within 300 s", "2 s", True),
+    Verdict("fast", "10 tokens/s", "3 tokens/s", False),
+    Verdict("parity", "95 %", "left out: no torch", None),
+]
+
+
+@pytest.fixture
+def document():
+    sections = [
+        Section(title="Speed", text="Medians.", columns=("batch", "ms"), rows=[["1", "2.5"], ["2", "a|b"]],
+                picture=line_chart("Speed", "batch", "ms", {"one": [(1, 2.5)]}, top=5), name="speed"),
+        Section(title="Texts", listing={"Completion": f"{ATTACK}\n```\nrest"}, points=[ATTACK]),
+    ]  # fmt: skip
+    return Document(title="Experiment", told={"device": ATTACK}, verdicts=VERDICTS, sections=sections)
+
+
+def test_markdown(document):
+    text = document.markdown()
+    assert "1 of 3 met, 1 missed, 1 not measured" in text
+    assert "| [x] | loads | within 300 s | 2 s (met) |" in text
+    assert "| [ ] | fast | 10 tokens/s | 3 tokens/s (missed) |" in text
+    assert "| [-] | parity | 95 % | left out: no torch (not measured) |" in text
+    assert "| 2 | a&#124;b |" in text
+    assert "![Speed](speed.svg)" in text
+    assert "    ```\n    rest" in text
+
+
+def test_page_is_one_file_without_scripts(document):
+    page = document.page()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 3
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert page.count("<svg") == 1
+    assert [page.count(mark) for mark in ("✔", "✘", "\u2013")] == [1, 1, 1]
+
+
+def test_files(document, tmp_path):
+    document.write(tmp_path, "report")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md", "speed.svg"]
+    assert "currentColor" not in (tmp_path / "speed.svg").read_text()
+
+
+def test_a_cell_stays_in_its_line():
+    assert table(("a",), [["one\ntwo"]]) == ["| a |", "| --- |", "| one two |"]

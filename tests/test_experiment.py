@@ -1,0 +1,99 @@
+"""The experiment runs every step, reports failures and memory that ends, and goes on where it was stopped."""
+
+import json
+from functools import partial
+
+import pytest
+
+from jax_lm import cli
+from jax_lm.evaluation import comparison, experiment, machine
+from jax_lm.planning import OutOfMemoryError
+
+ARGUMENTS = ["--new-tokens", "8", "--batch-sizes", "1", "2", "--largest-batch", "2", "--tasks", "2", "--repeats", "1"]
+STEPS = ["environment", "checkpoint", "loading", "single", "forward", "batch", "stress 1", "stress 2", "cpu",
+         "recorded", "pytorch", "quality"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Small arrays for the machine's limits, and no PyTorch: its process is tested by test_comparison.py."""
+    monkeypatch.setattr(experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
+    monkeypatch.setattr(comparison, "missing", lambda: ["torch"])
+    monkeypatch.setattr(experiment, "TASK_TOKENS", 16)
+
+
+def states(folder):
+    return {name: outcome["state"] for name, outcome in json.loads((folder / "results.json").read_text()).items()}
+
+
+def lines(folder):
+    return (folder / "steps.jsonl").read_text().splitlines()
+
+
+def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch, capsys):
+    out, arguments = tmp_path / "out", ["experiment", "--model", str(tiny_folder), *ARGUMENTS]
+    decode, sizes = experiment.Experiment.decode, []
+
+    def without_memory(self, prompts, tokens, temperature=0.0):
+        sizes.append(len(prompts))
+        if len(prompts) == 4:
+            raise RuntimeError("lost the device")
+        if len(prompts) == 2:
+            raise OutOfMemoryError("out of memory: 2 x 64 tokens")
+        return decode(self, prompts, tokens, temperature)
+
+    monkeypatch.setattr(experiment.Experiment, "decode", without_memory)
+    assert cli.main([*arguments, "--out", str(out)]) == 1
+    found = json.loads((out / "results.json").read_text())
+    assert list(found) == STEPS
+    failed = [name for name, state in states(out).items() if state == "failed"]
+    left_out = [name for name, state in states(out).items() if state == "left out"]
+    assert (failed, [name for name in left_out if name != "quality"]) == (["batch"], ["cpu", "recorded", "pytorch"])
+    assert found["stress 2"]["found"] == {"size": 2, "fits": False, "reason": "out of memory: 2 x 64 tokens"}
+    assert found["single"]["found"]["recompilations"] == 0
+    assert found["single"]["found"]["same_text"]
+    rows = found["forward"]["found"]["rows"]
+    assert [(row["batch"], row["roofline"] > 0) for row in rows] == [(1, True), (2, True)]
+    report = (out / "report.md").read_text()
+    assert "batch failed: RuntimeError: lost the device" in report
+    assert "| 2 | out of memory |" in report
+    assert "| [-] | four prompts together | less time than one by one | failed:" in report
+    assert {path.name for path in out.glob("*.svg")} == {"forward.svg", "stress.svg"}
+    assert "<script" not in (out / "report.html").read_text()
+
+    # Started again, only what is not done is done; nothing is loaded twice for what is kept.
+    monkeypatch.setattr(experiment.Experiment, "decode", decode)
+    before = len(lines(out))
+    assert cli.main([*arguments, "--out", str(out)]) == 0
+    again = [json.loads(line)["step"] for line in lines(out)[before:]]
+    assert [name for name in dict.fromkeys(again) if name != "quality"] == ["batch", "cpu", "recorded", "pytorch"]
+    assert states(out)["batch"] == "done"
+    assert json.loads((out / "results.json").read_text())["batch"]["found"]["equal"] == 4
+    assert "batch failed" not in (out / "report.md").read_text()
+    capsys.readouterr()
+    assert cli.main([*arguments, "--out", str(out), "--repeats", "2"]) == 2
+    assert "was begun with repeats=1, not 2" in capsys.readouterr().err
+
+
+def test_larger_batches_are_left_out_after_memory_ends():
+    steps = experiment.Experiment.__new__(experiment.Experiment)
+    with pytest.raises(experiment.LeftOut, match="batch 2 did not run"):
+        steps.stress(4, {"stress 2": {"fits": False}})
+    with pytest.raises(experiment.LeftOut, match="batch 4 did not run"):
+        steps.stress(8, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--batch-sizes", "0"], "batch_sizes=(0,)"),
+        (["--largest-batch", "0"], "largest_batch=0"),
+        (["--recorded", "/nowhere"], "parity folder '/nowhere' has no checkpoint"),
+        (["--model", "/nowhere/at/all"], "model '/nowhere/at/all'"),
+    ],
+)
+def test_bad_requests_are_one_line(tmp_path, capsys, arguments, named):
+    assert cli.main(["experiment", "--out", str(tmp_path / "out"), *arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {named}")
+    assert not (tmp_path / "out").exists()
