@@ -112,7 +112,7 @@ class GRPOConfig:
         ref_model_sync_steps: updates after which the reference moves towards the policy; None is never.
         ref_model_mixup_alpha: by this share of the way.
         score_chunk: completions whose copies go through the model at once; memory grows with it. All of them (of a
-            part, if accumulated) is the fastest: nothing is computed twice.
+            part, if accumulated) computes nothing twice, and keeps every activation.
         gradient_accumulation_steps: parts into which the completions of an update are split.
         learning_rate, warmup_ratio, min_lr_ratio: peak, share of the steps to reach it, share of it at the end.
         adam_beta1, adam_beta2, weight_decay, max_grad_norm: of AdamW (no decay on biases and norms) and clipping.
