@@ -91,7 +91,8 @@ def test_cells_are_lengths_and_batches():
 
 def test_without_pytorch_the_command_says_what_to_install(monkeypatch, capsys):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    found = {"torch": None, "transformers": find("json")}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found[name] if name in found else find(name))
     assert cli.main(["compare"]) == 2
     assert capsys.readouterr().err == (
         "error: compare needs torch, which this environment lacks: pip install 'jax-diffucoder[parity]'\n"
