@@ -3,7 +3,7 @@
 #
 #   runs/demo_rl.sh [folder]
 #
-#   expect: about 75 minutes on two CPU cores; table and plot are in docs/results/coupled_grpo.
+#   expect: two hours on two CPU cores that do other work too; table and plot are in docs/results/coupled_grpo.
 #
 # Arms: coupled (the method), full_mask (scores of the fully masked copy alone), shuffled (rewards handed out at random
 # within a rollout: must not improve). Each starts from the built-in model, trains on tasks of the training side that this
