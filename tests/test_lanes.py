@@ -10,6 +10,7 @@ from jax_lm.diffusion.decoding import PRESETS, Decoding
 from jax_lm.diffusion.lanes import Lanes
 from jax_lm.diffusion.row import Row
 from jax_lm.diffusion.unmasking import ALGS, SamplingConfig
+from jax_lm.evaluation.machine import compilations
 
 COLUMNS, SIZES, STOP = 96, (1, 4), 500
 GREEDY = SamplingConfig(steps=40)
@@ -149,6 +150,18 @@ def test_settings_do_not_compile_anew(together, places):
     finish(places[False], row(3, SamplingConfig(steps=11, alg="random", temperature=1.3, top_p=None)), row(4, hole=9))
     finish(places[False], row(5, TURBO, Decoding(commit="threshold", threshold=0.4, block_length=5), hole=33))
     assert module.run_lanes._cache_size() == before
+
+
+def test_rows_find_what_was_compiled_ahead(golden_sampler):
+    """Also at their second block, which gets the memory back from a step."""
+    lanes = Lanes(golden_sampler, COLUMNS, is_cached=True, seats=2, sizes=(), stop_ids=(STOP,))
+    lanes.compile(1, row(1, *CASES["fast"]))
+    rows = row(6, *CASES["fast"]), row(7, *CASES["fast"])
+    before = compilations().count
+    for one in rows:
+        finish(lanes, one)
+        assert len(one.blocks) > 1
+    assert compilations().count == before
 
 
 def test_every_order_differs(places):

@@ -139,7 +139,7 @@ class Lanes:
         blank = jax.tree.map(np.zeros_like, next(way for way in ways if way))
         inputs = jax.tree.map(lambda *parts: np.stack(parts), *(way or blank for way in ways))
         if self.is_cached and self.memory.layers is None:
-            self.memory = run_empty_lanes(self.sampler.graph, self.sampler.params, len(self.seats), self.columns)
+            self.memory = self.empty()
         # The memory is given away: should the call fail, it is lost, and with it what the open blocks rest on.
         memory, self.memory = self.memory, Memory()
         state, self.memory = run_lanes(self.sampler.graph, self.sampler.params, memory, seats, inputs, plan)
@@ -149,6 +149,11 @@ class Lanes:
             if row is not None:
                 row.take(*(part[lane, 0, : len(row.tokens)] for part in decided))
                 row.step, row.forwards = (int(part[lane]) for part in counters)
+
+    def empty(self) -> Memory:
+        """Zeros for all seats, committed to their devices as what a step returns is: else it would compile twice."""
+        memory = run_empty_lanes(self.sampler.graph, self.sampler.params, len(self.seats), self.columns)
+        return jax.device_put(memory, jax.tree.map(lambda part: part.sharding, memory))
 
     def way(self, row: Row, plan: Plan, steps: int, forwards: int) -> Way:
         """A row as a batch of one, padded on the right."""
