@@ -116,7 +116,7 @@ def test_one_test_cannot_spoil_the_others(form):
     for name, outcome in bad.items():
         tests += [form.format(name), "assert double(3) == 6"]
         expected += [outcome, "passed"]
-    result = outcome_of(SPOILED, tests, seconds=3.0, memory_bytes=256 * 2**20)
+    result = outcome_of(SPOILED, tests, seconds=2.0, memory_bytes=256 * 2**20)
     assert [test.outcome for test in result.tests] == expected, result.tests
     assert result.share == pytest.approx(11 / 21)
 

@@ -326,7 +326,7 @@ def exhaust(session: Session, name: str) -> Finding:
     """One attempt to use up the machine: it must end in time and in a way that is named."""
     body, expected = EXHAUST[name]
     start = time.perf_counter()
-    limits = Limits(seconds=3.0, memory_bytes=256 * 2**20)
+    limits = Limits(seconds=1.5, memory_bytes=256 * 2**20)
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     job = Job(f"{PRELUDE}\ndef attack():\n{lines}\n", ("assert attack() == 0",), limits)
     result = run_in(session, job)
