@@ -60,7 +60,8 @@ def child() -> None:
 
 def outputs(*argument_lists):
     """What child processes printed, all started before any is waited for."""
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}", "JAX_PLATFORMS": "cpu"}
+    count = f"--xla_force_host_platform_device_count={DEVICES}"
+    flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}", "JAX_PLATFORMS": "cpu"}
     children = [
         subprocess.Popen(
             [sys.executable, __file__, *arguments],

@@ -90,7 +90,7 @@ def test_refusals_are_one_line(capsys, tmp_path, arguments, message):
 
 
 @pytest.fixture
-def start(tmp_path, policy, letters):
+def start(tmp_path, policy, letters, for_release):
     """Starts the command as a process of its own, on a tiny model and a reward by import path."""
     policy.save_pretrained(tmp_path / "policy")
     letters.save_pretrained(tmp_path / "policy")
@@ -105,7 +105,7 @@ def start(tmp_path, policy, letters):
     def process(out, *more, devices=1, host=0):
         options = {"config": tmp_path / "run.yaml", "data": tmp_path / "data.jsonl", "model": tmp_path / "policy"}
         arguments = [f"--{name}={value}" for name, value in (options | {"out": out}).items()]
-        flags = f"--xla_force_host_platform_device_count={devices}"
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         return subprocess.Popen(
             [sys.executable, "-m", "jax_lm.cli", "grpo", *arguments, *more],
             env=environment | {"XLA_FLAGS": flags, "JUDGED": str(tmp_path / f"judged-{out.name}-{host}")},

@@ -66,7 +66,8 @@ def compare(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reports():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    count = "--xla_force_host_platform_device_count=8"
+    flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}", "JAX_PLATFORMS": "cpu"}
     child = subprocess.run(
         [sys.executable, __file__], env=os.environ | flags, capture_output=True, text=True, timeout=500, check=False
     )
