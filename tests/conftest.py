@@ -38,7 +38,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--release",
         action="store_true",
-        help="what a release needs: packages installed, all examples and processes run",
+        help="what a release needs: packages installed, all examples run",
     )
     parser.addoption("--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind")
 
