@@ -82,7 +82,7 @@ def outputs(*argument_lists):
     return [json.loads(out.splitlines()[-1]) for out, _ in results]
 
 
-def test_two_processes_give_what_one_gives():
+def test_two_processes_give_what_one_gives(for_release):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

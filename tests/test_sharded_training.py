@@ -65,7 +65,7 @@ def compare(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reports():
+def reports(for_release):
     count = "--xla_force_host_platform_device_count=8"
     flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}", "JAX_PLATFORMS": "cpu"}
     child = subprocess.run(
