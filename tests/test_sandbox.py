@@ -1,6 +1,8 @@
 """What a result says, that one test cannot spoil another, and that nothing is left behind."""
 
 import os
+import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,7 @@ from jax_lm.sandbox.assertions import Call, read_call, split_tests
 from jax_lm.sandbox.inside.wire import decode, encode, matches
 from jax_lm.sandbox.results import job_from_json, job_to_json, result_from_json, result_to_json
 from jax_lm.sandbox.runner import choose, why_not
+from jax_lm.sandbox.session import Child
 from jax_lm.sandbox.tiers import SAFE
 
 TIERS = [tier for tier in SAFE if not why_not(tier)]
@@ -69,6 +72,18 @@ def test_failing_program_says_why(code, test, detail):
     assert (result.outcome, result.share) == ("failed", 0.0)
     assert result.detail.startswith(detail)
     assert "\n" not in result.detail
+
+
+@pytest.mark.parametrize(
+    ("status", "ended", "expected"),
+    [(signal.SIGABRT, False, True), (signal.SIGKILL, True, True), (signal.SIGKILL, False, False)],
+)
+def test_a_program_says_why_even_if_only_the_tester_saw_its_end(status, ended, expected):
+    """Killed by us it was alive, and an EOFError is the test's own."""
+    with socket.socket() as one, socket.socket() as other:
+        program = Child(one, {}, ended=ended, status=status)
+        tester = Child(other, {}, answer={"raised": "EOFError"})
+        assert runner_module.says_why(program, tester) is expected
 
 
 @pytest.mark.parametrize(

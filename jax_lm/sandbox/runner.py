@@ -261,7 +261,9 @@ def says_why(program: Child, tester: Child) -> bool:
         "BrokenPipeError",
         "ConnectionResetError",
     )
-    return program.answer is not None or (program.ended and lost)
+    # The tester may hear of the end before we do; but then the program did not die of our own SIGKILL.
+    ended = program.ended or program.status != signal.SIGKILL
+    return program.answer is not None or (ended and lost)
 
 
 def judge_end(children: list[Child], late: bool, seconds: float) -> TestResult:
