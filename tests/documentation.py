@@ -243,6 +243,7 @@ class Workplace:
         entries += [*SAMPLES.iterdir(), *(Path(data).glob("*/*.jsonl*") if data else ())]
         for path in entries:
             (folder / path.name).symlink_to(path)
+        (folder / ".venv").symlink_to(sys.prefix)
         programs = folder / ".programs"
         programs.mkdir()
         for name, target in {"diffucoder": "-m jax_lm.cli", "python": ""}.items():
