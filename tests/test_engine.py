@@ -194,6 +194,14 @@ def test_a_row_is_served_before_narrower_shapes_are_compiled(fresh, engine, alon
     assert wide.narrowest(row) is wide.lanes[2]
     wide.lanes[0].sizes = [1]
     assert wide.narrowest(row) is wide.lanes[0]
+    wide.lanes[0].join(row)
+    assert wide.narrowest(wide.row(ask(wide, PROMPTS[1]))) is wide.lanes[2]
+
+
+def test_what_a_lone_row_needs_is_compiled_first(fresh):
+    wide = fresh(context=160, queue=4)
+    assert [size for _, size in wide.shapes] == sorted(size for _, size in wide.shapes)
+    assert [(lanes.columns, size) for lanes, size in wide.shapes[:2]] == [(128, 1), (160, 1)]
 
 
 @pytest.fixture

@@ -107,7 +107,8 @@ class Engine:
             for is_cached in (False, True)
         ]  # fmt: skip
         first = [(lanes, size) for lanes in self.lanes[-2:] for size in sorted({1, options.lanes})]
-        rest = [(lanes, size) for size in sorted(sizes, reverse=True) for lanes in self.lanes]
+        # Few rows and narrow ones first: in lanes made for sixteen, a lone row costs as much as sixteen.
+        rest = [(lanes, size) for size in sorted(sizes) for lanes in self.lanes]
         self.urgent, self.shapes = first, [shape for shape in rest if shape not in first]
         self.waiting: list[Job] = []
         self.running: dict[Row, Job] = {}
@@ -263,7 +264,7 @@ class Engine:
         with self.condition:
             for job in list(self.waiting):
                 lanes = self.narrowest(job.row)
-                if lanes.has_room:
+                if lanes is not None:
                     self.waiting.remove(job)
                     lanes.join(job.row)
                     self.running[job.row] = job
@@ -271,10 +272,10 @@ class Engine:
             self.metrics.waiting.set(len(self.waiting))
             self.metrics.running.set(len(self.running))
 
-    def narrowest(self, row: Row) -> Lanes:
-        """The compiled lanes that hold it; the widest always do."""
-        fitting = [at for at in self.lanes if at.is_cached == row.is_cached and at.columns >= row.columns]
-        return next(at for at in fitting if at.sizes)
+    def narrowest(self, row: Row) -> Lanes | None:
+        """The narrowest lanes that hold it and have room; the widest hold every row."""
+        fitting = (at for at in self.lanes if at.is_cached == row.is_cached and at.columns >= row.columns)
+        return next((at for at in fitting if at.has_room), None)
 
     def advance(self, lanes: Lanes) -> None:
         """Take some steps with the rows of one width, and tell what became of each."""
