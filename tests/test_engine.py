@@ -198,6 +198,24 @@ def test_a_row_is_served_before_narrower_shapes_are_compiled(fresh, engine, alon
     assert wide.narrowest(wide.row(ask(wide, PROMPTS[1]))) is wide.lanes[2]
 
 
+def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
+    begun, release = threading.Event(), threading.Event()
+
+    def compile_slowly(lanes, size):
+        begun.set()
+        release.wait(60)
+
+    monkeypatch.setattr(engine, "compile", compile_slowly)
+    engine.shapes.append((engine.lanes[0], 1))
+    try:
+        assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
+        assert begun.wait(10)
+        assert answers(engine, [ask(engine, PROMPTS[1])]) == alone[1:2]
+        assert engine.compiling.is_alive()
+    finally:
+        release.set()
+
+
 def test_what_a_lone_row_needs_is_compiled_first(fresh):
     wide = fresh(context=160, queue=4)
     assert [size for _, size in wide.shapes] == sorted(size for _, size in wide.shapes)

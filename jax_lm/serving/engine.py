@@ -117,6 +117,7 @@ class Engine:
         self.is_closing, self.shutdown_at = False, 0.0
         self.seconds_per_job = 1.0
         self.thread = threading.Thread(target=self.work, name="engine", daemon=True)
+        self.compiling = threading.Thread()
 
     # What other threads call.
 
@@ -224,6 +225,9 @@ class Engine:
                 self.waiting, self.running = [], {}
             for job in left:
                 self.tell(job, Finished(job=job, reason="shutdown"))
+            # An interpreter that ends below a running compilation crashes.
+            if self.compiling.is_alive():
+                self.compiling.join()
 
     def compile(self, lanes: Lanes, size: int) -> None:
         """A shape before it is asked for; only those that are compiled are used."""
@@ -234,18 +238,24 @@ class Engine:
     def wait(self) -> bool:
         """Until there is something to do; False when all is done and nothing new is taken.
 
-        While nobody asks, the shapes that only make it faster are compiled: narrower ones, and numbers of rows between
-        one and all. A compilation beside a running batch would take the device's threads from it for seconds.
+        While nobody asks, the shapes that only make it faster are compiled, one after another on a thread beside: who asks
+        meanwhile shares the processor with a compilation, but does not wait for its end.
         """
         while True:
             with self.condition:
                 if self.condition.wait_for(self.is_called, IDLE_SECONDS if self.shapes else None):
                     return bool(self.waiting or self.running)
-            shape = self.shapes.pop(0)
-            try:
-                self.compile(*shape)
-            except Exception:  # the border: what is compiled already serves everything
-                logger.exception("a shape of %d lanes cannot be compiled", shape[1])
+            if not self.compiling.is_alive():
+                self.compiling = threading.Thread(target=self.compile_next, name="compilation", daemon=True)
+                self.compiling.start()
+
+    def compile_next(self) -> None:
+        """The next of the shapes that are not compiled yet."""
+        lanes, size = self.shapes.pop(0)
+        try:
+            self.compile(lanes, size)
+        except Exception:  # the border: what is compiled already serves everything
+            logger.exception("a shape of %d lanes cannot be compiled", size)
 
     def is_called(self) -> bool:
         return bool(self.waiting or self.running or self.is_closing)
