@@ -238,8 +238,8 @@ class Engine:
     def wait(self) -> bool:
         """Until there is something to do; False when all is done and nothing new is taken.
 
-        While nobody asks, the shapes that only make it faster are compiled, one after another on a thread beside: who asks
-        meanwhile shares the processor with a compilation, but does not wait for its end.
+        While nobody asks, the shapes that only make it faster are compiled, one after another on a thread beside: who
+        asks meanwhile shares the processor with a compilation, but does not wait for its end.
         """
         while True:
             with self.condition:
