@@ -35,11 +35,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="whole benchmark files instead of samples (many minutes)")
-    parser.addoption(
-        "--release",
-        action="store_true",
-        help="what a release needs: packages installed, all examples run",
-    )
+    parser.addoption("--release", action="store_true", help="what a release needs: wheel, examples, meshes and hosts")
     parser.addoption("--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind")
 
 
