@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import tyro
 from flax import nnx
 
-from jax_lm.models.config import DIFFUCODER_7B
+from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models.dream import DreamForCausalLM, default_positions
 
 

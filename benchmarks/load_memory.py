@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.models.config import DIFFUCODER_7B
+from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters
 
 CONFIG = replace(DIFFUCODER_7B, num_hidden_layers=3, vocab_size=42240, mask_token_id=0)
@@ -104,7 +104,7 @@ def main() -> None:
         case = json.loads(arguments.measure)
         print(json.dumps(measure(Path(case["folder"]), case.get("mesh"), case.get("int8", False))))
         return
-    from jax_lm.evaluation.machine import about
+    from jax_lm.benchmark.machine import about
 
     with tempfile.TemporaryDirectory() as name:
         size = write_checkpoint(Path(name))

@@ -55,7 +55,7 @@ class Arguments:
         tokens: of each answer.
         preset: how answers are decoded.
         dtype: of the weights.
-        lanes: rows that the server decodes together.
+        slots: sequences that the server decodes together.
         context: tokens that prompt and answer may take together.
         cache: folder for compilations; one of its own, empty at first, if not given.
         out: file for the results.
@@ -67,7 +67,7 @@ class Arguments:
     tokens: int = 64
     preset: str = "turbo"
     dtype: str = "float32"
-    lanes: int = 16
+    slots: int = 16
     context: int = 128
     cache: Path | None = None
     out: Path | None = None
@@ -106,7 +106,7 @@ class Arguments:
 @contextmanager
 def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, float]]:
     """Its port, and how long it took until it was ready."""
-    command = [sys.executable, "-m", "jax_lm.cli", "serve", "--port", "0", "--lanes", str(arguments.lanes)]
+    command = [sys.executable, "-m", "jax_lm.cli", "serve", "--port", "0", "--slots", str(arguments.slots)]
     command += ["--dtype", arguments.dtype, "--context", str(arguments.context)]
     start = time.monotonic()
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}

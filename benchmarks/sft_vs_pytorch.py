@@ -23,10 +23,10 @@ import transformers
 import tyro
 from flax import nnx
 
+from jax_lm.benchmark import recording
+from jax_lm.benchmark.machine import about, seconds_of
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.masking import forward_process, noise_levels
-from jax_lm.evaluation import recording
-from jax_lm.evaluation.machine import about, seconds_of
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.masked_diffusion import make_loss, token_weights

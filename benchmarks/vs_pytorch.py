@@ -3,8 +3,8 @@
     python benchmarks/vs_pytorch.py --threads 2 --out benchmarks/results/vs_pytorch.json
     python benchmarks/vs_pytorch.py --pytorch-model P --dtype bfloat16
 
-The reference is `jax_lm.evaluation.reference`. Its logits are checked against those of `jax_lm.evaluation.recording`,
-its greedy tokens are compared with ours.
+The reference is `jax_lm.benchmark.torch_reference`. Its logits are checked against those of
+`jax_lm.benchmark.recording`, its greedy tokens are compared with ours.
 
 Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow them alike:
 PyTorch's threads wait for each other, so that another process on one of their cores costs it far more. Compare on an
@@ -31,17 +31,16 @@ import jax
 import torch
 import transformers
 
-from jax_lm.diffusion.decoding import PRESETS
+from jax_lm.benchmark import recording
+from jax_lm.benchmark.machine import about, seconds_of
+from jax_lm.benchmark.recording import EPSILON
+from jax_lm.benchmark.torch_reference import Reference
+from jax_lm.benchmark.worker import SETTINGS
+from jax_lm.benchmark.workload import random_canvas, random_model
+from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.unmasking import SamplingConfig
-from jax_lm.evaluation import recording
-from jax_lm.evaluation.machine import about, seconds_of
-from jax_lm.evaluation.recording import EPSILON
-from jax_lm.evaluation.reference import Reference
-from jax_lm.evaluation.side import SETTINGS
-from jax_lm.evaluation.speed import random_canvas, random_model
-from jax_lm.models.config import SHAPES
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.options import Decoding, GenerationOptions
 
 TARGETS = {"exact_readme": 4.0, "exact_greedy": 2.0, "fast_long": 2.0, "batch": 3.0}
 
@@ -150,10 +149,11 @@ def ours(
 ) -> Contestant:
     """A preset of ours; early stop is off, so that all work is equal."""
     canvas = random_canvas(sampler.config, batch, arguments.prompt_tokens, new_tokens, seed=0)
-    config = SamplingConfig(steps=new_tokens, alg="entropy", stop_ids=(), eps=EPSILON, **SETTINGS[settings])
+    decoding = Decoding(preset=preset)
+    options = GenerationOptions(max_new_tokens=new_tokens, decoding=decoding, **SETTINGS[settings])
 
     def call() -> tuple[np.ndarray, int]:
-        state = sampler.generate(canvas, config, PRESETS[preset], seed=0)
+        state = sampler.generate(canvas, options, seed=0)
         return np.asarray(state.tokens)[:, -new_tokens:], int(state.forwards)
 
     return Contestant(f"{preset} {settings}", batch, new_tokens, call, call)

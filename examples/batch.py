@@ -10,7 +10,7 @@ import tyro
 
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import Template
-from jax_lm.options import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 
 PROMPTS = ("def gcd(a, b):", "def factorial(n):", "def word_count(text):", "def transpose(matrix):")
 
@@ -27,7 +27,7 @@ def main(
         preset: exact, fast or turbo.
     """
     engine = DiffuCoderInference(model)
-    options = GenerationOptions(max_new_tokens=max_new_tokens, preset=preset, temperature=0.0)
+    options = GenerationOptions(max_new_tokens=max_new_tokens, decoding=Decoding(preset=preset), temperature=0.0)
     batch = engine.decode([Template.completion(prompt, max_new_tokens) for prompt in prompts], options)
     for prompt, row in zip(prompts, batch.rows, strict=True):
         print(f"{prompt}{row.text}\n# {row.mean_log_confidence:.3f} per token\n")

@@ -12,7 +12,7 @@ import tyro
 
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import Template
-from jax_lm.options import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 
 
 def main(
@@ -34,7 +34,7 @@ def main(
     if jax.default_backend() != "tpu":
         print(f"no TPU here: {jax.device_count()} device(s) of {jax.default_backend()} instead")
     engine = DiffuCoderInference(model, mesh=mesh)
-    options = GenerationOptions(max_new_tokens=max_new_tokens, preset=preset)
+    options = GenerationOptions(max_new_tokens=max_new_tokens, decoding=Decoding(preset=preset))
     templates = [Template.completion("def gcd(a, b):", max_new_tokens)] * rows
     for name in ("first, with compilation", "second"):
         print(f"{name}: {engine.decode(templates, options).describe()}")

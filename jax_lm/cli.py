@@ -1,105 +1,156 @@
-"""The `diffucoder` command: parses arguments, runs one command, turns errors into one line.
+"""The `diffucoder` command: finds the command's module, parses its arguments, turns errors into one line.
 
-Nothing heavy is imported before the arguments are parsed: each command imports what it needs in `run`.
+A command's arguments are declared in `jax_lm.arguments`, without JAX, so that help costs nothing; what it does is a
+module of `jax_lm.commands`, imported when it runs.
 """
 
+import contextlib
+import importlib
+import io
 import os
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn
 
 import tyro
 
-from jax_lm import recipes, terminal
-from jax_lm.commands.adapt import Adapt
-from jax_lm.commands.analyze import Analyze
-from jax_lm.commands.bench import Bench
-from jax_lm.commands.checkpoints import Convert, Verify
-from jax_lm.commands.compare import Compare
-from jax_lm.commands.data import PrepareData
-from jax_lm.commands.evaluation import Evaluate
-from jax_lm.commands.experiment import Experiment
-from jax_lm.commands.generate import Generate
-from jax_lm.commands.grpo import Grpo
-from jax_lm.commands.info import Info
-from jax_lm.commands.merge_lora import MergeLora
-from jax_lm.commands.parity import ParityCheck, ParityRecord
-from jax_lm.commands.plan import Plan
-from jax_lm.commands.push import Push
-from jax_lm.commands.sandbox import SandboxCheck, SandboxRun, SandboxServe
-from jax_lm.commands.serve import Serve
-from jax_lm.commands.sft import Sft
+from jax_lm import config_file, terminal
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
-Parity = Annotated[ParityCheck, tyro.conf.subcommand("check")] | Annotated[ParityRecord, tyro.conf.subcommand("record")]
-
-Sandbox = (
-    Annotated[SandboxCheck, tyro.conf.subcommand("check")]
-    | Annotated[SandboxRun, tyro.conf.subcommand("run")]
-    | Annotated[SandboxServe, tyro.conf.subcommand("serve")]
-)
 
 
-@runtime_checkable
-class Command(Protocol):
-    """What a subcommand is: arguments, and what to do with them."""
+class Entry(NamedTuple):
+    """Where a command lives.
 
-    def run(self) -> int: ...
+    Attributes:
+        module: of `jax_lm.commands`, with a function `run(arguments) -> int`; imported when the command runs.
+        arguments: module of `jax_lm.arguments`, which import no JAX, and class in it. The class may have
+            `implied(words)`: options that the typed words imply, and that lose against what was typed.
+        summary: one line.
+        markers: how its options are parsed.
+        extra: of the distribution, that it needs.
+    """
 
+    module: str
+    arguments: str
+    summary: str
+    markers: tuple = ()
+    extra: str | None = None
 
-class ParityCommand:
-    """Compare with the PyTorch reference, or record its outputs."""
+    def parse(self, name: str, words: list[str]) -> Any:
+        """Read the words after the command's name; ValueError says in one line what is wrong with them."""
+        module, _, kind = self.arguments.partition(".")
+        arguments = getattr(importlib.import_module(f"jax_lm.arguments.{module}"), kind)
+        words = config_file.expanded(words, name)
+        if implied := getattr(arguments, "implied", None):
+            words = config_file.before_options(words, implied(words))
+        marks = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
+        refusal = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(refusal):
+                return tyro.cli(arguments, prog=f"diffucoder {name}", args=words, config=(*marks, *self.markers))
+        except SystemExit as stop:
+            if stop.code != terminal.USAGE_ERROR:
+                raise
+            raise ValueError(one_line(refusal.getvalue())) from stop
 
-    def __init__(self, command: tyro.conf.OmitSubcommandPrefixes[Parity]) -> None:
-        self.command = command
-
-    def run(self) -> int:
-        return self.command.run()
-
-
-class SandboxCommand:
-    """Run untrusted programs, contained; check what this host can contain."""
-
-    def __init__(self, command: tyro.conf.OmitSubcommandPrefixes[Sandbox]) -> None:
-        self.command = command
-
-    def run(self) -> int:
-        return self.command.run()
-
-
-Commands = (
-    Annotated[Generate, tyro.conf.subcommand("generate")]
-    | Annotated[Info, tyro.conf.subcommand("info")]
-    | Annotated[Evaluate, tyro.conf.subcommand("eval")]
-    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
-    | Annotated[Adapt, tyro.conf.subcommand("adapt"), tyro.conf.FlagConversionOff]
-    | Annotated[Sft, tyro.conf.subcommand("sft"), tyro.conf.FlagConversionOff]
-    | Annotated[Grpo, tyro.conf.subcommand("grpo"), tyro.conf.FlagConversionOff]
-    | Annotated[MergeLora, tyro.conf.subcommand("merge-lora")]
-    | Annotated[PrepareData, tyro.conf.subcommand("data")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[Experiment, tyro.conf.subcommand("experiment")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Plan, tyro.conf.subcommand("plan")]
-    | Annotated[Convert, tyro.conf.subcommand("convert")]
-    | Annotated[Verify, tyro.conf.subcommand("verify")]
-    | Annotated[Push, tyro.conf.subcommand("push")]
-    | Annotated[ParityCommand, tyro.conf.subcommand("parity")]
-    | Annotated[SandboxCommand, tyro.conf.subcommand("sandbox")]
-    | Annotated[Serve, tyro.conf.subcommand("serve")]
-)
+    def run(self, arguments: Any) -> int:
+        """Run the command; returns its exit status. ValueError names the extra that is not installed."""
+        try:
+            module = importlib.import_module(f"jax_lm.commands.{self.module}")
+        except ModuleNotFoundError as error:
+            if self.extra is None:
+                raise
+            raise ValueError(f"{error.name} is not installed: pip install 'jax-diffucoder[{self.extra}]'") from error
+        return module.run(arguments)
 
 
-def parse(arguments: list[str]) -> Command:
-    """The command that these arguments ask for, not run; leaves with status 2 if they are wrong."""
-    return tyro.cli(
-        Commands,  # pyright: ignore[reportArgumentType]
-        prog="diffucoder",
-        description=DESCRIPTION,
-        args=recipes.expanded(arguments),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-    )
+BOX, TITLE = re.compile("[╭╮╰╯│─]"), re.compile("[╭╰]")
+
+TYPED_FLAGS = (tyro.conf.FlagConversionOff,)
+"""Switches are given as True or False, as in a recipe."""
+
+COMMANDS = {
+    "generate": Entry("generate", "generation.Generate", "Complete a prompt, or fill the holes of a text."),
+    "info": Entry(
+        "info", "checkpoints.Info", "Show configuration, parameters, tokenizer, devices and memory of a model."
+    ),
+    "eval": Entry("evaluation", "evaluation.Evaluate", "Measure pass@k by executing unit tests."),
+    "analyze": Entry("analyze", "evaluation.Analyze", "Measure how a model decodes: AR-ness, order, confidence."),
+    "adapt": Entry("adapt", "training.Adapt", "Train masked diffusion on plain text.", TYPED_FLAGS),
+    "sft": Entry("sft", "training.Sft", "Fine-tune on conversations.", TYPED_FLAGS),
+    "grpo": Entry("grpo", "training.Grpo", "Train by coupled-GRPO on rewards.", TYPED_FLAGS),
+    "merge-lora": Entry("merge_lora", "training.MergeLora", "Add an adapter to the weights of its model."),
+    "data": Entry("data", "training.PrepareData", "Prepare data for training."),
+    "bench": Entry("bench", "benchmark.Bench", "Measure speed, memory and compilations of a model."),
+    "experiment": Entry(
+        "experiment", "benchmark.Experiment", "Measure a model on this machine step by step, as a report."
+    ),
+    "compare": Entry(
+        "compare", "benchmark.Compare", "Run a checkpoint in PyTorch and in JAX, and report the differences."
+    ),
+    "plan": Entry(
+        "plan", "checkpoints.Plan", "Say what a generation or a training step takes on a machine that is not here."
+    ),
+    "convert": Entry("convert", "checkpoints.Convert", "Write a checkpoint in another format or precision."),
+    "verify": Entry("verify", "checkpoints.Verify", "Check a checkpoint without loading it."),
+    "push": Entry("push", "checkpoints.Push", "Send a checkpoint to the hub."),
+    "parity check": Entry("parity_check", "benchmark.ParityCheck", "Compare with recorded outputs of PyTorch."),
+    "parity record": Entry("parity_record", "benchmark.ParityRecord", "Record outputs of PyTorch.", extra="parity"),
+    "sandbox check": Entry("sandbox_check", "sandbox.SandboxCheck", "Attack this host's sandbox: what is stopped?"),
+    "sandbox run": Entry("sandbox_run", "sandbox.SandboxRun", "Run an untrusted program, contained."),
+    "sandbox serve": Entry("sandbox_serve", "sandbox.SandboxServe", "Run programs for other machines."),
+    "serve": Entry(
+        "serve", "generation.Serve", "Serve a checkpoint over OpenAI's HTTP interface, with a page.", extra="serve"
+    ),
+}
+
+
+def overview(group: str = "") -> str:
+    """What `diffucoder --help` prints, or `diffucoder GROUP --help` for the commands of a group."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items() if name.startswith(group)]
+    usage = "usage: diffucoder COMMAND [OPTIONS]    (diffucoder COMMAND --help shows a command's options)"
+    more = "  --version  print the version\n  --debug    with any command: show tracebacks"
+    return "\n".join([usage, "", DESCRIPTION, "", "commands:", *lines, "", "options:", more, ""])
+
+
+def find(words: list[str]) -> tuple[str, list[str]]:
+    """The name of the command that these words begin with, of one word or two, and the words after it.
+
+    Raises:
+        ValueError: there is no such command.
+    """
+    for count in (2, 1):
+        if (name := " ".join(words[:count])) in COMMANDS:
+            return name, words[count:]
+    group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
+    named = " ".join(words[:2] if group else words[:1])
+    raise ValueError(f"command {named!r}: must be one of {', '.join(group or COMMANDS)}")
+
+
+def parse(words: list[str]) -> Any:
+    """The arguments of the command that these words ask for, which is not run; --help leaves with status 0.
+
+    Raises:
+        ValueError: no such command, a recipe that cannot be read, or options that are wrong.
+    """
+    name, rest = find(words)
+    return COMMANDS[name].parse(name, rest)
+
+
+def run(words: list[str]) -> int:
+    """Run the command that these words ask for; its exit status."""
+    name, _ = find(words)
+    return COMMANDS[name].run(parse(words))
+
+
+def one_line(refusal: str) -> str:
+    """What tyro says in a box, without the box and without where to find help."""
+    text = " ".join(BOX.sub(" ", line).strip() for line in refusal.splitlines() if not TITLE.match(line))
+    return " ".join(text.partition("For full helptext")[0].split())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -108,6 +159,12 @@ def main(arguments: list[str] | None = None) -> int:
     if given == ["--version"]:
         sys.stdout.write(f"diffucoder {version('jax-diffucoder')}\n")
         return 0
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    if not given or (
+        given[-1] in ("--help", "-h") and (len(given) == 1 or given[:-1] in [[group] for group in groups])
+    ):
+        sys.stdout.write(overview(" ".join(given[:-1])))
+        return 0 if given else terminal.USAGE_ERROR
     words = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in words
     if debug:
@@ -116,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-    return terminal.guarded(lambda: parse(given).run(), debug=debug)
+    return terminal.guarded(lambda: run(given), debug=debug)
 
 
 def entry() -> NoReturn:

@@ -6,7 +6,7 @@ Uses `jax.experimental.topologies`; nothing runs. Entry: `diffucoder plan`.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,11 +15,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.decoding import PRESETS
-from jax_lm.diffusion.sampler import Sampler, run, run_empty_memory
-from jax_lm.diffusion.step import Cursor, Given, Hooks, Memory
-from jax_lm.models.config import DreamConfig
+from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
+from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, Window
+from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import Job
@@ -115,29 +115,26 @@ def generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOpt
     sampler = Sampler(model)
     prompt = np.zeros((job.batch, job.canvas - job.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, job.new_tokens)
-    decoding = PRESETS[job.preset]
-    options = replace(options, max_new_tokens=job.new_tokens, preset=job.preset)
-    block = next(canvas.blocks(decoding.columns(job.new_tokens)))
-    plan, _ = sampler.plans(canvas, block, [], options.sampling(), decoding, Hooks())[0]
+    decoding = options.decoding.resolved
+    block = next(canvas.blocks(options.decoding.block_columns(job.new_tokens)))
+    step_config, _ = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))[0]
     params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
     everywhere = NamedSharding(mesh, PartitionSpec())
     state = jax.eval_shape(lambda: sampler.start(canvas, 0))
-    parts = (canvas.attention_mask, canvas.position_ids, canvas.holes, canvas.hole_starts)
-    shapes: list[Any] = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in parts]
-    given = Given(*shapes)
-    numbers: list[Any] = [jax.ShapeDtypeStruct((), jnp.int32)] * len(Cursor._fields)
-    cursor = Cursor(*numbers)
-    memory = Memory()
+    window = Window.of(block=block.start, rows=0, first_step=0, until=job.new_tokens, forwards=job.new_tokens)
+    params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
+    inputs = jax.eval_shape(lambda: BatchInputs(CanvasArrays.of(canvas), window, params_of_block))
+    cache = KVCache()
     if decoding.cache != "none":
-        memory = empty_memory(sampler, canvas, decoding.cache == "dual", params)
-    small = [placed(tree, jax.tree.map(lambda _: everywhere, tree)) for tree in (state, given, cursor)]
-    return run, (sampler.graph, params, small[0], memory, small[1], small[2], plan)
+        cache = empty_cache(sampler, canvas, decoding.cache == "dual", params)
+    state, inputs = (placed(tree, jax.tree.map(lambda _: everywhere, tree)) for tree in (state, inputs))
+    return run, (sampler.graph, params, state, cache, inputs, step_config)
 
 
-def empty_memory(sampler: Sampler, canvas: Canvas, has_tail: bool, params: dict) -> Memory:
+def empty_cache(sampler: Sampler, canvas: Canvas, has_tail: bool, params: dict) -> KVCache:
     """The cache as the program that makes it lays it out."""
-    lowered = run_empty_memory.lower(sampler.graph, params, canvas.tokens.shape, has_tail)
-    shapes = jax.eval_shape(lambda: run_empty_memory(sampler.graph, params, canvas.tokens.shape, has_tail))
+    lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, has_tail)
+    shapes = jax.eval_shape(lambda: run_empty_cache(sampler.graph, params, canvas.tokens.shape, has_tail))
     return placed(shapes, lowered.compile().output_shardings)
 
 

@@ -19,15 +19,16 @@ import tyro
 
 from jax_lm import terminal
 from jax_lm.checkpoints import huggingface
+from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import SamplerState
 from jax_lm.infilling import Template, candidate_lengths
-from jax_lm.models.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import DEFAULTS, Batch, DenoisingEvent, Generation, GenerationOptions
+from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.planning import Job, explained, parameter_count
+from jax_lm.results import DecodedBatch, DenoisingEvent, Generation
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
@@ -123,11 +124,11 @@ class DiffuCoderInference:
         tokens_per_step: int = DEFAULTS.tokens_per_step,
         alg: str = DEFAULTS.alg,
         alg_temp: float = DEFAULTS.alg_temp,
-        seed: int = DEFAULTS.seed,
+        seed: int = 0,
         return_full_text: bool = True,
-        preset: str = DEFAULTS.preset,
+        preset: str = DEFAULTS.decoding.preset,
     ) -> str | list[str]:
-        """Complete one prompt, or a batch of them; options as in `GenerationOptions`.
+        """Complete one prompt, or a batch of them; options as in `GenerationOptions`, draws from `seed`.
 
         Returns:
             Text up to the stop token, the prompt before it unless `return_full_text=False`; a list for a list.
@@ -145,18 +146,17 @@ class DiffuCoderInference:
             tokens_per_step=tokens_per_step,
             alg=alg,
             alg_temp=alg_temp,
-            seed=seed,
-            preset=preset,
+            decoding=Decoding(preset=preset),
         )
         with terminal.progress("generating") as report:
-            completions = self.complete(prompts, options, on_progress=report)
+            completions = self.complete(prompts, options, seed=seed, on_progress=report)
         texts = [p + c for p, c in zip(prompts, completions, strict=True)] if return_full_text else completions
         return texts[0] if isinstance(prompt_or_list, str) else texts
 
-    def chat(self, messages: str | Sequence[Message], options: GenerationOptions = DEFAULTS) -> str:
+    def chat(self, messages: str | Sequence[Message], options: GenerationOptions = DEFAULTS, *, seed: int = 0) -> str:
         """Answer a conversation ({"role": …, "content": …} messages, or one user message as a string)."""
         with terminal.progress("generating") as report:
-            return self.complete([self.chat_prompt(messages)], options, on_progress=report)[0]
+            return self.complete([self.chat_prompt(messages)], options, seed=seed, on_progress=report)[0]
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> str:
         """The prompt that the chat template makes of a conversation."""
@@ -167,11 +167,11 @@ class DiffuCoderInference:
         return self.tokenizer.apply_chat_template(messages)
 
     def complete(
-        self, prompts: Sequence[str], options: GenerationOptions, *, on_progress: Progress | None = None
+        self, prompts: Sequence[str], options: GenerationOptions, *, seed: int = 0, on_progress: Progress | None = None
     ) -> list[str]:
         """Completions of prompts, up to their stop tokens; `on_progress` gets positions decided, and all."""
         templates = [Template.completion(prompt, options.max_new_tokens) for prompt in checked(prompts)]
-        return [row.text for row in self.decode(templates, options, on_progress=on_progress).rows]
+        return [row.text for row in self.decode(templates, options, seed=seed, on_progress=on_progress).rows]
 
     def infill(
         self,
@@ -181,30 +181,45 @@ class DiffuCoderInference:
         *,
         middle_length: int | str | None = None,
         options: GenerationOptions = DEFAULTS,
+        seed: int = 0,
     ) -> str:
-        """What stands between `prefix` and `suffix`.
+        """Write what stands between `prefix` and `suffix`.
 
         Args:
             max_new_tokens: tokens of the hole; a stop token in it ends the text earlier.
             middle_length: tokens of the hole instead, or "auto": a few lengths up to `max_new_tokens` are decoded
                 side by side, and the one with the highest mean log-probability per token is kept.
             options: everything else about decoding.
+            seed: of the draws.
 
         Raises:
             ValueError: a length below 1, or a text that does not fit the context.
         """
         lengths = candidate_lengths(max_new_tokens, middle_length)
-        rows = self.decode([Template.infilling(prefix, length, suffix) for length in lengths], options).rows
+        templates = [Template.infilling(prefix, length, suffix) for length in lengths]
+        rows = self.decode(templates, options, seed=seed).rows
         return max(rows, key=lambda row: row.mean_log_confidence).text
 
-    def fill(self, text: str, options: GenerationOptions = DEFAULTS, *, on_progress: Progress | None = None) -> str:
+    def fill(
+        self,
+        text: str,
+        options: GenerationOptions = DEFAULTS,
+        *,
+        seed: int = 0,
+        on_progress: Progress | None = None,
+    ) -> str:
         """The text with every `<|hole|>` filled by `options.max_new_tokens` tokens at most, `<|hole:12|>` by 12."""
         template = Template.parse(text, options.max_new_tokens)
-        return template.filled(self.decode([template], options, on_progress=on_progress).rows[0].holes)
+        return template.filled(self.decode([template], options, seed=seed, on_progress=on_progress).rows[0].holes)
 
     def decode(
-        self, templates: Sequence[Template], options: GenerationOptions, *, on_progress: Progress | None = None
-    ) -> Batch:
+        self,
+        templates: Sequence[Template],
+        options: GenerationOptions,
+        *,
+        seed: int = 0,
+        on_progress: Progress | None = None,
+    ) -> DecodedBatch:
         """Fill templates together, with scores and timing."""
         start = time.perf_counter()
         canvas = self.canvas(templates)
@@ -212,15 +227,15 @@ class DiffuCoderInference:
         # One compiled loop either way: without anybody to report to, it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         state = None
-        for state in self.states(canvas, options, every=every):
+        for state in self.states(canvas, options, seed=seed, every=every):
             if on_progress:
                 on_progress(holes - int(np.asarray(state.masked).sum()), holes)
         assert state is not None
         rows = tuple(self.generations(canvas, state))
-        return Batch(rows, forwards=int(state.forwards), seconds=time.perf_counter() - start)
+        return DecodedBatch(rows, forwards=int(state.forwards), seconds=time.perf_counter() - start)
 
     def stream(
-        self, prompts: Sequence[str], options: GenerationOptions = DEFAULTS, *, every: int = 1
+        self, prompts: Sequence[str], options: GenerationOptions = DEFAULTS, *, seed: int = 0, every: int = 1
     ) -> Iterator[DenoisingEvent]:
         """What every step decides, per row; the events of a row tell each of its positions once.
 
@@ -228,17 +243,19 @@ class DiffuCoderInference:
         """
         canvas = self.canvas([Template.completion(prompt, options.max_new_tokens) for prompt in checked(prompts)])
         seen = canvas.holes
-        for state in self.states(canvas, options, every=every):
+        for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
             for row, fresh in enumerate(seen & ~masked):
                 if fresh.any():
                     yield self.event(canvas, state, row, fresh)
             seen = masked
 
-    def states(self, canvas: Canvas, options: GenerationOptions, *, every: int | None = 1) -> Iterator[SamplerState]:
-        """The canvas after every `every` steps and at the end; options are checked before the first."""
-        config = options.sampling(self.tokenizer.stop_ids)
-        states = self.sampler.stream(canvas, config, options.decoding(), seed=options.seed, every=every)
+    def states(
+        self, canvas: Canvas, options: GenerationOptions, *, seed: int = 0, every: int | None = 1
+    ) -> Iterator[SamplerState]:
+        """The canvas after every `every` steps and at the end."""
+        stop_ids = self.tokenizer.stop_ids
+        states = self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
         return self.explained(states, canvas)
 
     def explained(self, states: Iterator[SamplerState], canvas: Canvas) -> Iterator[SamplerState]:
@@ -400,6 +417,7 @@ class Arguments:
         prompt: what to complete.
         benchmark: time forward passes instead of generating.
         options: how to answer.
+        seed: of the draws.
         debug: show the traceback of an error.
     """
 
@@ -410,6 +428,7 @@ class Arguments:
     prompt: str = "def fibonacci(n):"
     benchmark: bool = False
     options: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
+    seed: int = 0
     debug: bool = False
 
     def run(self) -> int:
@@ -420,7 +439,7 @@ class Arguments:
                 sys.stdout.write(f"{name}: {fields}\n")
         else:
             with terminal.progress("generating") as report:
-                text = engine.complete([self.prompt], self.options, on_progress=report)[0]
+                text = engine.complete([self.prompt], self.options, seed=self.seed, on_progress=report)[0]
             sys.stdout.write(self.prompt + text.rstrip("\n") + "\n")
         return 0
 

@@ -1,72 +1,76 @@
-"""What a user may ask of a generation, checked in one place, and what comes back.
+"""What may be asked of a generation, checked in one place. Knows no model, and does not import JAX.
 
-Turns flat options into the sampler's settings (`SamplingConfig`, `Decoding`). Knows no model, and imports JAX only when
-it does so: the command line reads these options before it knows whether it will compute anything.
+    GenerationOptions(max_new_tokens=64, temperature=0.0, decoding=Decoding(preset="fast"))
+
+`GenerationOptions` says how long the answer is, how tokens are drawn and in which order; `Decoding` how the canvas is
+walked: commit rule, blocks, cache. What comes back is `jax_lm.results`.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
 
-if TYPE_CHECKING:
-    from jax_lm.diffusion.decoding import Decoding
-    from jax_lm.diffusion.unmasking import SamplingConfig
+ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
+COMMIT_RULES = ("steps", "threshold", "factor", "dynamic")
+CACHES = ("none", "prefix", "dual", "window")
+FIRST_TOKENS = ("rule", "force")
+BLOCK_LENGTH = 32
+WHOLE_CANVAS = 0
 
-DECODING_OPTIONS = (
-    "commit",
-    "threshold",
-    "factor",
-    "decay",
-    "block_length",
-    "cache",
-    "refresh_every",
-    "refresh_steps",
-    "freeze_prompt",
-    "first_token",
-)
-"""Options that override what the preset says when they are given."""
+PRESETS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "fast": {"cache": "window", "block_length": BLOCK_LENGTH},
+    "turbo": {"commit": "threshold", "threshold": 0.9, "cache": "window", "block_length": BLOCK_LENGTH},
+}
+"""`exact` equals the reference; what the others cost in quality is measured in the README."""
+
+DECODING_DEFAULTS: dict[str, Any] = {
+    "commit": "steps",
+    "threshold": 0.9,
+    "factor": 1.0,
+    "decay": 0.3,
+    "cache": "none",
+    "refresh_every": 1,
+    "refresh_steps": None,
+    "freeze_prompt": False,
+    "first_token": "rule",
+}
+
+
+def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """ValueError unless the value is one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions:
-    """How to answer a prompt; the defaults are DiffuCoder's published settings.
+class Decoding:
+    """Commit rule, blocks and cache: a preset, and what overrides it. Hashable, hence static under jit.
 
     Attributes:
-        max_new_tokens: length of the canvas that is filled.
-        temperature: 0 is greedy.
-        top_p: mass of the nucleus, in (0, 1]; None is off.
-        top_k: number of candidates per position; None is off.
-        num_steps: denoising steps; None takes max_new_tokens / tokens_per_step, or as many as a commit rule by
-            probability needs.
-        tokens_per_step: how many tokens a step commits; more is faster and worse.
-        alg: order of unmasking: origin, maskgit_plus, topk_margin, entropy, random or left_to_right.
-        alg_temp: 0 commits the most confident positions; above 0 they are drawn.
-        seed: of the random draws; a row's draws depend on the seed and its place in the batch.
-        early_stop: leave out what comes after a stop token; the text is the same.
         preset: exact (equal to the reference), fast (blocks of 32 with a window cache) or turbo (fast, and every token
-            of probability 0.9 at once).
-        commit: in place of what the preset says, as all below: steps, threshold, factor or dynamic.
-        threshold: probability from which threshold and dynamic commit.
-        factor: of the commit rule factor.
-        decay: of the commit rule dynamic.
-        block_length: columns filled before those after them; 0 is the whole canvas.
-        cache: none, prefix, dual or window.
-        refresh_every: blocks between two full forwards.
-        refresh_steps: evaluations between two full forwards within a block.
+            of probability 0.9 at once). Everything below that is not given is as the preset says.
+        commit: `steps` commits the counts of the noise schedule (Dream); `threshold` every token of probability at
+            least `threshold`; `factor` the longest run of most confident tokens with p_i >= 1 - factor / (i + 1) (both
+            Fast-dLLM); `dynamic` lowers the threshold to threshold * (1 - decay * (1 - r)), r = share of masks left.
+            The last three commit at least one token per step, and with `num_steps` at most what that schedule allows.
+        threshold: probability from which `threshold` and `dynamic` commit, in (0, 1].
+        factor: for `factor`, positive; larger commits more.
+        decay: for `dynamic`, in [0, 1].
+        block_length: columns filled before those after them; 0 is the whole canvas. If neither given nor preset, 0 for
+            plain `steps` without a cache and else 32: a threshold over the whole canvas wrecks instruct models.
+        cache: rows recomputed each step: `none` all of them, `prefix` from the block on, `dual` the block (the row
+            before it stays as the last refresh left it), `window` the block and the row before it.
+        refresh_every: blocks between two full forwards; at other blocks only the last block and the new one are
+            recomputed.
+        refresh_steps: evaluations between two full forwards within a block; not given is never.
         freeze_prompt: leave the cache of the prompt as first computed.
-        first_token: rule, or force as Fast-dLLM does. Semantics of all: `jax_lm.diffusion.decoding.Decoding`.
+        first_token: `rule` treats a block's first position like the others; `force` commits it at the refresh, as
+            Fast-dLLM does.
     """
 
-    max_new_tokens: int = 256
-    temperature: float = 0.3
-    top_p: float | None = 0.95
-    top_k: int | None = 50
-    num_steps: int | None = None
-    tokens_per_step: int = 1
-    alg: str = "entropy"
-    alg_temp: float = 0.0
-    seed: int = 0
-    early_stop: bool = True
     preset: str = "exact"
     commit: str | None = None
     threshold: float | None = None
@@ -79,19 +83,78 @@ class GenerationOptions:
     freeze_prompt: bool | None = None
     first_token: str | None = None
 
-    def decoding(self) -> "Decoding":
-        """Commit rule, region and cache; ValueError names the option that is out of range."""
-        from jax_lm.diffusion.decoding import PRESETS
+    def __post_init__(self) -> None:
+        require_one_of("preset", self.preset, tuple(PRESETS))
+        chosen = self.resolved
+        require_one_of("commit", chosen.commit, COMMIT_RULES)
+        require_one_of("cache", chosen.cache, CACHES)
+        require_one_of("first_token", chosen.first_token, FIRST_TOKENS)
+        if not 0 < chosen.threshold <= 1:
+            raise ValueError(f"threshold={chosen.threshold}: must lie in (0, 1]")
+        if not 0 < chosen.factor < math.inf:
+            raise ValueError(f"factor={chosen.factor}: must be positive")
+        if not 0 <= chosen.decay <= 1:
+            raise ValueError(f"decay={chosen.decay}: must lie in [0, 1]")
+        if chosen.block_length < 0:
+            raise ValueError(f"block_length={chosen.block_length}: must be positive, 0 (whole canvas) or None")
+        if chosen.refresh_every < 1:
+            raise ValueError(f"refresh_every={chosen.refresh_every}: must be at least 1")
+        if chosen.refresh_steps is not None and chosen.refresh_steps < 1:
+            raise ValueError(f"refresh_steps={chosen.refresh_steps}: must be at least 1, or None")
+        needs_cache = chosen.refresh_every > 1 or chosen.refresh_steps or chosen.freeze_prompt
+        if chosen.cache == "none" and (needs_cache or chosen.first_token == "force"):
+            raise ValueError("cache='none': refresh_…, freeze_prompt and first_token='force' need a cache")
 
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset={self.preset!r}: must be one of {', '.join(PRESETS)}")
-        given = {name: getattr(self, name) for name in DECODING_OPTIONS if getattr(self, name) is not None}
-        return replace(PRESETS[self.preset], **given)
+    @cached_property
+    def resolved(self) -> SimpleNamespace:
+        """Every setting as given, else as the preset says, else the default."""
+        names = [field.name for field in fields(self) if field.name != "preset"]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        chosen = DECODING_DEFAULTS | PRESETS[self.preset] | given
+        plain = chosen["commit"] == "steps" and chosen["cache"] == "none"
+        return SimpleNamespace(**{"block_length": WHOLE_CANVAS if plain else BLOCK_LENGTH} | chosen)
 
-    def sampling(self, stop_ids: tuple[int, ...] = ()) -> "SamplingConfig":
-        """Steps, order and draw; ValueError names the option that is out of range."""
-        from jax_lm.diffusion.unmasking import SamplingConfig
+    def block_columns(self, region: int) -> int:
+        """Block length on a region of that many columns."""
+        length = self.resolved.block_length
+        return region if length == WHOLE_CANVAS else min(length, region)
 
+
+EXACT = Decoding()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How to answer a prompt; the defaults are DiffuCoder's published settings.
+
+    Attributes:
+        max_new_tokens: length of the canvas that is filled.
+        temperature: 0 is greedy.
+        top_p: mass of the nucleus, in (0, 1]; None is off.
+        top_k: number of candidates per position; None is off. The published sampler's hidden default is 50.
+        num_steps: denoising steps; None takes max_new_tokens / tokens_per_step, or as many as a commit rule by
+            probability needs.
+        tokens_per_step: how many tokens a step commits; more is faster and worse.
+        alg: order of unmasking: `origin` (each position by chance), or most confident first by the chosen token's
+            probability (`maskgit_plus`), the margin of the two best (`topk_margin`) or negative entropy (`entropy`);
+            `random` and `left_to_right` are controls with the same counts.
+        alg_temp: 0 commits the most confident positions; above, they are drawn from softmax(confidence / alg_temp).
+        early_stop: do not decode what comes after a stop token; the text is the same.
+        decoding: preset, commit rule, blocks and cache.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.3
+    top_p: float | None = 0.95
+    top_k: int | None = 50
+    num_steps: int | None = None
+    tokens_per_step: int = 1
+    alg: str = "entropy"
+    alg_temp: float = 0.0
+    early_stop: bool = True
+    decoding: Decoding = EXACT
+
+    def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
         if self.tokens_per_step < 1:
@@ -100,106 +163,25 @@ class GenerationOptions:
             raise ValueError(f"num_steps={self.num_steps}: must be at least 1, or None")
         if self.num_steps is not None and self.tokens_per_step != 1:
             raise ValueError("num_steps and tokens_per_step both given: each sets the number of steps, give one")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
-        steps = self.num_steps
-        if self.decoding().commit == "steps":
-            steps = steps or math.ceil(self.max_new_tokens / self.tokens_per_step)
-        elif self.tokens_per_step != 1:
-            raise ValueError(
-                f"tokens_per_step={self.tokens_per_step}: commit={self.decoding().commit!r} decides that by itself"
-            )
-        return SamplingConfig(
-            steps=steps,
-            alg=self.alg,
-            alg_temp=self.alg_temp,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop_ids=stop_ids if self.early_stop else (),
-        )
+        commit = self.decoding.resolved.commit
+        if commit != "steps" and self.tokens_per_step != 1:
+            raise ValueError(f"tokens_per_step={self.tokens_per_step}: commit={commit!r} decides that by itself")
+        require_one_of("alg", self.alg, ALGS)
+        if not self.alg_temp >= 0:
+            raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature}: must not be negative")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: must lie in (0, 1], or be None")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k}: must be at least 1, or None")
+
+    @property
+    def steps(self) -> int | None:
+        """Denoising steps over the whole canvas; None is as many as a commit rule by probability needs."""
+        if self.decoding.resolved.commit != "steps":
+            return self.num_steps
+        return self.num_steps or math.ceil(self.max_new_tokens / self.tokens_per_step)
 
 
 DEFAULTS = GenerationOptions()
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What a row became, up to its stop token.
-
-    Attributes:
-        holes: the text of each hole, up to its stop token.
-        token_ids: of all holes, without stop tokens.
-        confidence: probability of each token when it was decided (after temperature and filters).
-        commit_step: step at which each was decided.
-        stopped: whether stop tokens ended it; otherwise a hole was full.
-    """
-
-    holes: tuple[str, ...]
-    token_ids: tuple[int, ...]
-    confidence: tuple[float, ...]
-    commit_step: tuple[int, ...]
-    stopped: bool
-
-    @property
-    def text(self) -> str:
-        """The text of its holes; what a completion added to its prompt."""
-        return "".join(self.holes)
-
-    @property
-    def mean_log_confidence(self) -> float:
-        """Per token; minus infinity without any."""
-        if not self.token_ids:
-            return -math.inf
-        return sum(math.log(max(p, 1e-30)) for p in self.confidence) / len(self.confidence)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows that were decoded together, and what that took; tokens after a stop token do not count."""
-
-    rows: tuple[Generation, ...]
-    forwards: int
-    seconds: float
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def tokens_per_forward(self) -> float:
-        return self.tokens / max(self.forwards, 1)
-
-    def describe(self) -> str:
-        """Tokens, time, speed and forwards in one line."""
-        return (
-            f"{self.tokens} tokens in {self.seconds:.1f} s · {self.tokens_per_second:.0f} tokens/s · "
-            f"{self.forwards} forwards · {self.tokens_per_forward:.1f} tokens per forward"
-        )
-
-
-@dataclass(frozen=True)
-class DenoisingEvent:
-    """What one step (or several) did to a row.
-
-    Attributes:
-        row: index in the batch.
-        step: steps taken.
-        positions: newly decided positions, counted from the row's first hole.
-        token_ids: their tokens.
-        confidence: their probabilities.
-        text: the text so far that can no longer change: everything before the first mask.
-        is_last: whether the row is complete.
-    """
-
-    row: int
-    step: int
-    positions: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    confidence: tuple[float, ...]
-    text: str
-    is_last: bool

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_lm.diffusion.decoding import PRESETS
 from jax_lm.models.dream import DreamConfig, parameter_shapes
+from jax_lm.options import PRESETS, Decoding
 from jax_lm.roofline import Cost, Topology
 from jax_lm.sharding import MeshShape, partition_spec
 
@@ -186,7 +186,7 @@ def estimated_memory(config: DreamConfig, job: Job, mesh: MeshShape) -> Memory:
     heads = config.num_key_value_heads
     heads = heads // mesh.tensor if heads % mesh.tensor == 0 else heads
     size = jnp.dtype(job.dtype).itemsize
-    cached = PRESETS[job.preset].cache != "none"
+    cached = Decoding(preset=job.preset).resolved.cache != "none"
     cache = cached * 2 * config.num_hidden_layers * rows * heads * job.canvas * config.head_dim * size
     _, working = memory_estimate(config, job.dtype, batch=rows, canvas=job.canvas)
     return Memory(device_bytes(config, job, mesh), cache, working // mesh.tensor)
@@ -225,15 +225,15 @@ def bound(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) ->
     """What a device must do at least, averaged over the steps of a block, and how long that takes."""
     if job.is_training:
         return training_bound(config, job, mesh, topology)
-    decoding = PRESETS[job.preset]
-    block = decoding.columns(job.new_tokens)
+    decoding = Decoding(preset=job.preset)
+    block = decoding.block_columns(job.new_tokens)
     # The head runs on the masked rows alone: from all of the block down to one.
     masked = (block + 1) // 2
     whole = forward_cost(
         config, job.precision, batch=rows_per_device(job, mesh), rows=job.canvas, canvas=job.canvas, head_rows=masked
     )
     steps = [whole]
-    if decoding.cache != "none":
+    if decoding.resolved.cache != "none":
         window = forward_cost(
             config, job.precision, batch=rows_per_device(job, mesh), rows=block + 1, canvas=job.canvas, head_rows=masked
         )
@@ -245,7 +245,7 @@ def bound(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) ->
     )
     limits = topology.chip.limits
     seconds = sum(Cost(s.flops // split, s.bytes // split).seconds(limits) for s in steps) / len(steps)
-    rate = job.batch / seconds if decoding.commit == "steps" else None
+    rate = job.batch / seconds if decoding.resolved.commit == "steps" else None
     return Bound(mean, seconds, mean.limit(limits), rate)
 
 

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from jax_lm.models.config import DreamConfig
+from jax_lm.config import DreamConfig
 
 AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")

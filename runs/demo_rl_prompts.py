@@ -16,14 +16,14 @@ from jax_lm.data.prompts import corpus_prompts
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.rewards import weighted_sum
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.policy_scores import sample_keys
 from jax_lm.training.rollouts import PromptSet, judge, rewards_of, sample
 
 MAX_PROMPT = 64
-SAMPLING = GenerationOptions(max_new_tokens=64, temperature=1.0, preset="turbo")
+SAMPLING = GenerationOptions(max_new_tokens=64, temperature=1.0, decoding=Decoding(preset="turbo"))
 """As in runs/grpo_builtin.yaml."""
 SAMPLES = 8
 TOGETHER = 8

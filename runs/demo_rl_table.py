@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from jax_lm.evaluation.pictures import line_chart
+from jax_lm.reports.charts import line_chart
 
 ARMS = ("coupled", "full_mask", "shuffled")
 SMOOTHED = 5

@@ -27,10 +27,16 @@ from safetensors.numpy import load_file
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, train_bpe
 from jax_lm.training.builtin_model import CHAT_TEMPLATE
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def greedy(steps=None, **options):
+    """Options of a plain generation: no draw and no nucleus; `steps` denoising steps."""
+    return GenerationOptions(**{"temperature": 0.0, "top_p": None, "num_steps": steps} | options)
 
 
 def pytest_addoption(parser):

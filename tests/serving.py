@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from jax_lm.serving.api import Settings, create_app
+from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
-from jax_lm.serving.guard import Limits
+from jax_lm.serving.guard import RequestLimits
 
-OPTIONS = EngineOptions(lanes=1, queue=12, context=128, max_tokens=80, seconds=60.0)
-"""One lane compiles least; what several do is the matter of test_engine.py."""
+OPTIONS = EngineOptions(slots=1, queue=12, context=128, max_tokens=80, seconds=60.0)
+"""One slot compiles least; what several do is the matter of test_engine.py."""
 
 
 @contextmanager
-def started(inference, options=OPTIONS):
+def started(inference, options=OPTIONS, **arguments):
     """An engine that is warm."""
-    engine = Engine(inference, options)
+    engine = Engine(inference, options, **arguments)
     engine.start()
     try:
         assert engine.ready.wait(500)
@@ -31,7 +31,7 @@ def started(inference, options=OPTIONS):
 @contextmanager
 def listening(engine, settings=None, limits=None):
     """Its server, as host and port."""
-    app = create_app(engine, settings or Settings(model="tiny"), limits or Limits())
+    app = create_app(engine, settings or ServerSettings(model="tiny"), limits or RequestLimits())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

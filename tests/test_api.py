@@ -15,9 +15,9 @@ import openai
 from serving import OPTIONS, call, listening, started
 
 from jax_lm.options import GenerationOptions
-from jax_lm.serving.api import Settings
+from jax_lm.serving.api import ServerSettings
 from jax_lm.serving.engine import Engine
-from jax_lm.serving.guard import Limits
+from jax_lm.serving.guard import RequestLimits
 from jax_lm.serving.jobs import Job
 from jax_lm.tokenizer import MASK
 
@@ -274,7 +274,7 @@ def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
 
 
 def test_keys_and_the_page(engine):
-    with listening(engine, Settings(model="tiny"), Limits(keys=(KEY,), hosts=())) as address:
+    with listening(engine, ServerSettings(model="tiny"), RequestLimits(keys=(KEY,), hosts=())) as address:
         for path in ("/", "/page.css", "/page.js", "/health"):
             assert call(address, "GET", path)[0] == 200
         assert call(address, "GET", "/../pyproject.toml")[0] == 401
@@ -290,7 +290,7 @@ def test_prompts_are_not_logged_unless_asked(engine, caplog):
     caplog.set_level("INFO", logger="jax_lm")
     for logs, count in ((False, 0), (True, 2)):
         caplog.clear()
-        with listening(engine, Settings(model="tiny", logs_prompts=logs)) as address:
+        with listening(engine, ServerSettings(model="tiny", logs_prompts=logs)) as address:
             call(address, "POST", "/v1/completions", {"prompt": "very private"} | GREEDY, X_Request_ID="abc")
         assert sum(record.message == "texts" for record in caplog.records) == count
         assert ("private" in str([vars(record) for record in caplog.records])) == logs

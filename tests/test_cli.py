@@ -273,7 +273,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys, command):
     with pytest.raises(SystemExit) as stop:
-        cli.main([*command, "--help"])
+        sys.exit(cli.main([*command, "--help"]))
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert "usage: diffucoder" in text

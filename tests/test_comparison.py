@@ -9,10 +9,10 @@ import pytest
 from conftest import GOLDEN
 
 from jax_lm import cli
+from jax_lm.benchmark import comparison
+from jax_lm.benchmark.comparison import Workload, differences, document, numbers_verdict, verdicts
+from jax_lm.benchmark.worker import GREEDY_SHAPE, Ours, numbers_input, output_names
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.evaluation import comparison
-from jax_lm.evaluation.comparison import Workload, differences, document, numbers_verdict, verdicts
-from jax_lm.evaluation.side import GREEDY_SHAPE, Ours, numbers_input, output_names
 from jax_lm.models.dream import DreamForCausalLM
 
 needs_torch = pytest.mark.skipif(bool(comparison.missing()), reason="torch and transformers are not installed")
@@ -116,7 +116,7 @@ def test_bad_requests_are_one_line(monkeypatch, capsys, arguments, named):
 
 @needs_torch
 def test_both_sides_compute_the_same(golden_sampler):
-    from jax_lm.evaluation.reference import Reference
+    from jax_lm.benchmark.torch_reference import Reference
 
     config, folder = golden_sampler.config, GOLDEN / "checkpoint"
     ids, names = numbers_input(config, (2, 24)), output_names(config)

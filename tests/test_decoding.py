@@ -1,16 +1,24 @@
-"""Commit rules, the schedule of the reference, and the switches of a decoding."""
+"""Commit rules and the schedule of the reference."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.diffusion.decoding import PRESETS, Decoding, budget, commit_counts, confident, ranks, transfer_ratios
+from jax_lm.diffusion.decoding import (
+    above_threshold,
+    budget,
+    commit_counts,
+    longest_run,
+    ranks,
+    transfer_ratios,
+)
+from jax_lm.options import Decoding
 
 
 def counts(masks, steps):
     """What a row of `masks` masks commits at each step."""
     committed, masked = [], jnp.ones((1, masks), bool)
-    for ratio in transfer_ratios(steps, 1e-3):
+    for ratio in transfer_ratios(steps):
         count = int(commit_counts(masked, jnp.asarray(ratio))[0])
         committed.append(count)
         masked = jnp.arange(masks)[None] >= sum(committed)
@@ -41,7 +49,7 @@ def test_ratios_equal_torch_to_the_bit():
     for steps in range(2, 600):
         times = torch.linspace(1, 1e-3, steps + 1)
         expected = (1 - times[1:] / times[:-1]).numpy()
-        np.testing.assert_array_equal(transfer_ratios(steps, 1e-3)[:-1], expected[:-1])
+        np.testing.assert_array_equal(transfer_ratios(steps)[:-1], expected[:-1])
 
 
 def test_ranks_order_masked_positions_and_ties_go_left_to_right():
@@ -55,7 +63,12 @@ def committed(decoding, probability, holes=None):
     probability = jnp.asarray([probability], jnp.float32)
     masked = jnp.ones(probability.shape, bool)
     holes = jnp.array([holes or probability.shape[1]])
-    chosen = confident(decoding, ranks(probability, masked), probability, masked, holes)
+    rank, rule = ranks(probability, masked), decoding.resolved
+    if rule.commit == "factor":
+        chosen = longest_run(jnp.float32(rule.factor), rank, probability, masked)
+    else:
+        decay = jnp.float32(rule.decay if rule.commit == "dynamic" else 0)
+        chosen = above_threshold(jnp.float32(rule.threshold), decay, rank, probability, masked, holes)
     return np.flatnonzero(np.asarray(chosen)[0]).tolist()
 
 
@@ -102,43 +115,8 @@ def test_budget_carries_over_what_was_not_used():
     holes = jnp.array([24])
 
     def allowed(left, step):
-        return int(budget(jnp.arange(24)[None] < left, holes, jnp.int32(step), 8)[0])
+        return int(budget(jnp.arange(24)[None] < left, holes, jnp.int32(step), jnp.int32(8))[0])
 
     assert allowed(24, 0) == 3
     assert allowed(23, 1) == 5
     assert allowed(10, 7) == 10
-
-
-def test_threshold_and_caches_imply_blocks_unless_overridden():
-    assert Decoding().columns(100) == 100
-    assert Decoding(commit="threshold").columns(100) == 32
-    assert Decoding(cache="window").columns(100) == 32
-    assert Decoding(commit="threshold", block_length=0).columns(100) == 100
-    assert Decoding(block_length=64).columns(40) == 40
-
-
-def test_presets():
-    assert list(PRESETS) == ["exact", "fast", "turbo"]
-    assert PRESETS["exact"] == Decoding()
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"commit": "best"}, "commit='best'"),
-        ({"cache": "all"}, "cache='all'"),
-        ({"cache": "dual", "first_token": "any"}, "first_token='any'"),
-        ({"threshold": 0.0}, "threshold=0.0"),
-        ({"threshold": 1.5}, "threshold=1.5"),
-        ({"factor": 0.0}, "factor=0.0"),
-        ({"factor": float("nan")}, "factor=nan"),
-        ({"decay": 1.5}, "decay=1.5"),
-        ({"block_length": -1}, "block_length=-1"),
-        ({"cache": "window", "refresh_every": 0}, "refresh_every=0"),
-        ({"refresh_every": 2}, "need a cache"),
-        ({"first_token": "force"}, "need a cache"),
-    ],
-)
-def test_settings_out_of_range_are_named(options, named):
-    with pytest.raises(ValueError, match=named):
-        Decoding(**options)

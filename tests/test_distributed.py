@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jax_lm.distributed import Hosts
+from jax_lm import distributed
 
 PROCESSES, DEVICES = 2, 2
 
@@ -22,20 +22,20 @@ def child() -> None:
     from flax import nnx
 
     from jax_lm.diffusion.canvas import Canvas
-    from jax_lm.diffusion.decoding import PRESETS
     from jax_lm.diffusion.sampler import Sampler
-    from jax_lm.diffusion.unmasking import SamplingConfig
     from jax_lm.models.dream import DreamForCausalLM
+    from jax_lm.options import Decoding, GenerationOptions
     from jax_lm.sharding import MeshShape, tree_shardings
 
     mesh = None
     if len(sys.argv) > 2:
-        Hosts(coordinator=sys.argv[1], num_processes=PROCESSES, process_id=int(sys.argv[2])).start()
+        distributed.start(coordinator=sys.argv[1], num_processes=PROCESSES, process_id=int(sys.argv[2]))
         mesh = MeshShape(data=2, tensor=2).mesh()
     model = DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", mesh=mesh)
     ids = np.random.default_rng(0).integers(0, 500, (2, 6)).astype(np.int32)
-    settings = SamplingConfig(steps=4, temperature=0.5, top_k=20)
-    state = Sampler(model).generate(Canvas.after(ids, None, 8), settings, PRESETS["fast"], seed=5)
+    decoding = Decoding(preset="fast")
+    options = GenerationOptions(num_steps=4, temperature=0.5, top_p=None, top_k=20, decoding=decoding)
+    state = Sampler(model).generate(Canvas.after(ids, None, 8), options, seed=5)
     graph, values = nnx.split(model)
     params = nnx.to_pure_dict(values)
 
@@ -108,7 +108,7 @@ def test_two_processes_give_what_one_gives(for_release):
 )
 def test_half_an_address_is_refused(fields, named):
     with pytest.raises(ValueError, match=named):
-        Hosts(**fields).start()
+        distributed.start(**fields)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jax_lm.evaluation.document import Document, Section, Verdict, table
-from jax_lm.evaluation.pictures import line_chart
+from jax_lm.reports.charts import line_chart
+from jax_lm.reports.document import Document, Section, Verdict, table
 
 ATTACK = "<script>alert(1)</script>"
 VERDICTS = [

@@ -10,19 +10,36 @@ pytest.importorskip("fastapi")
 
 import itertools
 
-from serving import OPTIONS as ONE_LANE
+from serving import OPTIONS as ONE_SLOT
 from serving import started
 
-from jax_lm.diffusion import lanes as lanes_module
-from jax_lm.diffusion.lanes import Lanes
-from jax_lm.options import GenerationOptions
+from jax_lm.benchmark.machine import compilations
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving.engine import ClosingError, Engine, EngineOptions, QueueFullError
 from jax_lm.serving.jobs import Finished, Job, Request, without_beginning
+from jax_lm.serving.slots import Slots
 
-OPTIONS = replace(ONE_LANE, lanes=4)
+OPTIONS = replace(ONE_SLOT, slots=4)
 GREEDY = GenerationOptions(max_new_tokens=40, temperature=0.0)
-FAST = replace(GREEDY, preset="fast")
+FAST = replace(GREEDY, decoding=Decoding(preset="fast"))
 PROMPTS = ["def add(a, b):", "def gcd(a, b):\n", "class Stack:", "x = 1\n", "def f(n):"]
+
+
+class FaultySlots(Slots):
+    """Slots into which a test puts faults: functions of the sequences of a call, and what stands for a compilation."""
+
+    before_run = staticmethod(lambda sequences: None)
+    instead_of_compiling = None
+
+    def run(self, sequences, *arguments, **options):
+        self.before_run(sequences)
+        super().run(sequences, *arguments, **options)
+
+    def compile(self, size, sequence):
+        if self.instead_of_compiling is None:
+            super().compile(size, sequence)
+        else:
+            self.instead_of_compiling()
 
 
 class Ear:
@@ -45,7 +62,7 @@ class Ear:
 
 @pytest.fixture(scope="module")
 def engine(tiny_inference):
-    with started(tiny_inference, OPTIONS) as engine:
+    with started(tiny_inference, OPTIONS, slots_type=FaultySlots) as engine:
         yield engine
 
 
@@ -81,9 +98,9 @@ def test_greedy_answers_are_those_of_generate(engine, alone, tiny_inference):
 
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_an_answer_does_not_depend_on_who_else_is_there(engine, alone, preset):
-    options = replace(GREEDY, preset=preset)
+    options = replace(GREEDY, decoding=Decoding(preset=preset))
     single = alone if preset == "exact" else [answers(engine, [ask(engine, p, options)])[0] for p in PROMPTS]
-    noise = [ask(engine, prompt, replace(options, temperature=1.0, seed=i)) for i, prompt in enumerate(PROMPTS)]
+    noise = [ask(engine, prompt, replace(options, temperature=1.0), seed=i) for i, prompt in enumerate(PROMPTS)]
     ear = Ear()
     engine.submit(noise[:3], ear)
     together = answers(engine, [ask(engine, prompt, options) for prompt in PROMPTS])
@@ -92,23 +109,23 @@ def test_an_answer_does_not_depend_on_who_else_is_there(engine, alone, preset):
 
 
 def test_a_drawn_answer_depends_on_seed_and_index_alone(engine):
-    options = replace(GREEDY, temperature=1.0, seed=7)
-    first = answers(engine, [ask(engine, PROMPTS[0], options, index=index) for index in range(3)])
+    options = replace(GREEDY, temperature=1.0)
+    first = answers(engine, [ask(engine, PROMPTS[0], options, seed=7, index=index) for index in range(3)])
     assert len(set(first)) == 3
-    assert answers(engine, [ask(engine, PROMPTS[0], options, index=2)])[0] == first[2]
-    assert answers(engine, [ask(engine, PROMPTS[0], replace(options, seed=8))])[0] != first[0]
+    assert answers(engine, [ask(engine, PROMPTS[0], options, seed=7, index=2)])[0] == first[2]
+    assert answers(engine, [ask(engine, PROMPTS[0], options, seed=8)])[0] != first[0]
 
 
-def test_rows_of_all_kinds_come_and_go_without_compiling(engine, alone):
+def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
     assert not engine.shapes
-    before = lanes_module.run_lanes._cache_size(), engine.metrics.compilations._value.get()
+    before = compilations().count
     kinds = [
         GREEDY,
         FAST,
         replace(GREEDY, max_new_tokens=17, temperature=0.6, top_p=0.8, alg="maskgit_plus", num_steps=9),
-        replace(GREEDY, preset="turbo", max_new_tokens=64),
+        replace(GREEDY, decoding=Decoding(preset="turbo"), max_new_tokens=64),
         replace(GREEDY, alg="origin", top_p=None, max_new_tokens=5),
-        replace(GREEDY, commit="threshold", threshold=0.5, block_length=0),
+        replace(GREEDY, decoding=Decoding(commit="threshold", threshold=0.5, block_length=0)),
     ]
     ears = []
     for number, options in enumerate(kinds):
@@ -117,7 +134,8 @@ def test_rows_of_all_kinds_come_and_go_without_compiling(engine, alone):
         time.sleep(0.02)
     for ear in ears:
         ear.finished()
-    assert (lanes_module.run_lanes._cache_size(), engine.metrics.compilations._value.get()) == before
+    assert compilations().count == before
+    assert engine.metrics.registry.get_sample_value("diffucoder_compilations_total") > 0
 
 
 def test_progress_tells_every_position_once_and_text_that_stays(engine, alone):
@@ -185,28 +203,28 @@ def test_what_does_not_fit_the_queue_is_refused_whole(fresh):
         engine.submit([ask(engine, PROMPTS[0])] * 4, Ear())
 
 
-def test_a_row_is_served_before_narrower_shapes_are_compiled(fresh, engine, alone):
+def test_a_sequence_is_served_before_narrower_shapes_are_compiled(fresh, engine, alone):
     wide = fresh(context=160, queue=4)
-    assert [lanes.columns for lanes in wide.lanes] == [128, 160, 160, 192]
-    for lanes, ready in zip(wide.lanes[2:], engine.lanes, strict=True):
-        lanes.sizes = list(ready.sizes)
-    row = wide.row(ask(wide, PROMPTS[0]))
-    assert wide.narrowest(row) is wide.lanes[2]
-    wide.lanes[0].sizes = [1]
-    assert wide.narrowest(row) is wide.lanes[0]
-    wide.lanes[0].join(row)
-    assert wide.narrowest(wide.row(ask(wide, PROMPTS[1]))) is wide.lanes[2]
+    assert [slots.columns for slots in wide.groups] == [128, 160, 160, 192]
+    for slots, ready in zip(wide.groups[2:], engine.groups, strict=True):
+        slots.sizes = list(ready.sizes)
+    sequence = wide.sequence(ask(wide, PROMPTS[0]))
+    assert wide.narrowest(sequence) is wide.groups[2]
+    wide.groups[0].sizes = [1]
+    assert wide.narrowest(sequence) is wide.groups[0]
+    wide.groups[0].join(sequence)
+    assert wide.narrowest(wide.sequence(ask(wide, PROMPTS[1]))) is wide.groups[2]
 
 
 def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
     begun, release = threading.Event(), threading.Event()
 
-    def compile_slowly(lanes, size):
+    def compile_slowly():
         begun.set()
         release.wait(60)
 
-    monkeypatch.setattr(engine, "compile", compile_slowly)
-    engine.shapes.append((engine.lanes[0], 1))
+    monkeypatch.setattr(FaultySlots, "instead_of_compiling", staticmethod(compile_slowly))
+    engine.shapes.append((engine.groups[0], 1))
     try:
         assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
         assert begun.wait(10)
@@ -216,23 +234,21 @@ def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
         release.set()
 
 
-def test_what_a_lone_row_needs_is_compiled_first(fresh):
+def test_what_a_lone_sequence_needs_is_compiled_first(fresh):
     wide = fresh(context=160, queue=4)
     assert [size for _, size in wide.shapes] == sorted(size for _, size in wide.shapes)
-    assert [(lanes.columns, size) for lanes, size in wide.shapes[:2]] == [(128, 1), (160, 1)]
+    assert [(slots.columns, size) for slots, size in wide.shapes[:2]] == [(128, 1), (160, 1)]
 
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Rows whose first token is that of "poison" raise when they are put on the device."""
-    real = Lanes.way
+    """Sequences whose first token is that of "poison" raise when they are put on the device."""
 
-    def way(self, row, *arguments):
-        if row.tokens[0] == POISON:
+    def fail(sequences):
+        if any(sequence.tokens[0] == POISON for sequence in sequences):
             raise RuntimeError("poisoned")
-        return real(self, row, *arguments)
 
-    monkeypatch.setattr(Lanes, "way", way)
+    monkeypatch.setattr(FaultySlots, "before_run", staticmethod(fail))
 
 
 POISON = 1000
@@ -256,15 +272,14 @@ def test_a_poisoned_request_fails_alone(engine, alone, poison, options):
 def test_a_call_of_the_device_that_fails_once_costs_nobody_the_answer(engine, alone, monkeypatch, options):
     requests = [ask(engine, prompt, options) for prompt in PROMPTS[:4]]
     expected = [answers(engine, [request])[0] for request in requests]
-    real, calls = lanes_module.run_lanes, []
+    calls = []
 
-    def run(*arguments):
+    def fail_once(sequences):
         calls.append(1)
         if len(calls) == 4:
             raise RuntimeError("once")
-        return real(*arguments)
 
-    monkeypatch.setattr(lanes_module, "run_lanes", run)
+    monkeypatch.setattr(FaultySlots, "before_run", staticmethod(fail_once))
     assert answers(engine, requests) == expected
     assert len(calls) > 4
 
@@ -298,7 +313,6 @@ def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
         (Request(before=(5,), options=replace(GREEDY, max_new_tokens=81)), "max_tokens=81: at most 80"),
         (Request(before=(5,) * 100, options=GREEDY), "the context holds 128"),
         (Request(before=(5,), options=replace(GREEDY, top_k=3)), "top_k=3"),
-        (Request(before=(5,), options=replace(GREEDY, preset="best")), "preset='best'"),
         (Request(before=(5,), options=replace(GREEDY, num_steps=41)), "steps=41: at most one"),
         (Request(before=(), options=GREEDY), "one given before it"),
     ],
@@ -308,7 +322,7 @@ def test_what_cannot_be_decoded_is_refused_at_once(engine, request_, message):
         engine.submit([request_], Ear())
 
 
-@pytest.mark.parametrize("field", ["lanes", "queue", "max_tokens", "seconds"])
+@pytest.mark.parametrize("field", ["slots", "queue", "max_tokens", "seconds"])
 def test_bounds_are_checked(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         EngineOptions(**{field: 0.0 if field == "seconds" else 0})

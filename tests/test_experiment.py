@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from jax_lm import cli
-from jax_lm.evaluation import comparison, experiment, machine
+from jax_lm.benchmark import comparison, experiment, machine
 from jax_lm.planning import OutOfMemoryError
 
 ARGUMENTS = ["--new-tokens", "8", "--batch-sizes", "1", "2", "--largest-batch", "2", "--tasks", "2", "--repeats", "1"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jax_lm.evaluation.experiment_report import CRITERIA, document
-from jax_lm.evaluation.steps import DONE, FAILED, Outcome, Step
+from jax_lm.benchmark.experiment_report import CRITERIA, document
+from jax_lm.reports.steps import DONE, FAILED, Outcome, Step
 
 ABOUT = {"devices": 1, "device": "H100", "platform": "gpu", "machine": "x86_64", "cpu_count": 2, "load_average": 0.1,
          "jax": "1", "jaxlib": "1", "flax": "1", "python": "3", "date": "today", "command": "c"}  # fmt: skip

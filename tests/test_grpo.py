@@ -15,8 +15,8 @@ import pytest
 import tyro
 from safetensors.numpy import load_file
 
-from jax_lm import cli, recipes
-from jax_lm.commands.grpo import Grpo
+from jax_lm import cli, config_file
+from jax_lm.arguments.training import Grpo
 from jax_lm.training.grpo_config import GRPOConfig
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ def parsed(*arguments):
     """The command that these arguments give."""
     return tyro.cli(
         Grpo,
-        args=recipes.expanded(["--out", "x", *arguments]),
+        args=config_file.expanded(["--out", "x", *arguments]),
         config=(tyro.conf.FlagConversionOff, tyro.conf.OmitArgPrefixes),
     )
 
@@ -55,7 +55,7 @@ def parsed(*arguments):
 def test_the_published_recipe_is_the_preset_and_the_default():
     """runs/grpo_paper.yaml states every published number; the defaults are the same."""
     recipe = parsed("--config", str(ROOT / "runs" / "grpo_paper.yaml"))
-    assert recipe.trainee.model == "apple/DiffuCoder-7B-Instruct"
+    assert recipe.model_arguments.model == "apple/DiffuCoder-7B-Instruct"
     assert recipe.settings == GRPOConfig() == parsed("--preset", "paper").settings
     stated = (ROOT / "runs" / "grpo_paper.yaml").read_text()
     practical = {

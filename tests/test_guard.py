@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from jax_lm.serving.guard import Guard, JsonLines, Limits, read_keys
+from jax_lm.serving.guard import Guard, JsonLines, RequestLimits, read_keys
 from jax_lm.serving.metrics import Metrics
 
 KEY = "a-key-of-twenty-char"
@@ -40,7 +40,7 @@ def ask(guard, path="/v1/x", *, method="GET", parts=(b"",), pause=0.0, **headers
 
 
 def guard(app=echo, **limits):
-    return Guard(app, Limits(**limits), Metrics())
+    return Guard(app, RequestLimits(**limits), Metrics())
 
 
 JSON = {"method": "POST", "content_type": "application/json"}

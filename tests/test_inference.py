@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from jax_lm.checkpoints.huggingface import CheckpointError
-from jax_lm.inference import DEFAULTS, DiffuCoderInference, GenerationOptions, fitting_dtype
+from jax_lm.inference import DiffuCoderInference, fitting_dtype
 from jax_lm.infilling import Template
+from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.tokenizer import MASK, TokenizerError
 
 GREEDY = {"max_new_tokens": 64, "temperature": 0.0}
@@ -160,7 +161,7 @@ def test_confidence_and_step_are_there_for_every_new_token(engine):
 
 @pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
 def test_presets_write_code_and_report_their_speed(engine, preset):
-    options = GenerationOptions(preset=preset, **GREEDY)
+    options = GenerationOptions(decoding=Decoding(preset=preset), **GREEDY)
     batch = engine.decode([Template.completion("def add(a, b):", 64)], options)
     assert "return a + b" in batch.rows[0].text
     assert batch.tokens == len(batch.rows[0].token_ids)
@@ -170,7 +171,10 @@ def test_presets_write_code_and_report_their_speed(engine, preset):
 
 def test_turbo_takes_fewer_forwards(engine):
     template = Template.completion("def factorial(n):", 64)
-    exact, turbo = (engine.decode([template], GenerationOptions(preset=name, **GREEDY)) for name in ("exact", "turbo"))
+    exact, turbo = (
+        engine.decode([template], GenerationOptions(decoding=Decoding(preset=name), **GREEDY))
+        for name in ("exact", "turbo")
+    )
     assert turbo.forwards < exact.forwards / 2
 
 
@@ -178,7 +182,7 @@ def test_turbo_takes_fewer_forwards(engine):
 def test_early_stop_does_not_change_the_text(engine, preset):
     prompts = ["def add(a, b):", "def is_even(n):", "def factorial(n):"]
     early, full = (
-        engine.complete(prompts, GenerationOptions(preset=preset, early_stop=stops, **GREEDY))
+        engine.complete(prompts, GenerationOptions(decoding=Decoding(preset=preset), early_stop=stops, **GREEDY))
         for stops in (True, False)
     )
     assert early == full
@@ -186,7 +190,10 @@ def test_early_stop_does_not_change_the_text(engine, preset):
 
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_events_tell_every_position_once_and_end_in_the_text(engine, preset):
-    prompts, options = ["def add(a, b):", "def factorial(n):"], GenerationOptions(preset=preset, **GREEDY)
+    prompts, options = (
+        ["def add(a, b):", "def factorial(n):"],
+        GenerationOptions(decoding=Decoding(preset=preset), **GREEDY),
+    )
     events = list(engine.stream(prompts, options))
     texts = engine.complete(prompts, options)
     for row, text in enumerate(texts):

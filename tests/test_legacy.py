@@ -12,9 +12,9 @@ import pytest
 from flax import nnx
 from flax.core import freeze
 
-from jax_lm.checkpoints.conversion import Conversion, convert
 from jax_lm.checkpoints.legacy import stored_tensors
 from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.models.dream import DreamForCausalLM, parameters
 
 OLD_NAMES = {

@@ -8,10 +8,10 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
+from jax_lm.benchmark.parity import check, check_bfloat16, check_forward, check_generation, check_tokenizer, read
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.diffusion import step as step_module
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.evaluation.parity import check, check_bfloat16, check_forward, check_generation, check_tokenizer, read
 from jax_lm.models.dream import DreamForCausalLM
 
 TOLERANCE = 2e-5

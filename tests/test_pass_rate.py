@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from jax_lm.evaluation.asking import Completing
 from jax_lm.evaluation.pass_rate import TOO_LONG, Attempt, batch_seed, evaluate, judge
 from jax_lm.evaluation.problems import Problem, held_out_problems
-from jax_lm.options import GenerationOptions
+from jax_lm.evaluation.prompting import Completing
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sandbox import Local
 
 ANYWHERE = Local(allow_unsafe=True)
-TURBO = GenerationOptions(max_new_tokens=16, temperature=0.0, preset="turbo")
+TURBO = GenerationOptions(max_new_tokens=16, temperature=0.0, decoding=Decoding(preset="turbo"))
 
 
 def gap(name, prefix="def double(x):\n    return ", suffix="\n", canonical="x * 2"):
@@ -45,7 +45,9 @@ def test_every_problem_is_attempted_once(engine):
 
 def test_samples_differ_and_a_run_goes_on_as_if_it_had_not_stopped(engine):
     problems = [gap("a"), gap("b"), gap("c")] * 2
-    drawn = GenerationOptions(max_new_tokens=16, temperature=1.0, top_k=None, top_p=None, preset="turbo")
+    drawn = GenerationOptions(
+        max_new_tokens=16, temperature=1.0, top_k=None, top_p=None, decoding=Decoding(preset="turbo")
+    )
 
     def attempts(done=frozenset()):
         chosen = evaluate(engine, problems, drawn, batch_size=2, executor=ANYWHERE, asking=Completing(8), done=done)

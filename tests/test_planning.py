@@ -7,9 +7,9 @@ import pytest
 from conftest import GOLDEN
 from safetensors import safe_open
 
+from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.models.config import DIFFUCODER_7B
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.planning import (
     Job,

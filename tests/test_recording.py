@@ -6,9 +6,9 @@ from conftest import GOLDEN
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from jax_lm.benchmark.parity import check
+from jax_lm.benchmark.recording import CASES, Shape, record
 from jax_lm.checkpoints.huggingface import CheckpointError
-from jax_lm.evaluation.parity import check
-from jax_lm.evaluation.recording import CASES, Shape, record
 
 SHAPE = Shape(batch=3, prompt_length=13, max_new_tokens=24, seed=7)
 

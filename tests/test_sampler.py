@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import greedy
 
-from jax_lm.diffusion import sampler as sampler_module
+from jax_lm.benchmark.machine import compilations
+from jax_lm.benchmark.parity import check_fast_generation, check_generation
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.decoding import PRESETS, Decoding
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import NEVER, Hooks
-from jax_lm.diffusion.unmasking import ALGS, SamplingConfig
-from jax_lm.evaluation.parity import check_fast_generation, check_generation
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import ALGS, Decoding
 
 PROMPT = np.array([[3, 5, 8, 13, 21]])
 CASES = range(13)
@@ -44,8 +44,8 @@ def test_recorded_fast_generation(golden_sampler, golden, fast_cases, number):
 @pytest.fixture(scope="module")
 def by_alg(tiny):
     """Twelve positions in each order, one per step."""
-    canvas, options = Canvas.after(PROMPT, None, 12), {"steps": 12, "temperature": 0.7}
-    return {alg: tiny.generate(canvas, SamplingConfig(alg=alg, **options), seed=1) for alg in ALGS}
+    canvas = Canvas.after(PROMPT, None, 12)
+    return {alg: tiny.generate(canvas, greedy(12, alg=alg, temperature=0.7), seed=1) for alg in ALGS}
 
 
 def require_filled(state, mask_id, steps):
@@ -62,7 +62,7 @@ def test_every_order_fills_every_hole_and_keeps_the_prompt(by_alg, tiny):
 
 @pytest.mark.parametrize("steps", [1, 5, 30])
 def test_any_number_of_steps_fills_every_hole(tiny, steps):
-    require_filled(tiny.generate(Canvas.after(PROMPT, None, 12), SamplingConfig(steps=steps)), tiny.mask_id, steps)
+    require_filled(tiny.generate(Canvas.after(PROMPT, None, 12), greedy(steps)), tiny.mask_id, steps)
 
 
 def test_order_depends_on_alg(by_alg):
@@ -74,7 +74,7 @@ def test_order_depends_on_alg(by_alg):
 @pytest.mark.parametrize("alg", ["entropy", "origin"])
 def test_stream_equals_the_fused_loop(tiny, by_alg, alg):
     canvas = Canvas.after(PROMPT, None, 12)
-    config = SamplingConfig(steps=12, alg=alg, temperature=0.7)
+    config = greedy(12, alg=alg, temperature=0.7)
     states = list(tiny.stream(canvas, config, seed=1))
     whole = by_alg[alg]
     np.testing.assert_array_equal(tokens_of(states[-1]), tokens_of(whole))
@@ -84,7 +84,7 @@ def test_stream_equals_the_fused_loop(tiny, by_alg, alg):
 
 
 def test_same_seed_same_text_other_seed_other_text(tiny):
-    canvas, config = Canvas.after(PROMPT, None, 16), SamplingConfig(steps=16, temperature=1.5, top_k=None)
+    canvas, config = Canvas.after(PROMPT, None, 16), greedy(16, temperature=1.5, top_k=None)
     first, again, other = (tokens_of(tiny.generate(canvas, config, seed=seed)) for seed in (4, 4, 5))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
@@ -101,7 +101,7 @@ def ragged_prompts():
 
 def test_ragged_batch_equals_singles(golden_sampler):
     ids, mask = ragged_prompts()
-    config = SamplingConfig(steps=10, alg="topk_margin", top_k=20)
+    config = greedy(10, alg="topk_margin", top_k=20)
     batch = tokens_of(golden_sampler.generate(Canvas.after(ids, mask, 10), config))
     for row in range(3):
         prompt = ids[row][mask[row] == 1][None]
@@ -110,7 +110,7 @@ def test_ragged_batch_equals_singles(golden_sampler):
 
 
 def test_a_sampled_row_does_not_depend_on_the_rows_after_it(tiny, by_alg):
-    config = SamplingConfig(steps=12, temperature=0.7)
+    config = greedy(12, temperature=0.7)
     both = tiny.generate(Canvas.after(np.repeat(PROMPT, 2, axis=0), None, 12), config, seed=1)
     np.testing.assert_array_equal(tokens_of(both)[0], tokens_of(by_alg["entropy"])[0])
     assert (tokens_of(both)[0] != tokens_of(both)[1]).any()
@@ -121,7 +121,7 @@ def test_rows_with_different_numbers_of_holes(tiny):
     holes = np.zeros((2, 12), bool)
     holes[0, 2:9], holes[1, 5] = True, True
     canvas = Canvas(tokens, holes, np.ones_like(holes))
-    state = tiny.generate(canvas, SamplingConfig(steps=4))
+    state = tiny.generate(canvas, greedy(4))
     np.testing.assert_array_equal(tokens_of(state)[~holes], tokens[~holes])
     assert not np.asarray(state.masked).any()
     assert tiny.mask_id not in tokens_of(state)[holes]
@@ -129,7 +129,7 @@ def test_rows_with_different_numbers_of_holes(tiny):
 
 def test_mask_text_in_a_prompt_is_no_hole(tiny):
     prompt = np.array([[3, tiny.mask_id, 8]])
-    state = tiny.generate(Canvas.after(prompt, None, 6), SamplingConfig(steps=6))
+    state = tiny.generate(Canvas.after(prompt, None, 6), greedy(6))
     assert tokens_of(state)[0, 1] == tiny.mask_id
     assert int(state.commit_step[0, 1]) == -1
 
@@ -138,27 +138,28 @@ def boost_mask(step, tokens, logits):
     return logits.at[..., 95].set(1e4)
 
 
-@pytest.mark.parametrize("decoding", [Decoding(), PRESETS["turbo"]])
-def test_a_hook_that_wants_mask_cannot_hang(tiny, decoding):
+@pytest.mark.parametrize("preset", ["exact", "turbo"])
+def test_a_hook_that_wants_mask_cannot_hang(tiny, preset):
     assert tiny.mask_id == 95
     canvas, hooks = Canvas.after(PROMPT, None, 7), Hooks(logits=boost_mask)
-    normal = tiny.generate(canvas, SamplingConfig(steps=7), decoding, hooks=hooks)
+    options = greedy(7, decoding=Decoding(preset=preset))
+    normal = tiny.generate(canvas, options, hooks=hooks)
     assert not np.asarray(normal.masked).any()
     assert tiny.mask_id not in tokens_of(normal)
-    strict = tiny.generate(canvas, SamplingConfig(steps=7, strict_reference=True), decoding, hooks=hooks)
+    strict = tiny.generate(canvas, options, hooks=hooks, strict_reference=True)
     assert int(strict.step) == 7
     assert np.asarray(strict.masked).any()
 
 
 def test_steps_that_commit_nothing_cost_nothing(golden_sampler):
     canvas = Canvas.after(PROMPT, None, 24)
-    assert int(golden_sampler.generate(canvas, SamplingConfig(steps=48)).forwards) < 48
-    assert int(golden_sampler.generate(canvas, SamplingConfig(steps=24)).forwards) == 23
+    assert int(golden_sampler.generate(canvas, greedy(48)).forwards) < 48
+    assert int(golden_sampler.generate(canvas, greedy(24)).forwards) == 23
 
 
 def test_confidence_is_the_probability_of_the_token(tiny):
     canvas = Canvas.after(PROMPT, None, 6)
-    state = tiny.generate(canvas, SamplingConfig(steps=1, top_k=None))
+    state = tiny.generate(canvas, greedy(1, top_k=None))
     logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 6), tiny.mask_id)], axis=1)))
     logits = logits.at[..., tiny.mask_id].set(-jnp.inf)
     expected = np.asarray(jnp.max(jnp.exp(logits - jnp.log(jnp.sum(jnp.exp(logits), -1, keepdims=True))), -1))
@@ -168,14 +169,14 @@ def test_confidence_is_the_probability_of_the_token(tiny):
 
 def test_the_shift_is_made(tiny):
     """Greedy single-step decoding takes row p - 1 for position p."""
-    state = tiny.generate(Canvas.after(PROMPT, None, 6), SamplingConfig(steps=1, top_k=None))
+    state = tiny.generate(Canvas.after(PROMPT, None, 6), greedy(1, top_k=None))
     logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 6), tiny.mask_id)], axis=1)))
     expected = np.asarray(jnp.argmax(logits.at[..., tiny.mask_id].set(-jnp.inf), axis=-1))
     np.testing.assert_array_equal(tokens_of(state)[0, 5:], expected[0, 4:10])
 
 
 def test_unfinished_positions_have_no_commit_step(tiny):
-    first = next(tiny.stream(Canvas.after(PROMPT, None, 8), SamplingConfig(steps=4)))
+    first = next(tiny.stream(Canvas.after(PROMPT, None, 8), greedy(4)))
     masked = np.asarray(first.masked)
     assert masked.any()
     assert (np.asarray(first.commit_step)[masked] == NEVER).all()
@@ -193,7 +194,7 @@ def test_canvas_refuses(ids, new_tokens, named):
 def test_canvas_without_holes_is_refused(tiny):
     canvas = Canvas(PROMPT, np.zeros_like(PROMPT, bool), np.ones_like(PROMPT, bool))
     with pytest.raises(ValueError, match="no hole"):
-        tiny.generate(canvas, SamplingConfig(steps=1))
+        tiny.generate(canvas, greedy(1))
 
 
 def test_model_without_mask_token_is_refused(tiny_config):
@@ -214,8 +215,10 @@ MODES = {
 """Each switch at least once; a test of every combination would spend its time compiling."""
 
 
-def config_for(decoding, steps=14, **options):
-    return SamplingConfig(steps=steps if decoding.commit == "steps" else None, top_k=20, **options)
+def options_for(decoding, **options):
+    """Fourteen steps, or as many as the commit rule needs."""
+    steps = 14 if decoding.resolved.commit == "steps" else None
+    return greedy(steps, top_k=20, decoding=decoding, **options)
 
 
 @pytest.fixture(scope="module", params=MODES.values(), ids=MODES)
@@ -226,7 +229,7 @@ def decoding(request):
 @pytest.fixture(scope="module")
 def batch(golden_sampler, decoding):
     """Three ragged prompts decoded together."""
-    return golden_sampler.generate(Canvas.after(*ragged_prompts(), 14), config_for(decoding), decoding)
+    return golden_sampler.generate(Canvas.after(*ragged_prompts(), 14), options_for(decoding))
 
 
 def test_every_mode_fills_every_hole_and_keeps_the_rest(batch, golden_sampler):
@@ -242,15 +245,15 @@ def test_ragged_batch_equals_singles_in_every_mode(batch, golden_sampler, decodi
     ids, mask = ragged_prompts()
     for row in range(3):
         padded = Canvas.after(ids[row : row + 1], mask[row : row + 1], 14)
-        single = golden_sampler.generate(padded, config_for(decoding), decoding)
+        single = golden_sampler.generate(padded, options_for(decoding))
         np.testing.assert_array_equal(tokens_of(batch)[row, 9:], tokens_of(single)[0, 9:])
-    bare = golden_sampler.generate(Canvas.after(ids[:1, -3:], None, 14), config_for(decoding), decoding)
+    bare = golden_sampler.generate(Canvas.after(ids[:1, -3:], None, 14), options_for(decoding))
     np.testing.assert_array_equal(tokens_of(batch)[0, 9:], tokens_of(bare)[0, 3:])
 
 
 def test_stream_equals_the_fused_loop_in_every_mode(batch, golden_sampler, decoding):
     canvas = Canvas.after(*ragged_prompts(), 14)
-    states = list(golden_sampler.stream(canvas, config_for(decoding), decoding))
+    states = list(golden_sampler.stream(canvas, options_for(decoding)))
     np.testing.assert_array_equal(tokens_of(states[-1]), tokens_of(batch))
     np.testing.assert_array_equal(states[-1].commit_step, batch.commit_step)
     assert int(states[-1].forwards) == int(batch.forwards)
@@ -263,8 +266,7 @@ def test_early_stop_equals_the_full_text_up_to_the_first_stop_token(batch, golde
     full = tokens_of(batch)[:, 9:]
     # Tokens that occur in the middle of the answers stand in for stop tokens.
     stops = tuple(np.unique(full[:, 4]).tolist())
-    config = config_for(decoding, stop_ids=stops)
-    early = golden_sampler.generate(Canvas.after(*ragged_prompts(), 14), config, decoding)
+    early = golden_sampler.generate(Canvas.after(*ragged_prompts(), 14), options_for(decoding), stop_ids=stops)
     assert not np.asarray(early.masked).any()
     for ours, whole in zip(tokens_of(early)[:, 9:], full, strict=True):
         end = np.flatnonzero(np.isin(whole, stops))[0]
@@ -276,26 +278,27 @@ def test_more_left_padding_changes_no_draw(golden_sampler):
     prompt = np.array([[7, 80, 9, 300]])
     padded = np.concatenate([np.full((1, 6), 500), prompt], axis=1)
     decoding = Decoding(block_length=7)
-    config = config_for(decoding, temperature=0.9, alg_temp=0.5)
-    plain = golden_sampler.generate(Canvas.after(prompt, None, 14), config, decoding, seed=1)
-    shifted = golden_sampler.generate(Canvas.after(padded, padded != 500, 14), config, decoding, seed=1)
+    options = options_for(decoding, temperature=0.9, alg_temp=0.5)
+    plain = golden_sampler.generate(Canvas.after(prompt, None, 14), options, seed=1)
+    shifted = golden_sampler.generate(Canvas.after(padded, padded != 500, 14), options, seed=1)
     np.testing.assert_array_equal(tokens_of(shifted)[:, -14:], tokens_of(plain)[:, -14:])
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual", "window"])
 def test_a_cache_refreshed_every_step_equals_no_cache(golden_sampler, golden, cache):
-    canvas, config = Canvas.after(golden["generate.0.input_ids"], None, 14), SamplingConfig(steps=14)
-    plain = golden_sampler.generate(canvas, config, Decoding(block_length=7))
-    cached = golden_sampler.generate(canvas, config, Decoding(block_length=7, cache=cache, refresh_steps=1))
+    canvas = Canvas.after(golden["generate.0.input_ids"], None, 14)
+    refreshed = Decoding(block_length=7, cache=cache, refresh_steps=1)
+    plain = golden_sampler.generate(canvas, greedy(14, decoding=Decoding(block_length=7)))
+    cached = golden_sampler.generate(canvas, greedy(14, decoding=refreshed))
     np.testing.assert_array_equal(tokens_of(cached), tokens_of(plain))
     np.testing.assert_array_equal(cached.commit_step, plain.commit_step)
 
 
 def test_a_stale_cache_is_another_computation(golden_sampler, golden):
     """Otherwise the test above would prove nothing."""
-    canvas, config = Canvas.after(golden["generate.0.input_ids"], None, 14), SamplingConfig(steps=14)
-    plain = golden_sampler.generate(canvas, config, Decoding(block_length=7))
-    stale = golden_sampler.generate(canvas, config, Decoding(block_length=7, cache="window"))
+    canvas = Canvas.after(golden["generate.0.input_ids"], None, 14)
+    plain = golden_sampler.generate(canvas, greedy(14, decoding=Decoding(block_length=7)))
+    stale = golden_sampler.generate(canvas, greedy(14, decoding=Decoding(block_length=7, cache="window")))
     assert (np.asarray(stale.confidence) != np.asarray(plain.confidence)).any()
 
 
@@ -318,12 +321,12 @@ def test_a_cached_row_is_the_row_of_the_full_forward(golden_model, golden):
 def test_the_first_token_of_a_block_obeys_the_rule(golden_sampler, golden, cache):
     """Under the normal rule it comes when its confidence says so; forced, it comes first."""
     canvas, start = Canvas.after(golden["generate.0.input_ids"], None, 16), 13
-    config = SamplingConfig(steps=16)
-    ruled = golden_sampler.generate(canvas, config, Decoding(block_length=8, cache=cache))
+    ruled = golden_sampler.generate(canvas, greedy(16, decoding=Decoding(block_length=8, cache=cache)))
     first = np.asarray(ruled.commit_step)[0, start::8]
     assert (first != np.asarray(ruled.commit_step)[0, start:].reshape(2, 8).min(axis=1)).any()
     if cache != "none":
-        forced = golden_sampler.generate(canvas, config, Decoding(block_length=8, cache=cache, first_token="force"))
+        decoding = Decoding(block_length=8, cache=cache, first_token="force")
+        forced = golden_sampler.generate(canvas, greedy(16, decoding=decoding))
         steps = np.asarray(forced.commit_step)[0, start:].reshape(2, 8)
         np.testing.assert_array_equal(steps[:, 0], steps.min(axis=1))
         assert (steps[:, :1] < steps[:, 1:]).all()
@@ -331,9 +334,8 @@ def test_the_first_token_of_a_block_obeys_the_rule(golden_sampler, golden, cache
 
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "window"])
 def test_one_step_per_block_leaves_no_mask(tiny, cache):
-    state = tiny.generate(
-        Canvas.after(PROMPT, None, 12), SamplingConfig(steps=3), Decoding(block_length=4, cache=cache)
-    )
+    options = greedy(3, decoding=Decoding(block_length=4, cache=cache))
+    state = tiny.generate(Canvas.after(PROMPT, None, 12), options)
     assert not np.asarray(state.masked).any()
     assert int(state.forwards) == 3
 
@@ -341,7 +343,7 @@ def test_one_step_per_block_leaves_no_mask(tiny, cache):
 def test_alg_changes_the_order_in_cached_mode(golden_sampler, golden):
     canvas, decoding = Canvas.after(golden["generate.0.input_ids"], None, 16), Decoding(block_length=16, cache="window")
     orders = [
-        np.asarray(golden_sampler.generate(canvas, SamplingConfig(steps=16, alg=alg), decoding).commit_step)[:, 13:]
+        np.asarray(golden_sampler.generate(canvas, greedy(16, alg=alg, decoding=decoding)).commit_step)[:, 13:]
         for alg in ("entropy", "left_to_right")
     ]
     assert (orders[0] != orders[1]).any()
@@ -350,11 +352,11 @@ def test_alg_changes_the_order_in_cached_mode(golden_sampler, golden):
 
 def test_early_stop_saves_forwards(golden_sampler, golden):
     canvas = Canvas.after(golden["generate.0.input_ids"][:1], None, 16)
-    left_to_right = SamplingConfig(steps=16, alg="left_to_right")
+    left_to_right = greedy(16, alg="left_to_right")
     full = golden_sampler.generate(canvas, left_to_right)
     stop = int(tokens_of(full)[0, 13 + 4])
     first = np.flatnonzero(tokens_of(full)[0, 13:] == stop)[0]
-    early = golden_sampler.generate(canvas, SamplingConfig(steps=16, alg="left_to_right", stop_ids=(stop,)))
+    early = golden_sampler.generate(canvas, left_to_right, stop_ids=(stop,))
     assert int(early.forwards) == first + 1 < int(full.forwards)
 
 
@@ -365,8 +367,8 @@ def test_a_stop_token_ends_its_own_hole_only(tiny):
     def stop_first(step, tokens, logits):
         return logits.at[:, 0, 7].set(1e4)
 
-    config = SamplingConfig(steps=5, alg="left_to_right", stop_ids=(7,))
-    state = tiny.generate(canvas, config, hooks=Hooks(logits=stop_first))
+    options = greedy(5, alg="left_to_right")
+    state = tiny.generate(canvas, options, stop_ids=(7,), hooks=Hooks(logits=stop_first))
     np.testing.assert_array_equal(tokens_of(state)[0, 1:4], [7, 7, 7])
     assert (
         np.asarray(state.commit_step)[0, 1:4].tolist() == [0, 0, 0] or len(set(state.commit_step[0, 1:4].tolist())) == 1
@@ -381,7 +383,7 @@ def test_a_tokens_hook_may_decide_positions(tiny):
         calls.append((isinstance(step, int), logits is None))
         return tokens.at[:, 6].set(12).at[:, 0].set(12)
 
-    state = tiny.generate(Canvas.after(PROMPT, None, 6), SamplingConfig(steps=6), hooks=Hooks(tokens=write_twelve))
+    state = tiny.generate(Canvas.after(PROMPT, None, 6), greedy(6), hooks=Hooks(tokens=write_twelve))
     assert calls[0] == (True, True)
     assert (False, False) in calls
     assert int(state.tokens[0, 6]) == 12
@@ -389,15 +391,42 @@ def test_a_tokens_hook_may_decide_positions(tiny):
     assert int(state.tokens[0, 0]) == 3
 
 
-def test_steps_are_needed_by_the_schedule(tiny):
-    with pytest.raises(ValueError, match="steps=None"):
-        tiny.generate(Canvas.after(PROMPT, None, 6), SamplingConfig(steps=None))
+def test_a_negative_seed_is_refused(tiny):
+    with pytest.raises(ValueError, match="seed=-1"):
+        tiny.generate(Canvas.after(PROMPT, None, 6), greedy(6), seed=-1)
+
+
+def compiled(call):
+    """How many programs a call compiles."""
+    before = compilations().count
+    call()
+    return compilations().count - before
 
 
 def test_a_second_prompt_compiles_nothing(tiny):
     """Same bucket, other prompt, other seed: no new compilation."""
-    config, decoding = SamplingConfig(steps=12, top_k=7), Decoding(block_length=4, cache="window")
-    tiny.generate(Canvas.after(PROMPT, None, 12), config, decoding)
-    before = sampler_module.run._cache_size()
-    tiny.generate(Canvas.after(PROMPT[:, ::-1].copy(), None, 12), config, decoding, seed=9)
-    assert sampler_module.run._cache_size() == before
+    options = greedy(12, top_k=7, decoding=Decoding(block_length=4, cache="window"))
+    assert compiled(lambda: tiny.generate(Canvas.after(PROMPT, None, 12), options)) > 0
+    other = Canvas.after(PROMPT[:, ::-1].copy(), None, 12)
+    assert compiled(lambda: tiny.generate(other, options, seed=9)) == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"temperature": 0.6},
+        {"top_p": 0.8},
+        {"alg": "topk_margin"},
+        {"alg_temp": 0.4},
+        {"steps": 5},
+        {"steps": None, "decoding": Decoding(block_length=0, commit="threshold", threshold=0.3)},
+        {"steps": None, "decoding": Decoding(block_length=0, commit="dynamic", decay=0.9)},
+        {"steps": None, "decoding": Decoding(block_length=0, commit="factor", factor=2.0)},
+    ],
+    ids=str,
+)
+def test_other_settings_compile_nothing(tiny, other):
+    canvas = Canvas.after(PROMPT, None, 12)
+    tiny.generate(canvas, greedy(12, top_p=0.9))
+    options = greedy(**{"steps": 12, "top_p": 0.9} | other)
+    assert compiled(lambda: tiny.generate(canvas, options)) == 0

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import greedy
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_lm.config import DIFFUCODER_7B, DreamConfig
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.decoding import PRESETS
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.unmasking import SamplingConfig
-from jax_lm.models.config import DIFFUCODER_7B, DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters
+from jax_lm.options import Decoding
 from jax_lm.sharding import MeshShape, partition_spec, row_spec, tree_shardings
 
 CONFIG = DreamConfig(
@@ -53,10 +53,11 @@ def compare_on_devices(generating: dict[str, list[str]]) -> None:
     model = DreamForCausalLM(CONFIG, rngs=nnx.Rngs(0))
     ids = np.random.default_rng(0).integers(0, 120, (8, 12)).astype(np.int32)
     # Three rows do not divide by any number of devices.
-    canvas, settings = Canvas.after(ids[:3], None, 10), SamplingConfig(steps=5, temperature=0.8, top_k=20)
+    canvas = Canvas.after(ids[:3], None, 10)
+    presets = {name: greedy(5, temperature=0.8, top_k=20, decoding=Decoding(preset=name)) for name in ("fast", "exact")}
     alone = Sampler(model)
     logits = np.asarray(alone.forward(jnp.asarray(ids)))
-    tokens = {p: np.asarray(alone.generate(canvas, settings, PRESETS[p], seed=3).tokens) for p in ("fast", "exact")}
+    tokens = {name: np.asarray(alone.generate(canvas, options, seed=3).tokens) for name, options in presets.items()}
     for shape in MESHES:
         sampler = Sampler(model.on_mesh(shape.mesh()))
         bytes_here = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(sampler.params))
@@ -66,7 +67,7 @@ def compare_on_devices(generating: dict[str, list[str]]) -> None:
             "share": bytes_here / sum(leaf.nbytes for leaf in jax.tree.leaves(sampler.params)),
         }
         for preset in generating.get(str(shape), ()):
-            state = sampler.generate(canvas, settings, PRESETS[preset], seed=3)
+            state = sampler.generate(canvas, presets[preset], seed=3)
             equal = np.array_equal(np.asarray(state.tokens), tokens[preset])
             report[preset] = bool(equal and state.tokens.sharding.is_fully_replicated)
         print(json.dumps(report), flush=True)  # noqa: T201

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jax_lm.evaluation.steps import DONE, FAILED, LEFT_OUT, STEPS, LeftOut, Step, Steps
+from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, STEPS, LeftOut, Step, Steps
 
 SETTINGS = {"model": "m"}
 

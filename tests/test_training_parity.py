@@ -6,9 +6,9 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
+from jax_lm.benchmark import training_parity
+from jax_lm.benchmark.training_parity import check_training
 from jax_lm.checkpoints.huggingface import CheckpointError
-from jax_lm.evaluation import training_parity
-from jax_lm.evaluation.training_parity import check_training
 
 
 def failures(folder=GOLDEN):

@@ -4,12 +4,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import greedy
 
 from jax_lm.diffusion import unmasking
 from jax_lm.diffusion.decoding import ranks
-from jax_lm.diffusion.unmasking import SamplingConfig, confidence, disturbed, draw, filtered, inverse_cdf, largest
+from jax_lm.diffusion.unmasking import (
+    SamplingParams,
+    confidence,
+    disturbed,
+    draw,
+    filtered,
+    inverse_cdf,
+    largest,
+    nucleus_cutoff,
+)
+from jax_lm.options import ALGS
 
 MASK_ID = 0
+
+
+def params(**options):
+    """Settings of a block of one column, as numbers."""
+    return jax.tree.map(jnp.asarray, SamplingParams.of(greedy(1, **options), 1, 1))
 
 
 def uniform(rows, positions):
@@ -44,8 +60,7 @@ def dense(candidates, size):
 )
 def test_filters_equal_a_full_sort(top_p, top_k):
     logits = np.random.default_rng(0).normal(size=(4, 30, 120)).astype(np.float32) * 3
-    config = SamplingConfig(steps=1, top_p=top_p, top_k=top_k, strict_reference=True)
-    ours = dense(filtered(jnp.asarray(logits), config, MASK_ID), 120)
+    ours = dense(filtered(jnp.asarray(logits), params(top_p=top_p), top_k=top_k), 120)
     theirs = np.apply_along_axis(plain_filter, -1, logits.astype(np.float64), top_p, top_k)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
@@ -54,21 +69,19 @@ def test_prefiltered_nucleus_equals_the_full_sort_on_many_rows():
     rng = np.random.default_rng(1)
     scale = rng.uniform(0.2, 6.0, size=(10_000, 1))
     logits = jnp.asarray((rng.normal(size=(10_000, 200)) * scale).astype(np.float32)).reshape(100, 100, 200)
-    config = SamplingConfig(steps=1, top_p=0.9, top_k=None)
     # 32 candidates suffice for the sharp rows only: the batch as a whole takes the fallback.
-    quick = filtered(logits, config, MASK_ID, prefilter=32)
-    full = filtered(logits, config, MASK_ID, prefilter=200)
-    np.testing.assert_array_equal(np.isinf(quick.log_probs), np.isinf(full.log_probs))
+    quick, full = (nucleus_cutoff(logits, jnp.float32(0.9), prefilter=size) for size in (32, 200))
+    np.testing.assert_array_equal(quick, full)
     sharp = logits * 20
-    quick, full = (filtered(sharp, config, MASK_ID, prefilter=size) for size in (32, 200))
-    np.testing.assert_array_equal(np.isinf(quick.log_probs), np.isinf(full.log_probs))
+    quick, full = (nucleus_cutoff(sharp, jnp.float32(0.9), prefilter=size) for size in (32, 200))
+    np.testing.assert_array_equal(quick, full)
 
 
 def test_mask_is_a_candidate_only_for_the_strict_reference():
     logits = jnp.zeros((1, 1, 8)).at[..., MASK_ID].set(50.0)
     for strict in (False, True):
-        config = SamplingConfig(steps=1, strict_reference=strict)
-        token, _ = draw(uniform(1, logits.shape[1]), filtered(logits, config, MASK_ID), config.temperature)
+        candidates = filtered(logits, params(), top_k=50, excluded_id=None if strict else MASK_ID)
+        token, _ = draw(uniform(1, logits.shape[1]), candidates, jnp.float32(0))
         assert (int(token[0, 0]) == MASK_ID) == strict
 
 
@@ -76,10 +89,11 @@ def test_confidences_by_hand():
     probs = jnp.array([0.5, 0.3, 0.2])
     candidates = unmasking.Candidates(jnp.log(probs)[None, None], jnp.array([[[7, 8, 9]]]))
     number = uniform(1, 1)
-    token, probability = draw(number, candidates, 0.0)
+    token, probability = draw(number, candidates, jnp.float32(0))
     assert int(token[0, 0]) == 7
     values = {
-        alg: float(confidence(number, candidates, probability, jnp.array([[4]]), alg)[0, 0]) for alg in unmasking.ALGS
+        alg: float(confidence(number, candidates, probability, jnp.array([[4]]), jnp.int32(index))[0, 0])
+        for index, alg in enumerate(ALGS)
     }
     assert values["maskgit_plus"] == pytest.approx(0.5)
     assert values["topk_margin"] == pytest.approx(0.2)
@@ -89,13 +103,14 @@ def test_confidences_by_hand():
 
 def test_left_to_right_scores_by_position():
     candidates = unmasking.Candidates(jnp.zeros((1, 3, 1)), jnp.zeros((1, 3, 1), jnp.int32))
-    scores = confidence(uniform(1, 3), candidates, jnp.ones((1, 3)), jnp.array([[9, 2, 5]]), "left_to_right")
+    alg, positions = jnp.int32(ALGS.index("left_to_right")), jnp.array([[9, 2, 5]])
+    scores = confidence(uniform(1, 3), candidates, jnp.ones((1, 3)), positions, alg)
     np.testing.assert_array_equal(ranks(scores, jnp.ones((1, 3), bool)), [[2, 0, 1]])
 
 
 def test_alg_temp_draws_from_the_softmax_of_confidence():
     scores, draws = jnp.log(jnp.array([0.6, 0.3, 0.1])), 20_000
-    noisy = disturbed(uniform(draws, 3), jnp.tile(scores, (draws, 1)), 1.0)
+    noisy = disturbed(uniform(draws, 3), jnp.tile(scores, (draws, 1)), jnp.float32(1))
     first = np.asarray(ranks(noisy, jnp.ones((draws, 3), bool))) == 0
     np.testing.assert_array_equal(first.sum(axis=1), np.ones(draws))
     # Four standard errors of a share at 20,000 draws.
@@ -129,30 +144,9 @@ def test_inverse_cdf_never_takes_a_column_without_weight(number, size):
 
 def test_tokens_are_drawn_from_the_tempered_distribution():
     logits = jnp.tile(jnp.log(jnp.array([1e-9, 0.6, 0.3, 0.1])), (1, 20_000, 1))
-    config = SamplingConfig(steps=1, temperature=0.5, top_k=None)
-    tokens, probability = draw(uniform(1, logits.shape[1]), filtered(logits, config, MASK_ID), config.temperature)
+    candidates = filtered(logits, params(temperature=0.5), top_k=None, excluded_id=MASK_ID)
+    tokens, probability = draw(uniform(1, logits.shape[1]), candidates, jnp.float32(0.5))
     expected = np.array([0.36, 0.09, 0.01]) / 0.46
     shares = np.bincount(np.asarray(tokens[0]), minlength=4)[1:] / 20_000
     np.testing.assert_allclose(shares, expected, atol=4 * 0.0035)
     np.testing.assert_allclose(np.unique(np.asarray(probability).round(4)), np.sort(expected).round(4), atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"steps": 0}, "steps=0"),
-        ({"steps": -3}, "steps=-3"),
-        ({"steps": 4, "alg": "greedy"}, "alg='greedy'"),
-        ({"steps": 4, "top_p": 0.0}, "top_p=0.0"),
-        ({"steps": 4, "top_p": 1.5}, "top_p=1.5"),
-        ({"steps": 4, "top_p": float("nan")}, "top_p=nan"),
-        ({"steps": 4, "top_k": 0}, "top_k=0"),
-        ({"steps": 4, "temperature": -0.1}, "temperature=-0.1"),
-        ({"steps": 4, "temperature": float("nan")}, "temperature=nan"),
-        ({"steps": 4, "alg_temp": -1.0}, "alg_temp=-1.0"),
-        ({"steps": 4, "eps": 1.0}, "eps=1.0"),
-    ],
-)
-def test_settings_out_of_range_are_named(options, named):
-    with pytest.raises(ValueError, match=named):
-        SamplingConfig(**options)

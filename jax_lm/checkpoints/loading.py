@@ -17,8 +17,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints.quantization import is_kernel, quantize, scale_name
 from jax_lm.checkpoints.stored import CheckpointError, Request, Stored
-from jax_lm.models.quantization import is_kernel, quantize, scale_name
 
 Progress = Callable[[int, int], None]
 ORBAX_FOLDER = "weights.orbax"

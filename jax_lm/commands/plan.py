@@ -2,24 +2,34 @@
 
 import os
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-import tyro
+import jax
 from rich.console import Console
 from rich.table import Table
 
-from jax_lm.options import GenerationOptions
-
-if TYPE_CHECKING:
-    from jax_lm.compilation import Compiled
-    from jax_lm.models.config import DreamConfig
-    from jax_lm.planning import Job, Memory
-    from jax_lm.roofline import Topology
-    from jax_lm.sharding import MeshShape
+from jax_lm import compilation
+from jax_lm.arguments.checkpoints import Plan
+from jax_lm.checkpoints import huggingface
+from jax_lm.compilation import Compiled
+from jax_lm.config import SHAPES, DreamConfig
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.planning import (
+    RESERVED,
+    Job,
+    Memory,
+    bound,
+    chosen_mesh,
+    estimated_memory,
+    fits,
+    remedies,
+    smallest_topology,
+)
+from jax_lm.roofline import Topology
+from jax_lm.sharding import MeshShape
+from jax_lm.training.footprint import compile_update
 
 QUIET_COMPILER = {
-    "JAX_PLATFORMS": "cpu",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_STDERR_LOG_LEVEL": "3",
@@ -30,104 +40,8 @@ QUIET_COMPILER = {
 }
 """libtpu as a compiler alone: it looks for no TPU, and lets others use it."""
 
+
 GIB = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Say what a generation or a training step takes before a machine is rented; exit status 1 if it does not fit.
-
-    For TPUs the real program is compiled for the named topology (extra `plan`, no TPU needed; a minute or so for 7B);
-    otherwise, and for GPUs, everything is arithmetic and says so.
-
-    Examples:
-        diffucoder plan --model-config 7b --topology v5e:2x2
-        diffucoder plan --model-config 7b --topology v5e:1x1 --dtype int8
-        diffucoder plan --model apple/DiffuCoder-7B-Instruct --topology h100:1 --batch 16 --canvas 1024
-        diffucoder plan --model-config 7b --topology v5p:2x2x2 --step sft --batch 8 --canvas 2048
-
-    Attributes:
-        step: generate, or an update of all weights: sft or grpo (coupled, max_new_tokens of a row its completion).
-        topology: chips and their shape, such as v5e:2x2, v6e:1x1, v4:2x2x1 or h100:8.
-        model: folder or hub id; only its config.json is read.
-        model_config: a known shape in place of a model: 7b or small.
-        dtype: bfloat16, float32 or int8 (kernels only).
-        batch: rows decoded together.
-        canvas: tokens of a row, prompt and answer.
-        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
-        estimate: do arithmetic alone, compile nothing.
-        generation: max_new_tokens (half of the canvas if not given), preset, temperature and so on.
-    """
-
-    topology: str
-    step: str = "generate"
-    model: str | None = None
-    model_config: str | None = None
-    dtype: str = "bfloat16"
-    batch: int = 1
-    canvas: int = 512
-    mesh: str | None = None
-    estimate: bool = False
-    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = field(
-        default_factory=lambda: GenerationOptions(max_new_tokens=0)
-    )
-
-    def run(self) -> int:
-        from jax_lm.roofline import Topology
-
-        topology = Topology.parse(self.topology)
-        if topology.is_tpu:
-            os.environ.update({name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()})
-        from jax_lm.planning import Job, chosen_mesh, estimated_memory
-        from jax_lm.sharding import MeshShape
-
-        config = self.config()
-        job = Job(
-            precision=self.dtype,
-            batch=self.batch,
-            canvas=self.canvas,
-            new_tokens=self.generation.max_new_tokens or max(1, self.canvas // 2),
-            preset=self.generation.preset,
-            step=self.step,
-        )
-        mesh = MeshShape.parse(self.mesh) if self.mesh else chosen_mesh(config, job, topology.devices)
-        mesh.require(config)
-        if mesh.size != topology.devices:
-            raise ValueError(f"mesh={self.mesh!r}: takes {mesh.size} devices, {topology} has {topology.devices}")
-        compiled = self.compiled(config, job, mesh, topology)
-        return report(Findings(config, job, mesh, topology, estimated_memory(config, job, mesh), compiled))
-
-    def config(self) -> "DreamConfig":
-        """The shape to plan for."""
-        from jax_lm.checkpoints import huggingface
-        from jax_lm.models.config import SHAPES
-        from jax_lm.models.dream import DreamForCausalLM
-
-        if (self.model is None) == (self.model_config is None):
-            raise ValueError("model, model_config: give one of them")
-        if self.model is not None:
-            return DreamForCausalLM.read_config(huggingface.resolve(self.model, with_weights=False))
-        if self.model_config not in SHAPES:
-            raise ValueError(f"model_config={self.model_config!r}: must be one of {', '.join(SHAPES)}")
-        return SHAPES[self.model_config]
-
-    def compiled(self, config: "DreamConfig", job: "Job", mesh: "MeshShape", topology: "Topology") -> "Compiled | None":
-        """What the compiler says; None, and a line that says why, where it is not asked."""
-        if self.estimate or not topology.is_tpu:
-            return None
-        from jax_lm import compilation
-
-        if not compilation.is_available():
-            print(
-                "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'", file=sys.stderr
-            )
-            return None
-        place = compilation.topology_mesh(topology, mesh)
-        if job.is_training:
-            from jax_lm.training.footprint import compile_update
-
-            return compile_update(config, job, place)
-        return compilation.compile_generation(config, job, place, self.generation)
 
 
 @dataclass(frozen=True)
@@ -144,8 +58,6 @@ class Findings:
     @property
     def fits(self) -> bool:
         """By the compiler's word, else by the estimate."""
-        from jax_lm.planning import fits
-
         if self.compiled is None:
             return fits(self.estimated.total, self.topology)
         return self.compiled.total is not None and fits(self.compiled.total, self.topology)
@@ -153,8 +65,6 @@ class Findings:
 
 def report(found: Findings) -> int:
     """Print a plan; 0 if it fits, 1 if not."""
-    from jax_lm.planning import remedies, smallest_topology
-
     topology, job, memory = found.topology, found.job, found.estimated
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     new = f", {job.new_tokens} of them new" if job.step != "sft" else ""
@@ -183,8 +93,6 @@ def report(found: Findings) -> int:
 
 def memory_rows(table: Table, found: Findings) -> None:
     """What a step needs beyond the weights, and all of it against what there is."""
-    from jax_lm.planning import RESERVED
-
     compiled = found.compiled
     limit = f"{gib(found.topology.chip.memory)}, of which {RESERVED:.0%} must stay free"
     if compiled is None:
@@ -199,8 +107,6 @@ def memory_rows(table: Table, found: Findings) -> None:
 
 def speed_rows(table: Table, found: Findings) -> None:
     """Cost of a step and what follows from it."""
-    from jax_lm.planning import bound
-
     least = bound(found.config, found.job, found.mesh, found.topology)
     table.add_row("step at least", f"{least.step.flops / 1e12:.3f} TFLOP and {gib(least.step.bytes)} per device")
     if found.compiled is not None and found.compiled.flops:
@@ -218,3 +124,51 @@ def speed_rows(table: Table, found: Findings) -> None:
 
 def gib(size: int | float) -> str:
     return f"{size / GIB:.2f} GiB"
+
+
+def run(arguments: Plan) -> int:
+    topology = Topology.parse(arguments.topology)
+    if topology.is_tpu:
+        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()})
+        jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+    config = config_of(arguments)
+    job = Job(
+        precision=arguments.dtype,
+        batch=arguments.batch,
+        canvas=arguments.canvas,
+        new_tokens=arguments.generation.max_new_tokens,
+        preset=arguments.generation.decoding.preset,
+        step=arguments.step,
+    )
+    mesh = MeshShape.parse(arguments.mesh) if arguments.mesh else chosen_mesh(config, job, topology.devices)
+    mesh.require(config)
+    if mesh.size != topology.devices:
+        raise ValueError(f"mesh={arguments.mesh!r}: takes {mesh.size} devices, {topology} has {topology.devices}")
+    compiled = compile_step(arguments, config, job, mesh, topology)
+    return report(Findings(config, job, mesh, topology, estimated_memory(config, job, mesh), compiled))
+
+
+def config_of(arguments: Plan) -> DreamConfig:
+    """The shape to plan for."""
+    if (arguments.model is None) == (arguments.model_config is None):
+        raise ValueError("model, model_config: give one of them")
+    if arguments.model is not None:
+        return DreamForCausalLM.read_config(huggingface.resolve(arguments.model, with_weights=False))
+    if arguments.model_config not in SHAPES:
+        raise ValueError(f"model_config={arguments.model_config!r}: must be one of {', '.join(SHAPES)}")
+    return SHAPES[arguments.model_config]
+
+
+def compile_step(
+    arguments: Plan, config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology
+) -> Compiled | None:
+    """What the compiler says; None, and a line that says why, where it is not asked."""
+    if arguments.estimate or not topology.is_tpu:
+        return None
+    if not compilation.is_available():
+        print("libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'", file=sys.stderr)
+        return None
+    place = compilation.topology_mesh(topology, mesh)
+    if job.is_training:
+        return compile_update(config, job, place)
+    return compilation.compile_generation(config, job, place, arguments.generation)

@@ -19,13 +19,15 @@ COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "green"), (1.01, "bright_green"
 """Upper bound of the confidence, and its colour."""
 
 
-def watch(engine: DiffuCoderInference, template: Template, options: GenerationOptions, *, shows_given: bool) -> None:
+def watch(
+    engine: DiffuCoderInference, template: Template, options: GenerationOptions, seed: int, *, shows_given: bool
+) -> None:
     """Denoise one template live, and leave the finished text on the screen."""
     console = Console(highlight=False)
     canvas = engine.canvas([template])
     start = time.monotonic()
     with Live(console=console, refresh_per_second=20, vertical_overflow="crop") as live:
-        for state in engine.states(canvas, options):
+        for state in engine.states(canvas, options, seed=seed):
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
             note = f"step {int(state.step)}, {left} masks left  {legend()}"

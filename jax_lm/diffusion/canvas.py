@@ -23,6 +23,12 @@ class Block:
         return self.end - self.start
 
 
+def block_bounds(region: Block, length: int) -> list[Block]:
+    """The region cut into blocks of `length` columns from the left; the last may be shorter."""
+    starts = range(region.start, region.end, length)
+    return [Block(start, min(start + length, region.end)) for start in starts]
+
+
 @dataclass(frozen=True)
 class Canvas:
     """What is to be filled.
@@ -66,8 +72,7 @@ class Canvas:
 
     def blocks(self, length: int) -> Iterator[Block]:
         """The region cut into blocks of `length`, the last may be shorter; blocks without a hole are left out."""
-        for start in range(self.region.start, self.region.end, length):
-            block = Block(start, min(start + length, self.region.end))
+        for block in block_bounds(self.region, length):
             if self.holes[:, block.start : block.end].any():
                 yield block
 

@@ -1,6 +1,6 @@
 """The sampler: walks a canvas block by block with the compiled loop over `step`.
 
-    state = Sampler(model).generate(Canvas.after(ids, mask, 256), SamplingConfig(steps=256), PRESETS["fast"])
+    state = Sampler(model).generate(Canvas.after(ids, mask, 256), GenerationOptions(max_new_tokens=256))
 
 `generate` and `stream` run the same compiled loop; they differ in how often it returns.
 """
@@ -16,29 +16,30 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.decoding import Decoding
 from jax_lm.diffusion.step import (
     NEVER,
-    Cursor,
-    Given,
+    NO_HOOKS,
+    BatchInputs,
+    CanvasArrays,
     Hooks,
-    Memory,
-    Plan,
+    KVCache,
     Proposal,
     SamplerState,
+    StepConfig,
+    Window,
+    block_columns,
     block_hidden,
-    columns,
     propose,
     rewrite,
     skip_idle,
     step,
 )
-from jax_lm.diffusion.unmasking import SamplingConfig
+from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
 UNLIMITED = np.iinfo(np.int32).max
-WHOLE_CANVAS = Decoding()
 
 
 class Sampler:
@@ -55,6 +56,8 @@ class Sampler:
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
         """The state before the first step. A row's randomness depends on its key, or seed and index, alone."""
         if isinstance(seed, int):
+            if seed < 0:
+                raise ValueError(f"seed={seed}: must not be negative")
             keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(len(canvas.tokens)))
         else:
             keys = seed
@@ -72,124 +75,137 @@ class Sampler:
     def generate(
         self,
         canvas: Canvas,
-        config: SamplingConfig,
-        decoding: Decoding = WHOLE_CANVAS,
+        options: GenerationOptions,
         *,
         seed: int | Key[Array, "b"] = 0,
-        hooks: Hooks | None = None,
+        stop_ids: tuple[int, ...] = (),
+        hooks: Hooks = NO_HOOKS,
+        strict_reference: bool = False,
     ) -> SamplerState:
-        """Fill the canvas; the loop over a block is one compiled computation."""
-        *_, last = self.stream(canvas, config, decoding, seed=seed, every=None, hooks=hooks)
+        """Fill the canvas; the loop over a block is one compiled computation. Arguments as those of `stream`."""
+        *_, last = self.stream(
+            canvas, options, seed=seed, every=None, stop_ids=stop_ids, hooks=hooks, strict_reference=strict_reference
+        )
         return last
 
     def stream(
         self,
         canvas: Canvas,
-        config: SamplingConfig,
-        decoding: Decoding = WHOLE_CANVAS,
+        options: GenerationOptions,
         *,
         seed: int | Key[Array, "b"] = 0,
         every: int | None = 1,
-        hooks: Hooks | None = None,
+        stop_ids: tuple[int, ...] = (),
+        hooks: Hooks = NO_HOOKS,
+        strict_reference: bool = False,
     ) -> Iterator[SamplerState]:
         """Yield the state after every `every` steps (None: as rarely as possible), after each block and at the end.
 
+        Args:
+            options: `max_new_tokens` alone is not read: the canvas has its length.
+            seed: of the draws, or one key per row.
+            stop_ids: tokens that end a row; not used without `options.early_stop`.
+            hooks: of the reference.
+            strict_reference: admit MASK itself as a candidate, as the reference does.
+
         Raises:
-            ValueError: no hole, or a schedule without a number of steps.
+            ValueError: no hole, or a negative seed.
         """
-        if config.steps is None and decoding.commit == "steps":
-            raise ValueError("steps=None: commit='steps' needs a number of steps")
-        hooks = hooks or Hooks()
-        given = Given(*map(jnp.asarray, (canvas.attention_mask, canvas.position_ids, canvas.holes, canvas.hole_starts)))
-        state = self.start(canvas, seed)
+        decoding = options.decoding.resolved
+        arrays, state = CanvasArrays.of(canvas), self.start(canvas, seed)
         if hooks.tokens is not None:
-            state = rewrite(state, hooks.tokens(-1, state.tokens, None), given.holes, self.mask_id)
-        memory = Memory()
+            state = rewrite(state, hooks.tokens(-1, state.tokens, None), arrays.holes, self.mask_id)
+        cache = KVCache()
         if decoding.cache != "none":
-            memory = run_empty_memory(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
+            cache = run_empty_cache(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
+        config = replace(
+            self.step_config(options, canvas.region.length),
+            stop_ids=stop_ids if options.early_stop else (),
+            strict_reference=strict_reference,
+            hooks=hooks,
+        )
         done: list[Block] = []
-        for block in canvas.blocks(decoding.columns(canvas.region.length)):
-            plans = self.plans(canvas, block, done, config, decoding, hooks)
-            state, memory = yield from self.fill(state, memory, given, block, plans, every)
+        for block in canvas.blocks(options.decoding.block_columns(canvas.region.length)):
+            passes = block_passes(canvas, block, done, options.decoding, replace(config, length=block.length))
+            params = SamplingParams.of(options, block.length, canvas.region.length)
+            refresh_steps = decoding.refresh_steps or UNLIMITED
+            state, cache = yield from self.fill(state, cache, arrays, block, params, passes, refresh_steps, every)
             done.append(block)
             if not np.asarray(state.masked).any():
                 break
 
-    def plans(
-        self, canvas: Canvas, block: Block, done: list[Block], config: SamplingConfig, decoding: Decoding, hooks: Hooks
-    ) -> list[tuple[Plan, int]]:
-        """How the block's first step and the others recompute: plans, each with the first row it recomputes."""
-        width, region = canvas.tokens.shape[1], canvas.region
-        steps = None if config.steps is None else max(1, -(-config.steps * block.length // region.length))
-        before = max(block.start - 1, 0)
-        plan = Plan(
-            sampling=config, decoding=decoding, hooks=hooks, mask_id=self.mask_id, steps=steps, length=block.length,
-            rows=None,
-        )  # fmt: skip
-        if decoding.cache == "none":
-            return [(plan, 0)]
-        if done and len(done) % decoding.refresh_every:
-            first_row, last_row = max(done[-1].start - 1, 0), block.end
-        else:
-            first_row, last_row = max(region.start - 1, 0) if done and decoding.freeze_prompt else 0, width
-        refresh = replace(plan, rows=last_row - first_row, forced=decoding.first_token == "force")
-        # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
-        with_lead = decoding.cache != "dual" and decoding.first_token == "rule" and block.start > 0
-        start = before if with_lead else block.start
-        end = width if decoding.cache == "prefix" else block.end
-        uses_tail = decoding.cache == "dual" and block.start > 0
-        window = replace(plan, rows=end - start, uses_tail=uses_tail)
-        return [(refresh, first_row), (window, start)]
+    def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
+        """The configuration of steps over a block of that many columns that recompute every row."""
+        return StepConfig(length=length, rows=None, mask_id=self.mask_id, top_k=options.top_k)
 
     def fill(
         self,
         state: SamplerState,
-        memory: Memory,
-        given: Given,
+        cache: KVCache,
+        arrays: CanvasArrays,
         block: Block,
-        plans: list[tuple[Plan, int]],
+        params: SamplingParams,
+        passes: list[tuple[StepConfig, int]],
+        refresh_steps: int,
         every: int | None,
-    ) -> Generator[SamplerState, None, tuple[SamplerState, Memory]]:
-        """Decode one block, yielding as `stream` does. The first of two plans is for the block's first evaluation."""
-        decoding = plans[0][0].decoding
+    ) -> Generator[SamplerState, None, tuple[SamplerState, KVCache]]:
+        """Decode one block, yielding as `stream` does.
+
+        Args:
+            passes: those of `block_passes`; the first of two is for the block's first evaluation.
+            refresh_steps: evaluations between two refreshes.
+        """
         step = first_step = int(state.step)
-        limit = first_step + plans[0][0].step_limit
+        limit = first_step + step_limit(params, block.length)
         forwards, refreshed = int(state.forwards), None
         is_open = True
         while is_open and step < limit:
-            period = decoding.refresh_steps or UNLIMITED
-            is_refresh = len(plans) > 1 and (refreshed is None or forwards - refreshed >= period)
-            plan, first_row = plans[0] if is_refresh else plans[-1]
+            is_refresh = len(passes) > 1 and (refreshed is None or forwards - refreshed >= refresh_steps)
+            config, first_row = passes[0] if is_refresh else passes[-1]
             if refreshed is not None:
-                plan = replace(plan, forced=False)
-            until = limit if every is None else min(limit, step + every)
-            most = forwards + 1 if is_refresh else min((refreshed or 0) + period, UNLIMITED)
-            cursor = Cursor(*map(jnp.int32, (block.start, first_row, first_step, until, most)))
-            state, memory, still_open = run(self.graph, self.params, state, memory, given, cursor, plan)
+                config = replace(config, forced=False)
+            window = Window.of(
+                block=block.start,
+                rows=first_row,
+                first_step=first_step,
+                until=limit if every is None else min(limit, step + every),
+                forwards=forwards + 1 if is_refresh else min((refreshed or 0) + refresh_steps, UNLIMITED),
+            )
+            inputs = BatchInputs(arrays, window, params)
+            state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
             yield state
             if is_refresh and int(state.forwards) > forwards:
                 refreshed = forwards
             step, forwards, is_open = int(state.step), int(state.forwards), bool(still_open)
-        return state, memory
+        return state, cache
 
     def replay(
-        self, tokens: Int[np.ndarray, "b t"], canvas: Canvas, config: SamplingConfig, step: int
+        self,
+        tokens: Int[np.ndarray, "b t"],
+        canvas: Canvas,
+        options: GenerationOptions,
+        step: int,
+        *,
+        strict_reference: bool = False,
     ) -> tuple[Int[np.ndarray, "b t"], Float[np.ndarray, "b t"]]:
         """One step from any canvas on the way, over the whole canvas.
 
         Returns:
             The tokens after it, and the confidence by which positions were chosen (-inf where nothing was masked).
         """
-        holes = canvas.holes & (tokens == self.mask_id)
+        region, holes = canvas.region, canvas.holes & (tokens == self.mask_id)
         state = self.start(canvas, seed=0)
         state = state._replace(tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step))
-        given = Given(*map(jnp.asarray, (canvas.attention_mask, canvas.position_ids, canvas.holes, canvas.hole_starts)))
-        ((plan, first_row),) = self.plans(canvas, canvas.region, [], config, WHOLE_CANVAS, Hooks())
-        cursor = Cursor(*map(jnp.int32, (canvas.region.start, first_row, 0, step + 1, UNLIMITED)))
-        scores = run_proposal(self.graph, self.params, state, given, cursor, plan).scores
-        after, _, _ = run(self.graph, self.params, state, Memory(), given, cursor, plan)
+        config = replace(self.step_config(options, region.length), strict_reference=strict_reference)
+        inputs = BatchInputs(
+            CanvasArrays.of(canvas),
+            Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=UNLIMITED),
+            SamplingParams.of(options, region.length, region.length),
+        )
+        scores = run_proposal(self.graph, self.params, state, inputs, config).scores
+        after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
         everywhere = np.full(tokens.shape, -np.inf, np.float32)
-        everywhere[:, canvas.region.start : canvas.region.end] = scores
+        everywhere[:, region.start : region.end] = scores
         return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
 
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
@@ -197,52 +213,75 @@ class Sampler:
         return run_forward(self.graph, self.params, tokens)
 
 
-@partial(jax.jit, static_argnames=("graph", "plan"), donate_argnames="memory")
+def block_passes(
+    canvas: Canvas, block: Block, done: list[Block], decoding: Decoding, config: StepConfig
+) -> list[tuple[StepConfig, int]]:
+    """The passes over a block, each with the first row that it recomputes: the refresh that begins it, and its steps.
+
+    Without a cache there is one, over all rows. Rows are [first, first + config.rows) of the canvas.
+    """
+    chosen, width = decoding.resolved, canvas.tokens.shape[1]
+    if chosen.cache == "none":
+        return [(config, 0)]
+    if done and len(done) % chosen.refresh_every:
+        # Between two full forwards: the last block, now that it is decided, and the new one.
+        first_row, end_row = max(done[-1].start - 1, 0), block.end
+    else:
+        first_row, end_row = max(canvas.region.start - 1, 0) if done and chosen.freeze_prompt else 0, width
+    refresh = replace(config, rows=end_row - first_row, forced=chosen.first_token == "force")
+    # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
+    with_row_before = chosen.cache != "dual" and chosen.first_token == "rule" and block.start > 0
+    start = block.start - 1 if with_row_before else block.start
+    end = width if chosen.cache == "prefix" else block.end
+    steps = replace(config, rows=end - start, uses_tail=chosen.cache == "dual" and block.start > 0)
+    return [(refresh, first_row), (steps, start)]
+
+
+def step_limit(params: SamplingParams, length: int) -> int:
+    """Steps after which a block of that length ends even if a mask is left (only the strict reference leaves any)."""
+    return int(params.steps) if params.by_schedule else max(int(params.steps), length)
+
+
+@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
 def run(
-    graph: nnx.GraphDef,
-    params: dict,
-    state: SamplerState,
-    memory: Memory,
-    given: Given,
-    cursor: Cursor,
-    plan: Plan,
-) -> tuple[SamplerState, Memory, Bool[Array, ""]]:
-    """Take steps until the block is full or the cursor says to return; also whether a mask is left in the block."""
-    model = nnx.merge(graph, params)
+    graph: nnx.GraphDef, params: dict, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+) -> tuple[SamplerState, KVCache, Bool[Array, ""]]:
+    """Take steps until the block is full or the window says to return; also whether a mask is left in the block."""
+    model, window = nnx.merge(graph, params), inputs.window
 
     def is_open(state: SamplerState) -> Bool[Array, ""]:
-        return jnp.any(columns(state.masked, cursor, plan))
+        return jnp.any(block_columns(state.masked, window, config))
 
-    def goes_on(carry: tuple[SamplerState, Memory]) -> Bool[Array, ""]:
+    def goes_on(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
         state, _ = carry
-        return is_open(state) & (state.step < cursor.until) & (state.forwards < cursor.forwards)
+        return is_open(state) & (state.step < window.until) & (state.forwards < window.forwards)
 
-    def advance(carry: tuple[SamplerState, Memory]) -> tuple[SamplerState, Memory]:
-        return step(model, *carry, given, cursor, plan)
+    def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
+        return step(model, *carry, inputs, config)
 
-    state, memory = jax.lax.while_loop(goes_on, advance, (skip_idle(state, cursor, plan), memory))
+    state, cache = jax.lax.while_loop(goes_on, advance, (skip_idle(state, inputs, config), cache))
     # The state is small, and every host looks at it.
     state, still_open = replicate((state, is_open(state)), model.mesh)
-    return state, memory, still_open
+    return state, cache, still_open
 
 
-@partial(jax.jit, static_argnames=("graph", "plan"))
+@partial(jax.jit, static_argnames=("graph", "config"))
 def run_proposal(
-    graph: nnx.GraphDef, params: dict, state: SamplerState, given: Given, cursor: Cursor, plan: Plan
+    graph: nnx.GraphDef, params: dict, state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> Proposal:
     """What the next step of `run` would propose, without a cache."""
     model = nnx.merge(graph, params)
-    hidden, _ = block_hidden(model, state.tokens, Memory(), given, cursor, plan)
-    masked, positions = (columns(values, cursor, plan) for values in (state.masked, given.position_ids))
-    return propose(model, hidden, masked, positions, state, plan)[0]
+    hidden, _ = block_hidden(model, state.tokens, KVCache(), inputs, config)
+    return propose(model, hidden, state, inputs, config)[0]
 
 
 @partial(jax.jit, static_argnames=("graph", "shape", "has_tail"))
-def run_empty_memory(graph: nnx.GraphDef, params: dict, shape: tuple[int, int], has_tail: bool) -> Memory:
+def run_empty_cache(graph: nnx.GraphDef, params: dict, shape: tuple[int, int], has_tail: bool) -> KVCache:
+    """Zeros for rows of a canvas [b, t]."""
     model = nnx.merge(graph, params).model
     weight = model.embed_tokens.weight[...]
     tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
-    return Memory(model.empty_cache(*shape), tail)
+    return KVCache(model.empty_cache(*shape), tail)
 
 
 @partial(jax.jit, static_argnames="graph")

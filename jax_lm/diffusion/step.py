@@ -1,26 +1,24 @@
 """One denoising step: what it takes and gives, and the one function that every way of decoding runs.
 
-The model computes, the sampler decides. Order (`SamplingConfig.alg`), commit rule, blocks and cache (`Decoding`) are
-independent: a block limits which columns a step may commit, a cache which rows it recomputes, and a refresh is
-a step that recomputes all of them.
+The model computes, the sampler decides. Order, commit rule, blocks and cache (`jax_lm.options`) are independent: a
+block limits which columns a step may commit, a cache which rows it recomputes, and a refresh is a step that recomputes
+all of them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_lm.diffusion import decoding as rules
-from jax_lm.diffusion import unmasking
-from jax_lm.diffusion.decoding import Decoding
+from jax_lm.diffusion import decoding, unmasking
+from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.masking import shift_right
-from jax_lm.diffusion.settings import either
-from jax_lm.diffusion.unmasking import SamplingConfig
+from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
 NEVER = np.iinfo(np.int32).max
@@ -56,7 +54,7 @@ class SamplerState(NamedTuple):
         return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in range(int(self.step))])
 
 
-class Memory(NamedTuple):
+class KVCache(NamedTuple):
     """What a cache keeps from one step to the next; all None without one.
 
     Attributes:
@@ -68,7 +66,7 @@ class Memory(NamedTuple):
     tail: Float[Array, "b 1 d"] | None = None
 
 
-class Given(NamedTuple):
+class CanvasArrays(NamedTuple):
     """What does not change while a canvas is filled (see `Canvas`)."""
 
     attention_mask: Bool[Array, "b t"]
@@ -76,8 +74,13 @@ class Given(NamedTuple):
     holes: Bool[Array, "b t"]
     hole_starts: Int[Array, "b t"]
 
+    @classmethod
+    def of(cls, canvas: Canvas) -> "CanvasArrays":
+        """The arrays of a canvas, on the device."""
+        return cls(*(jnp.asarray(getattr(canvas, name)) for name in cls._fields))
 
-class Cursor(NamedTuple):
+
+class Window(NamedTuple):
     """Where a call works, and when it returns: numbers, so that all blocks of one length share a compilation.
 
     Attributes:
@@ -94,6 +97,20 @@ class Cursor(NamedTuple):
     until: Int[Array, ""]
     forwards: Int[Array, ""]
 
+    @classmethod
+    def of(cls, **numbers: int) -> "Window":
+        """A window from plain numbers, one for each field."""
+        arrays: dict[str, Any] = {name: np.int32(number) for name, number in numbers.items()}
+        return cls(**arrays)
+
+
+class BatchInputs(NamedTuple):
+    """What a call of the compiled loop takes besides state and cache, all of it traced."""
+
+    canvas: CanvasArrays
+    window: Window
+    params: SamplingParams
+
 
 @dataclass(frozen=True)
 class Hooks:
@@ -109,36 +126,37 @@ class Hooks:
     logits: Callable | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a compilation is made for: settings, and the shapes of one block.
+NO_HOOKS = Hooks()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """What a compilation is made for: shapes of one block, and the settings that decide them.
 
     Attributes:
-        steps: denoising steps of the block; None is no limit.
         length: columns of the block.
         rows: rows recomputed each step; None is all of them, without a cache.
-        uses_tail: whether the row before the block is taken from the memory.
+        mask_id: id of MASK.
+        top_k: candidates per position; None is the whole vocabulary.
+        stop_ids: tokens that end a row: once one has no mask before it, what follows it is not decoded. Lossless
+            for the text up to there; empty decodes everything, as the reference does.
+        strict_reference: admit MASK itself as a candidate, as the reference does.
+        hooks: of the reference.
+        uses_tail: whether the row before the block is taken from the cache.
         forced: commit the block's first column, and nothing else.
         axis: name of the axis over rows, where each is a batch of one under `jax.vmap`.
-        ratios: noise schedule of the block in place of that of `steps`; traced, hence set inside a compilation only.
     """
 
-    sampling: SamplingConfig
-    decoding: Decoding
-    hooks: Hooks
-    mask_id: int
-    steps: int | None
     length: int
     rows: int | None
+    mask_id: int
+    top_k: int | None
+    stop_ids: tuple[int, ...] = ()
+    strict_reference: bool = False
+    hooks: Hooks = NO_HOOKS
     uses_tail: bool = False
     forced: bool = False
     axis: str | None = None
-    ratios: Float[Array, "s"] | None = None
-
-    @property
-    def step_limit(self) -> int:
-        """Steps after which the block ends even if a mask is left (only the strict reference leaves any)."""
-        return self.length if self.steps is None else max(self.steps, self.length * (self.decoding.commit != "steps"))
 
 
 class Proposal(NamedTuple):
@@ -156,20 +174,19 @@ class Proposal(NamedTuple):
 
 
 def step(
-    model: DreamForCausalLM, state: SamplerState, memory: Memory, given: Given, cursor: Cursor, plan: Plan
-) -> tuple[SamplerState, Memory]:
+    model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+) -> tuple[SamplerState, KVCache]:
     """One denoising step: recompute rows, propose a token per masked position of the block, commit the chosen ones."""
-    masked, positions = (columns(values, cursor, plan) for values in (state.masked, given.position_ids))
-    hidden, memory = block_hidden(model, state.tokens, memory, given, cursor, plan)
-    proposal, logits = propose(model, hidden, masked, positions, state, plan)
+    hidden, cache = block_hidden(model, state.tokens, cache, inputs, config)
+    proposal, logits = propose(model, hidden, state, inputs, config)
     # Only the strict reference can propose MASK; such a position stays open, as it does there.
-    chosen = choose(proposal, state, given, cursor, plan) & (proposal.tokens != plan.mask_id)
+    chosen = choose(proposal, state, inputs, config) & (proposal.tokens != config.mask_id)
 
     def write(values: Array, new: Array) -> Array:
-        new = jnp.where(chosen, new, columns(values, cursor, plan))
-        if plan.length == values.shape[1]:
+        new = jnp.where(chosen, new, block_columns(values, inputs.window, config))
+        if config.length == values.shape[1]:
             return new
-        return jax.lax.dynamic_update_slice_in_dim(values, new, cursor.block, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(values, new, inputs.window.block, axis=1)
 
     state = state._replace(
         tokens=write(state.tokens, proposal.tokens),
@@ -178,83 +195,78 @@ def step(
         confidence=write(state.confidence, proposal.probability),
         forwards=state.forwards + 1,
     )
-    if plan.hooks.tokens is not None:
-        tokens = plan.hooks.tokens(state.step, state.tokens, logits)
-        state = rewrite(state, tokens, given.holes, plan.mask_id)
-    if plan.sampling.stop_ids:
-        state = end_rows(state, given, plan)
-    return skip_idle(state._replace(step=state.step + 1), cursor, plan), memory
+    if config.hooks.tokens is not None:
+        tokens = config.hooks.tokens(state.step, state.tokens, logits)
+        state = rewrite(state, tokens, inputs.canvas.holes, config.mask_id)
+    if config.stop_ids:
+        state = end_rows(state, inputs.canvas, config.stop_ids)
+    return skip_idle(state._replace(step=state.step + 1), inputs, config), cache
 
 
-def skip_idle(state: SamplerState, cursor: Cursor, plan: Plan) -> SamplerState:
+def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
     """Pass over steps of the schedule that commit nothing: exact at temperature 0, the same distribution above."""
-    by_schedule, by_chance = plan.decoding.is_by_schedule, plan.sampling.is_by_chance
-    if by_schedule is False or by_chance is True:
-        return state
-    can_idle = jnp.logical_and(by_schedule, jnp.logical_not(by_chance))
-    masked = columns(state.masked, cursor, plan)
+    params, window = inputs.params, inputs.window
+    masked = block_columns(state.masked, window, config)
+    can_idle = params.by_schedule & ~params.is_by_chance & jnp.any(masked)
 
     def is_idle(now: Int[Array, ""]) -> Bool[Array, ""]:
-        counts = rules.commit_counts(masked, ratio(now, cursor, plan))
-        return can_idle & (now < cursor.until) & jnp.any(masked) & ~jnp.any(counts > 0)
+        counts = decoding.commit_counts(masked, params.ratios[now - window.first_step])
+        return can_idle & (now < window.until) & ~jnp.any(counts > 0)
 
     return state._replace(step=jax.lax.while_loop(is_idle, lambda now: now + 1, state.step))
 
 
-def ratio(now: Int[Array, ""], cursor: Cursor, plan: Plan) -> Float[Array, ""]:
-    """Share of the block's masks that step `now` commits by the noise schedule."""
-    if plan.ratios is not None:
-        return plan.ratios[now - cursor.first_step]
-    assert plan.steps is not None
-    return jnp.asarray(rules.transfer_ratios(plan.steps, plan.sampling.eps))[now - cursor.first_step]
-
-
-def columns(values: Array, cursor: Cursor, plan: Plan) -> Array:
-    """The block's columns."""
-    if plan.length == values.shape[1]:
+def block_columns(values: Array, window: Window, config: StepConfig) -> Array:
+    """The block's columns of an array [b, t]."""
+    if config.length == values.shape[1]:
         return values
-    return jax.lax.dynamic_slice_in_dim(values, cursor.block, plan.length, axis=1)
+    return jax.lax.dynamic_slice_in_dim(values, window.block, config.length, axis=1)
 
 
 def block_hidden(
-    model: DreamForCausalLM, tokens: Int[Array, "b t"], memory: Memory, given: Given, cursor: Cursor, plan: Plan
-) -> tuple[Float[Array, "b r d"], Memory]:
-    """Hidden states that predict the block's columns, and the memory with what was recomputed."""
-    if plan.rows is None:
-        hidden, layers = model.model(tokens, given.attention_mask, given.position_ids), None
+    model: DreamForCausalLM, tokens: Int[Array, "b t"], cache: KVCache, inputs: BatchInputs, config: StepConfig
+) -> tuple[Float[Array, "b r d"], KVCache]:
+    """Hidden states that predict the block's columns, and the cache with what was recomputed."""
+    canvas, window = inputs.canvas, inputs.window
+    if config.rows is None:
+        hidden, layers = model.model(tokens, canvas.attention_mask, canvas.position_ids), None
     else:
-        assert memory.layers is not None
+        assert cache.layers is not None
         tokens, positions = (
-            jax.lax.dynamic_slice_in_dim(values, cursor.rows, plan.rows, axis=1)
-            for values in (tokens, given.position_ids)
+            jax.lax.dynamic_slice_in_dim(values, window.rows, config.rows, axis=1)
+            for values in (tokens, canvas.position_ids)
         )
-        hidden, layers = model.model.recompute(tokens, given.attention_mask, positions, memory.layers, cursor.rows)
-    aligned = jax.lax.dynamic_slice_in_dim(shift_right(hidden), cursor.block - cursor.rows, plan.length, axis=1)
-    if plan.uses_tail:
-        assert memory.tail is not None
-        aligned = jnp.concatenate([memory.tail, aligned[:, 1:]], axis=1)
-    return aligned, Memory(layers, None if memory.tail is None else aligned[:, :1])
+        hidden, layers = model.model.recompute(tokens, canvas.attention_mask, positions, cache.layers, window.rows)
+    # The recomputed rows begin at `window.rows`, the block at `window.block`: its columns among those rows.
+    aligned = jax.lax.dynamic_slice_in_dim(shift_right(hidden), window.block - window.rows, config.length, axis=1)
+    if config.uses_tail:
+        assert cache.tail is not None
+        aligned = jnp.concatenate([cache.tail, aligned[:, 1:]], axis=1)
+    return aligned, KVCache(layers, None if cache.tail is None else aligned[:, :1])
 
 
 def propose(
     model: DreamForCausalLM,
     hidden: Float[Array, "b r d"],
-    masked: Bool[Array, "b r"],
-    positions: Int[Array, "b r"],
     state: SamplerState,
-    plan: Plan,
+    inputs: BatchInputs,
+    config: StepConfig,
 ) -> tuple[Proposal, Float[Array, "b r v"] | None]:
     """Filter, draw and score the masked positions; the logits too, if all were computed.
 
     The head costs more than a small body, so it runs on the masked rows alone: gathered to the front, and as many
     as the smallest compiled size that holds them. A hook sees the logits of all rows.
     """
+    params = inputs.params
+    masked = block_columns(state.masked, inputs.window, config)
+    positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
+    excluded_id = None if config.strict_reference else config.mask_id
 
-    def decide(logits: Float[Array, "b c v"], places: Int[Array, "b c"]) -> Proposal:
-        for_token, for_score, _ = noise(state, places)
-        candidates = unmasking.filtered(logits, plan.sampling, plan.mask_id)
-        tokens, probability = unmasking.draw(for_token, candidates, plan.sampling.temperature)
-        scores = unmasking.confidence(for_score, candidates, probability, places, plan.sampling.alg)
+    def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"]) -> Proposal:
+        for_token, for_score, _ = noise(state, positions)
+        candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id)
+        tokens, probability = unmasking.draw(for_token, candidates, params.temperature)
+        scores = unmasking.confidence(for_score, candidates, probability, positions, params.alg)
         return Proposal(tokens, probability, scores)
 
     def gathered(size: int) -> Proposal:
@@ -264,51 +276,51 @@ def propose(
         batch = jnp.arange(len(index))[:, None]
         return Proposal(*(jnp.zeros(masked.shape, part.dtype).at[batch, index].set(part) for part in compact))
 
-    if plan.hooks != Hooks():
+    if config.hooks != NO_HOOKS:
         logits = model.logits(hidden)
-        if plan.hooks.logits is not None:
-            logits = plan.hooks.logits(state.step, state.tokens, logits)
+        if config.hooks.logits is not None:
+            logits = config.hooks.logits(state.step, state.tokens, logits)
         return decide(logits, positions), logits
-    sizes = sorted({min(max(-(-plan.length // share), SMALLEST_HEAD), plan.length) for share in HEAD_SHARES})
+    # Half of the block and all of it, at least SMALLEST_HEAD rows: the smallest that holds the masks of every row.
+    sizes = sorted({min(max(-(-config.length // share), SMALLEST_HEAD), config.length) for share in HEAD_SHARES})
     needed = jnp.max(jnp.sum(masked, axis=1))
-    if plan.axis is not None:
-        needed = jax.lax.pmax(needed, plan.axis)
+    if config.axis is not None:
+        needed = jax.lax.pmax(needed, config.axis)
     branch = jnp.sum(needed > jnp.asarray(sizes[:-1], jnp.int32))
     return jax.lax.switch(branch, [partial(gathered, size) for size in sizes]), None
 
 
-def choose(proposal: Proposal, state: SamplerState, given: Given, cursor: Cursor, plan: Plan) -> Bool[Array, "b r"]:
+def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig) -> Bool[Array, "b r"]:
     """The masked positions of the block that the commit rule takes, in the order of the scores."""
-    masked, positions = (columns(values, cursor, plan) for values in (state.masked, given.position_ids))
-    if plan.forced:
-        return masked & (jnp.arange(plan.length) == 0)
-    _, _, for_choice = noise(state, positions)
-    rank = rules.ranks(unmasking.disturbed(for_choice, proposal.scores, plan.sampling.alg_temp), masked)
-
-    def by_schedule() -> Bool[Array, "b r"]:
-        share = ratio(state.step, cursor, plan)
-        counts = rules.commit_counts(masked, share)
-        return either(plan.sampling.is_by_chance, lambda: for_choice < share, lambda: rank < counts[:, None])
-
-    def by_probability() -> Bool[Array, "b r"]:
-        holes = jnp.sum(columns(given.holes, cursor, plan), axis=1)
-        chosen = rules.confident(plan.decoding, rank, proposal.probability, masked, holes)
-        if plan.steps is None:
-            return chosen
-        allowed = rules.budget(masked, holes, state.step - cursor.first_step, plan.steps)
-        return chosen & (rank < allowed[:, None])
-
-    return masked & either(plan.decoding.is_by_schedule, by_schedule, by_probability)
+    params, window = inputs.params, inputs.window
+    masked = block_columns(state.masked, window, config)
+    if config.forced:
+        return masked & (jnp.arange(config.length) == 0)
+    _, _, for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))
+    rank = decoding.ranks(unmasking.disturbed(for_choice, proposal.scores, params.alg_temp), masked)
+    taken = state.step - window.first_step
+    share = params.ratios[taken]
+    counts = decoding.commit_counts(masked, share)
+    scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
+    holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
+    probable = jax.lax.cond(
+        params.factor > 0,
+        lambda: decoding.longest_run(params.factor, rank, proposal.probability, masked),
+        lambda: decoding.above_threshold(params.threshold, params.decay, rank, proposal.probability, masked, holes),
+    )
+    allowed = decoding.budget(masked, holes, taken, params.steps)
+    return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
 
 
-def end_rows(state: SamplerState, given: Given, plan: Plan) -> SamplerState:
+def end_rows(state: SamplerState, canvas: CanvasArrays, stop_ids: tuple[int, ...]) -> SamplerState:
     """Fill each hole after a stop token that has no mask before it, with that token; nothing there is read."""
-    is_stop = jnp.isin(state.tokens, jnp.asarray(plan.sampling.stop_ids)) & given.holes & ~state.masked
+    is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids)) & canvas.holes & ~state.masked
     masks_before = jnp.cumsum(state.masked, axis=1) - state.masked
-    is_clear = is_stop & (masks_before == jnp.take_along_axis(masks_before, given.hole_starts, axis=1))
+    # Clear: as many masks before the stop token as before its hole, hence none between.
+    is_clear = is_stop & (masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1))
     place = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
     last = jax.lax.cummax(jnp.where(is_clear, place, -1), axis=1)
-    ended = state.masked & (last >= given.hole_starts)
+    ended = state.masked & (last >= canvas.hole_starts)
     stops = jnp.take_along_axis(state.tokens, jnp.maximum(last, 0), axis=1)
     return state._replace(
         tokens=jnp.where(ended, stops, state.tokens),
@@ -332,8 +344,8 @@ def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Arra
     counter-based generation gives element (position, i) the same number whatever the width.
     """
 
-    def of_row(key: Key[Array, ""], places: Int[Array, "r"]) -> Float[Array, "r 3"]:
-        return jax.random.uniform(jax.random.fold_in(key, state.step), (state.tokens.shape[1], 3))[places]
+    def of_row(key: Key[Array, ""], positions: Int[Array, "r"]) -> Float[Array, "r 3"]:
+        return jax.random.uniform(jax.random.fold_in(key, state.step), (state.tokens.shape[1], 3))[positions]
 
     numbers = jax.vmap(of_row)(state.keys, positions)
     return numbers[..., 0], numbers[..., 1], numbers[..., 2]

@@ -5,72 +5,81 @@ confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion
 `sample_tokens`.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.diffusion.settings import Choice, Number, either, is_choice
+from jax_lm.diffusion.decoding import transfer_ratios
+from jax_lm.options import ALGS, GenerationOptions
 
-ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
 PREFILTER = 1024
 """How many of the largest logits are tried before top_p without top_k falls back to a full sort."""
 CHUNK = 64
 """Columns that `largest` and `inverse_cdf` look at as one, so that they go over the vocabulary once."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How tokens are drawn and ordered. Hashable, hence static under jit; `lanes` traces temperature, top_p and alg.
+class SamplingParams(NamedTuple):
+    """Settings of a generation as numbers, traced: another temperature compiles nothing anew.
+
+    Under `jax.vmap` each row has settings of its own. Meaning of each: `jax_lm.options`.
 
     Attributes:
-        steps: denoising steps over the whole canvas, shared out among blocks; None only for commit rules by
-            probability, and then there is no limit.
-        alg: order of unmasking: `origin` (each position by chance), or most confident first by the
-            chosen token's probability (`maskgit_plus`), the margin of the two best (`topk_margin`) or
-            negative entropy (`entropy`); `random` and `left_to_right` are controls with the same counts.
-        alg_temp: 0 takes the most confident; above, positions are drawn from softmax(confidence / alg_temp).
         temperature: 0 takes the likeliest token.
-        top_p: mass of the nucleus, in (0, 1]; None is off.
-        top_k: number of candidates; None is off. The published sampler's hidden default is 50.
-        eps: where the noise schedule ends.
-        stop_ids: tokens that end a row: once one has no mask before it, what follows it is not decoded. Lossless
-            for the text up to there; empty decodes everything, as the reference does.
-        strict_reference: admit MASK itself as a candidate, as the reference does.
+        top_p: mass of the nucleus; None is off, and another program. Infinity is off too.
+        alg: index of the order in `ALGS`.
+        alg_temp: 0 takes the most confident positions.
+        by_schedule: whether the noise schedule says how many tokens a step commits, or else their probability.
+        threshold: probability from which tokens are committed.
+        decay: of the threshold while the block fills; 0 but for the rule `dynamic`.
+        factor: of the rule `factor`; 0 for the others.
+        steps: denoising steps of the block; 0 is no limit.
+        ratios: noise schedule of the block, filled up with ones.
     """
 
-    steps: int | None
-    alg: Choice = "entropy"
-    alg_temp: float = 0.0
-    temperature: Number = 0.0
-    top_p: Number | None = None
-    top_k: int | None = 50
-    eps: float = 1e-3
-    stop_ids: tuple[int, ...] = ()
-    strict_reference: bool = False
+    temperature: Float[Array, "*b"]
+    top_p: Float[Array, "*b"] | None
+    alg: Int[Array, "*b"]
+    alg_temp: Float[Array, "*b"]
+    by_schedule: Bool[Array, "*b"]
+    threshold: Float[Array, "*b"]
+    decay: Float[Array, "*b"]
+    factor: Float[Array, "*b"]
+    steps: Int[Array, "*b"]
+    ratios: Float[Array, "*b s"]
 
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps={self.steps}: must be at least 1")
-        if self.alg not in ALGS:
-            raise ValueError(f"alg={self.alg!r}: must be one of {', '.join(ALGS)}")
-        if not self.alg_temp >= 0:
-            raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature={self.temperature}: must not be negative")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: must lie in (0, 1], or be None")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k}: must be at least 1, or None")
-        if not 0 < self.eps < 1:
-            raise ValueError(f"eps={self.eps}: must lie in (0, 1)")
+    @classmethod
+    def of(cls, options: GenerationOptions, block: int, region: int, *, columns: int = 0) -> "SamplingParams":
+        """Settings for a block of `block` columns in a region of `region`, which share out the steps of the canvas.
+
+        Args:
+            columns: least length of the schedule, so that blocks of different lengths share a compilation.
+        """
+        decoding = options.decoding.resolved
+        steps = 0 if options.steps is None else max(1, -(-options.steps * block // region))
+        ratios = np.ones(max(steps, block, columns), np.float32)
+        if steps:
+            ratios[:steps] = transfer_ratios(steps)
+        numbers: dict[str, Any] = {
+            "temperature": np.float32(options.temperature),
+            "top_p": None if options.top_p is None else np.float32(options.top_p),
+            "alg": np.int32(ALGS.index(options.alg)),
+            "alg_temp": np.float32(options.alg_temp),
+            "by_schedule": np.bool_(decoding.commit == "steps"),
+            "threshold": np.float32(decoding.threshold),
+            "decay": np.float32(decoding.decay if decoding.commit == "dynamic" else 0),
+            "factor": np.float32(decoding.factor if decoding.commit == "factor" else 0),
+            "steps": np.int32(steps),
+            "ratios": ratios,
+        }
+        return cls(**numbers)
 
     @property
-    def is_by_chance(self) -> bool | Bool[Array, ""]:
+    def is_by_chance(self) -> Bool[Array, "*b"]:
         """Whether the order is `origin`: each position is decided by chance, not as one of a number."""
-        return is_choice(self.alg, "origin", ALGS)
+        return self.alg == ALGS.index("origin")
 
 
 class Candidates(NamedTuple):
@@ -81,39 +90,44 @@ class Candidates(NamedTuple):
 
 
 def filtered(
-    logits: Float[Array, "b r v"], config: SamplingConfig, mask_id: int, *, prefilter: int = PREFILTER
+    logits: Float[Array, "b r v"], params: SamplingParams, *, top_k: int | None, excluded_id: int | None = None
 ) -> Candidates:
     """Temperature, then top_p over the full distribution, then top_k; renormalised over what is left.
 
     The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits and one
     logsumexp over the vocabulary are needed. Ties with the k-th largest logit are cut at k.
+
+    Args:
+        excluded_id: a token that is no candidate.
     """
-    if not config.strict_reference:
-        logits = logits.at[..., mask_id].set(-jnp.inf)
-    if not isinstance(config.temperature, float | int):
-        logits = logits / jnp.where(config.temperature > 0, config.temperature, 1.0)
-    elif config.temperature > 0:
-        logits = logits / config.temperature
-    if config.top_k is not None and config.top_k < logits.shape[-1]:
-        values, ids = largest(logits, config.top_k)
-        if config.top_p is not None:
+
+    if excluded_id is not None:
+        logits = logits.at[..., excluded_id].set(-jnp.inf)
+    logits = logits / jnp.where(params.temperature > 0, params.temperature, 1.0)
+    if top_k is not None and top_k < logits.shape[-1]:
+        values, ids = largest(logits, top_k)
+        if params.top_p is not None:
             log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-            values = jnp.where(in_nucleus(values, log_total, config.top_p), values, -jnp.inf)
+            values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
     else:
         values, ids = logits, jnp.broadcast_to(jnp.arange(logits.shape[-1]), logits.shape)
-        if config.top_p is not None:
-            values = jnp.where(logits >= nucleus_cutoff(logits, config.top_p, prefilter), logits, -jnp.inf)
+        if params.top_p is not None:
+            values = jnp.where(logits >= nucleus_cutoff(logits, params.top_p), logits, -jnp.inf)
     return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
 
 
-def in_nucleus(values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Number) -> Bool[Array, "b r c"]:
+def in_nucleus(
+    values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Float[Array, ""]
+) -> Bool[Array, "b r c"]:
     """Which of the logits, sorted descending, belong to the nucleus: those with at most `top_p` before them."""
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
     return before <= top_p
 
 
-def nucleus_cutoff(logits: Float[Array, "b r v"], top_p: Number, prefilter: int) -> Float[Array, "b r 1"]:
+def nucleus_cutoff(
+    logits: Float[Array, "b r v"], top_p: Float[Array, ""], *, prefilter: int = PREFILTER
+) -> Float[Array, "b r 1"]:
     """Smallest logit of the nucleus. Sorts the whole vocabulary only if the `prefilter` largest do not reach it."""
     log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     size = min(prefilter, logits.shape[-1])
@@ -170,10 +184,10 @@ def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) ->
 
 
 def draw(
-    uniform: Float[Array, "b r"], candidates: Candidates, temperature: Number
+    uniform: Float[Array, "b r"], candidates: Candidates, temperature: Float[Array, ""]
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
     """A token for each position, and its probability; `uniform` in [0, 1) decides if there is a temperature."""
-    index = either(
+    index = jax.lax.cond(
         temperature > 0,
         lambda: inverse_cdf(jnp.exp(candidates.log_probs), uniform),
         lambda: jnp.argmax(candidates.log_probs, axis=-1),
@@ -187,33 +201,33 @@ def confidence(
     candidates: Candidates,
     probability: Float[Array, "b r"],
     positions: Int[Array, "b r"],
-    alg: Choice,
+    alg: Int[Array, ""],
 ) -> Float[Array, "b r"]:
-    """How sure each position is, by the measure of `alg`; larger is committed earlier."""
-    if not isinstance(alg, str):
-        every = [confidence(uniform, candidates, probability, positions, name) for name in ALGS]
-        return jnp.stack(every)[alg]
-    match alg:
-        case "maskgit_plus":
-            return probability
-        case "topk_margin":
-            best = jnp.exp(jax.lax.top_k(candidates.log_probs, min(2, candidates.ids.shape[-1]))[0])
-            return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
-        case "entropy":
-            probs = jnp.exp(candidates.log_probs)
-            return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
-        case "random":
-            return uniform
-        case "left_to_right":
-            return -positions.astype(jnp.float32)
-        case _:
-            # `origin` decides each position by chance alone.
-            return probability
+    """How sure each position is, by the measure of the order `ALGS[alg]`; larger is committed earlier."""
+
+    def topk_margin() -> Float[Array, "b r"]:
+        best = jnp.exp(jax.lax.top_k(candidates.log_probs, min(2, candidates.ids.shape[-1]))[0])
+        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
+
+    def entropy() -> Float[Array, "b r"]:
+        probs = jnp.exp(candidates.log_probs)
+        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
+
+    measures = {
+        # `origin` decides each position by chance alone.
+        "origin": lambda: probability,
+        "maskgit_plus": lambda: probability,
+        "topk_margin": topk_margin,
+        "entropy": entropy,
+        "random": lambda: uniform,
+        "left_to_right": lambda: -positions.astype(jnp.float32),
+    }
+    return jax.lax.switch(alg, [measures[name] for name in ALGS])
 
 
-def disturbed(uniform: Float[Array, "b r"], scores: Float[Array, "b r"], alg_temp: float) -> Float[Array, "b r"]:
+def disturbed(
+    uniform: Float[Array, "b r"], scores: Float[Array, "b r"], alg_temp: Float[Array, ""]
+) -> Float[Array, "b r"]:
     """Scores whose order is distributed as draws from softmax(scores / alg_temp) without replacement (Gumbel noise)."""
-    if alg_temp == 0:
-        return scores
     gumbel = -jnp.log(-jnp.log(jnp.maximum(uniform, jnp.finfo(jnp.float32).tiny)))
-    return scores / alg_temp + gumbel
+    return jnp.where(alg_temp > 0, scores / jnp.where(alg_temp > 0, alg_temp, 1.0) + gumbel, scores)

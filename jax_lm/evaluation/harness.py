@@ -23,9 +23,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from jax_lm import terminal
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import log_likelihood
-from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.inference import WIDTH_BUCKET, DiffuCoderInference
-from jax_lm.options import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.tokenizer import END_OF_TEXT, Message, pad_left
 
 logger = logging.getLogger(__name__)
@@ -75,8 +74,7 @@ class DiffuCoderLM(TemplateLM):
         if samples < 1:
             raise ValueError(f"samples={samples}: must be at least 1")
         self.samples, self.is_greedy, self.batch_size = samples, is_greedy, int(batch_size)
-        self.options = GenerationOptions(max_new_tokens=max_gen_toks, preset=preset, seed=seed)
-        self.options.sampling()
+        self.options, self.seed = GenerationOptions(max_new_tokens=max_gen_toks, decoding=Decoding(preset=preset)), seed
         self.engine = DiffuCoderInference(pretrained, dtype=dtype)
         self.name = "built-in model" if pretrained is None else str(pretrained)
 
@@ -119,30 +117,34 @@ class DiffuCoderLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answers up to the first stop text, decoded in batches of requests with equal settings."""
-        groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        groups: dict[tuple[GenerationOptions, int], list[int]] = defaultdict(list)
         asked = [self.asked(request.args[1]) for request in requests]
-        for index, (options, _) in enumerate(asked):
-            groups[options.max_new_tokens, options.temperature, options.top_p, options.top_k].append(index)
+        for index, (settings, _) in enumerate(asked):
+            groups[settings].append(index)
         answers = [""] * len(requests)
         for group in groups.values():
             # The longest first: what does not fit into memory shows at once.
             ordered = sorted(group, key=lambda index: -len(requests[index].args[0]))
             for batch in chunks(ordered, self.batch_size):
-                options, _ = asked[batch[0]]
+                (options, seed), _ = asked[batch[0]]
                 prompts = [self.prompt(requests[index].args[0], options.max_new_tokens) for index in batch]
-                for index, text in zip(batch, self.engine.complete(prompts, options), strict=True):
+                for index, text in zip(batch, self.engine.complete(prompts, options, seed=seed), strict=True):
                     answers[index] = postprocess_generated_text(text, asked[index][1], None)
         return answers
 
-    def asked(self, given: dict[str, Any]) -> tuple[GenerationOptions, list[str]]:
-        """Options and stop texts of a request; ValueError names what this model has no option for."""
+    def asked(self, given: dict[str, Any]) -> tuple[tuple[GenerationOptions, int], list[str]]:
+        """Options and seed, and stop texts, of a request; ValueError names what this model has no option for."""
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, self.options.max_new_tokens))
         if unknown := sorted(kwargs.keys() - GENERATION_KEYS):
             raise ValueError(f"generation_kwargs: {', '.join(unknown)} is none of {', '.join(sorted(GENERATION_KEYS))}")
-        fields = {name: kwargs.get(name, getattr(self.options, name)) for name in ("preset", "seed", "top_p", "top_k")}
-        temperature = float(kwargs.get("temperature", 0.0))
-        options = GenerationOptions(max_new_tokens=kwargs["max_gen_toks"], temperature=temperature, **fields)
-        return options, kwargs["until"]
+        options = GenerationOptions(
+            max_new_tokens=kwargs["max_gen_toks"],
+            temperature=float(kwargs.get("temperature", 0.0)),
+            top_p=kwargs.get("top_p", self.options.top_p),
+            top_k=kwargs.get("top_k", self.options.top_k),
+            decoding=Decoding(preset=kwargs.get("preset", self.options.decoding.preset)),
+        )
+        return (options, kwargs.get("seed", self.seed)), kwargs["until"]
 
     def prompt(self, text: str, new_tokens: int) -> str:
         """The end of a text that leaves room for the answer."""
@@ -180,7 +182,7 @@ class DiffuCoderLM(TemplateLM):
                     report(done, len(pairs))
 
     def estimate(self, context: list[int], target: list[int]) -> float:
-        score = log_likelihood(self.engine.sampler, context, target, samples=self.samples, seed=self.options.seed)
+        score = log_likelihood(self.engine.sampler, context, target, samples=self.samples, seed=self.seed)
         return score.log_likelihood
 
     def are_greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
@@ -202,8 +204,8 @@ class DiffuCoderLM(TemplateLM):
         """What fills the last `length` positions in as many steps, the surest first."""
         ids, mask = pad_left([c + t for c, t in pairs], self.engine.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
         holes = np.broadcast_to(np.arange(ids.shape[1]) >= ids.shape[1] - length, ids.shape)
-        config = SamplingConfig(steps=length, alg="entropy", temperature=0.0, stop_ids=())
-        state = self.engine.sampler.generate(Canvas(ids, holes, mask.astype(bool)), config)
+        options = GenerationOptions(max_new_tokens=length, temperature=0.0, top_p=None)
+        state = self.engine.sampler.generate(Canvas(ids, holes, mask.astype(bool)), options)
         return np.asarray(state.tokens)[:, -length:]
 
 

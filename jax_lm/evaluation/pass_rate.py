@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jax_lm.evaluation.asking import Asking, Completing
 from jax_lm.evaluation.problems import Problem
+from jax_lm.evaluation.prompting import Asking, Completing
 from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template
-from jax_lm.options import Generation, GenerationOptions
+from jax_lm.options import GenerationOptions
+from jax_lm.results import Generation
 from jax_lm.sandbox import Executor, Job, Limits
 
 TOO_LONG = "too long"
@@ -100,6 +101,7 @@ def evaluate(
     batch_size: int,
     executor: Executor,
     asking: Asking | None = None,
+    seed: int = 0,
     done: Collection[Key] = frozenset(),
     on_progress: Progress | None = None,
 ) -> Iterator[Attempt]:
@@ -127,8 +129,7 @@ def evaluate(
     for number, start in enumerate(range(0, len(tasks), batch_size)):
         batch = tasks[start : start + batch_size]
         if any(task.key not in done for task in batch):
-            drawn = replace(options, seed=batch_seed(options.seed, number))
-            written = write(engine, batch, drawn, asking, batch_size)
+            written = write(engine, batch, options, asking, batch_size, batch_seed(seed, number))
             yield from judge(executor, [attempt for attempt in written if attempt.key not in done])
         if on_progress:
             on_progress(start + len(batch), len(tasks))
@@ -147,13 +148,18 @@ def tasks_of(
 
 
 def write(
-    engine: DiffuCoderInference, batch: Sequence[Task], options: GenerationOptions, asking: Asking, batch_size: int
+    engine: DiffuCoderInference,
+    batch: Sequence[Task],
+    options: GenerationOptions,
+    asking: Asking,
+    batch_size: int,
+    seed: int,
 ) -> list[Attempt]:
     """What the model writes for a batch, not executed yet."""
     rows = [template for task in batch for template in task.templates]
     # A last batch of another size would compile the loop once more.
     rows += [rows[-1]] * (batch_size * len(batch[0].templates) - len(rows))
-    decoded = engine.decode(rows, options)
+    decoded = engine.decode(rows, options, seed=seed)
     generations = iter(decoded.rows)
     attempts = []
     for task in batch:

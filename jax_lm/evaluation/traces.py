@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jax_lm.diffusion.unmasking import SamplingConfig
 from jax_lm.evaluation.decoding_order import decoding_order, global_ar_ness, local_ar_ness, within
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference, Progress
@@ -60,13 +59,16 @@ def record(
     options: GenerationOptions,
     *,
     samples: int,
+    seed: int = 0,
     on_progress: Progress | None = None,
 ) -> list[Trace]:
     """Decode the prompts of problems, `samples` times each and all together."""
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
     canvas = engine.canvas([Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows])
     state = None
-    for state in engine.states(canvas, replace(options, early_stop=False), every=None if on_progress is None else 8):
+    for state in engine.states(
+        canvas, replace(options, early_stop=False), seed=seed, every=None if on_progress is None else 8
+    ):
         if on_progress:
             on_progress(int(canvas.holes.sum()) - int(np.asarray(state.masked).sum()), int(canvas.holes.sum()))
     assert state is not None
@@ -101,9 +103,9 @@ def first_confidence(
     The paper calls its shape an entropy sink: high right after the prompt, low behind.
     """
     canvas = engine.canvas([Template.completion(problem.prefix, new_tokens) for problem in problems])
-    config = SamplingConfig(steps=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None)
+    options = GenerationOptions(max_new_tokens=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None)
     tokens = np.where(canvas.holes, engine.sampler.mask_id, canvas.tokens)
-    _, scores = engine.sampler.replay(tokens, canvas, config, 0)
+    _, scores = engine.sampler.replay(tokens, canvas, options, 0)
     return scores[canvas.holes].reshape(len(problems), new_tokens)
 
 

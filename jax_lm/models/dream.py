@@ -24,9 +24,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm import sharding
-from jax_lm.checkpoints import huggingface, loading
-from jax_lm.models import quantization
-from jax_lm.models.config import DreamConfig
+from jax_lm.checkpoints import huggingface, loading, quantization
+from jax_lm.config import DreamConfig
 from jax_lm.models.products import product
 
 Batch = Int[Array, "b t"]
@@ -312,7 +311,7 @@ class DreamForCausalLM(nnx.Module):
         return self.model.embed_tokens.weight[...].dtype
 
     def quantize(self) -> "DreamForCausalLM":
-        """Turn the kernels of this model into int8, for inference (see `jax_lm.models.quantization`)."""
+        """Turn the kernels of this model into int8, for inference (see `jax_lm.checkpoints.quantization`)."""
         for _, module in nnx.iter_modules(self):
             if isinstance(module, DreamLinear):
                 module.quantize()

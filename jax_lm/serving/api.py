@@ -1,6 +1,6 @@
 """The HTTP side: OpenAI's endpoints, denoising as events, health, metrics and the page. Knows no JAX.
 
-    app = create_app(engine, Settings(model="builtin"), Limits())
+    app = create_app(engine, ServerSettings(model="builtin"), RequestLimits())
 
 Every request becomes jobs of the engine, whose events reach this side through an `Inbox`; the engine's thread and the
 event loop never wait for each other.
@@ -23,17 +23,17 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from jax_lm.serving import jobs
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
-from jax_lm.serving.guard import Guard, Limits
+from jax_lm.serving.guard import Guard, RequestLimits
 from jax_lm.serving.jobs import Finished, Job, Progress
 from jax_lm.serving.protocol import (
     DEFAULT_TOKENS,
+    AnswerFormat,
     ChatBody,
-    ChatShape,
+    ChatFormat,
     CompletionBody,
-    Decoding,
+    DecodingBody,
     DenoiseBody,
     OpenAI,
-    Shape,
     error,
     usage,
 )
@@ -58,7 +58,7 @@ FAILURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """What answers need to know besides the request.
 
     Attributes:
@@ -106,25 +106,27 @@ class Inbox:
 class Server:
     """The endpoints of one engine."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine, self.settings = engine, settings
         self.tokenizer = engine.tokenizer
 
     # What a request asks for.
 
-    def require_model(self, body: Decoding) -> None:
+    def require_model(self, body: DecodingBody) -> None:
         if body.model not in (None, self.settings.model):
             message = f"model={body.model!r}: this server offers {self.settings.model!r}"
             raise FailedError(404, message, param="model", code="model_not_found")
 
-    def requests(self, body: Decoding, before: list[int], after: list[int], count: int) -> list[jobs.Request]:
+    def requests(self, body: DecodingBody, before: list[int], after: list[int], count: int) -> list[jobs.Request]:
         """Answers to one prompt; an empty prompt begins where a text begins, as OpenAI's does."""
         before = before or [self.tokenizer.token_id(END_OF_TEXT)]
         room = self.engine.context - len(before) - len(after)
         length = max(1, min(DEFAULT_TOKENS, room)) if body.length is None else body.length
-        options = body.options(length, body.seed if body.seed is not None else secrets.randbelow(2**32))
+        options, seed = body.options(length), body.seed if body.seed is not None else secrets.randbelow(2**32)
         return [
-            jobs.Request(before=tuple(before), after=tuple(after), options=options, stop=body.stops, index=index)
+            jobs.Request(
+                before=tuple(before), after=tuple(after), options=options, stop=body.stops, seed=seed, index=index
+            )
             for index in range(count)
         ]
 
@@ -160,17 +162,19 @@ class Server:
             for request in self.requests(body, self.tokenizer.encode_plain(prompt), after, body.n)
         ]
         before = [prompt if body.echo else "" for prompt in body.prompts for _ in range(body.n)]
-        return await self.answer(body, requests, before, Shape(request_id(http), self.settings.model, body), http)
+        return await self.answer(
+            body, requests, before, AnswerFormat(request_id(http), self.settings.model, body), http
+        )
 
     async def chat(self, body: ChatBody, http: Request) -> Response:
         """A conversation, answered `n` times."""
         self.require_model(body)
         requests = self.requests(body, self.chat_ids(body.messages), [], body.n)
-        shape = ChatShape(request_id(http), self.settings.model, body)
+        shape = ChatFormat(request_id(http), self.settings.model, body)
         return await self.answer(body, requests, [""] * body.n, shape, http)
 
     async def answer(
-        self, body: OpenAI, requests: Sequence[jobs.Request], before: Sequence[str], shape: Shape, http: Request
+        self, body: OpenAI, requests: Sequence[jobs.Request], before: Sequence[str], shape: AnswerFormat, http: Request
     ) -> Response:
         """Decode, and word the answer in one piece or as a stream."""
         inbox = Inbox(hears_progress=body.stream)
@@ -206,7 +210,7 @@ class Server:
         return finished
 
     async def stream(
-        self, submitted: list[Job], inbox: Inbox, before: Sequence[str], shape: Shape, prompt_tokens: int
+        self, submitted: list[Job], inbox: Inbox, before: Sequence[str], shape: AnswerFormat, prompt_tokens: int
     ) -> AsyncIterator[str]:
         """Pieces of text that can no longer change; an end without an answer is an event with an error."""
         place = {job: index for index, job in enumerate(submitted)}
@@ -248,7 +252,7 @@ class Server:
 
         async def events() -> AsyncIterator[str]:
             try:
-                start = {"id": request_id(http), "model": self.settings.model, "seed": request.options.seed}
+                start = {"id": request_id(http), "model": self.settings.model, "seed": request.seed}
                 lengths = {"prompt_tokens": len(before) + len(after), "length": request.options.max_new_tokens}
                 yield data(start | lengths, "start")
                 async for event in inbox.events(1):
@@ -306,7 +310,7 @@ class Server:
         return Response(self.engine.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def create_app(engine: Engine, settings: Settings, limits: Limits) -> Callable[..., Awaitable[None]]:
+def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Callable[..., Awaitable[None]]:
     """The application, behind its guard."""
     app = FastAPI(title="DiffuCoder", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     server = Server(engine, settings)

@@ -1,4 +1,4 @@
-"""The engine: a bounded queue before lanes on one device, stepped by one thread. Knows tokens and text, no HTTP.
+"""The engine: a bounded queue before the slots of one device, stepped by one thread. Knows tokens and text, no HTTP.
 
     engine = Engine(DiffuCoderInference(), EngineOptions())
     engine.start()
@@ -11,27 +11,26 @@ A job's answer depends on its request alone. What goes wrong with one job ends t
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from jax_lm.diffusion.canvas import Block
-from jax_lm.diffusion.decoding import BLOCK_LENGTH
-from jax_lm.diffusion.lanes import Lanes
-from jax_lm.diffusion.row import Row
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.options import GenerationOptions
+from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
 from jax_lm.serving.jobs import Finished, Job, Listener, Progress, Request
 from jax_lm.serving.metrics import Metrics
+from jax_lm.serving.sequence import Sequence
+from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
 WIDTHS = (128, 256, 512, 1024, 2048)
-"""Tokens that a row may hold: a row takes the narrowest that holds it. Wider ones only if the options say so."""
-LANES = (1, 4, 8, 16)
-"""Numbers of rows that there are compilations for, up to what the options say."""
+"""Tokens that a sequence may hold: it takes the narrowest that holds it. Wider ones only if the options say so."""
+BATCH_SIZES = (1, 4, 8, 16)
+"""Numbers of sequences that there are compilations for, up to what the options say."""
 IDLE_SECONDS = 1.0
 """How long nobody must have asked before another shape is compiled."""
 STEPS_PER_CALL = 4
@@ -56,21 +55,21 @@ class EngineOptions:
     """Bounds of an engine.
 
     Attributes:
-        lanes: rows decoded together, per width and with or without a cache.
-        queue: rows that may wait for a place.
+        slots: sequences decoded together, per width and with or without a cache.
+        queue: sequences that may wait for a slot.
         context: tokens that prompt and answer may take together; None is 2048, or less if the model holds less.
         max_tokens: longest hole.
         seconds: time that a request may take from its arrival.
     """
 
-    lanes: int = 16
+    slots: int = 16
     queue: int = 128
     context: int | None = None
     max_tokens: int = 1024
     seconds: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("lanes", "queue", "context", "max_tokens"):
+        for name in ("slots", "queue", "context", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
@@ -85,33 +84,43 @@ class Engine:
         inference: model and tokenizer.
         options: bounds.
         metrics: where to count.
+        slots_type: what runs the batches.
     """
 
     def __init__(
-        self, inference: DiffuCoderInference, options: EngineOptions = EngineOptions(), metrics: Metrics | None = None
+        self,
+        inference: DiffuCoderInference,
+        options: EngineOptions = EngineOptions(),
+        metrics: Metrics | None = None,
+        *,
+        slots_type: type[Slots] = Slots,
     ) -> None:
         self.inference, self.options = inference, options
         self.tokenizer = inference.tokenizer
-        self.metrics = metrics or Metrics(options.lanes)
+        self.metrics = metrics or Metrics(options.slots)
         holds = inference.config.max_position_embeddings
         if options.context is not None and options.context > holds:
             raise ValueError(f"context={options.context}: the model holds {holds} tokens")
         self.context = min(holds, options.context or WIDTHS[-1])
-        sizes = {1, options.lanes, *(size for size in LANES if size < options.lanes)}
-        self.lanes = [
-            Lanes(
-                inference.sampler, width + BLOCK_LENGTH * is_cached, is_cached=is_cached, seats=options.lanes, sizes=(),
+        sizes = {1, options.slots, *(size for size in BATCH_SIZES if size < options.slots)}
+        self.groups = [
+            slots_type(
+                inference.sampler,
+                width + BLOCK_LENGTH * is_cached,
+                is_cached=is_cached,
+                count=options.slots,
+                sizes=(),
                 stop_ids=self.tokenizer.stop_ids,
             )
             for width in [*(width for width in WIDTHS if width < self.context), self.context]
             for is_cached in (False, True)
-        ]  # fmt: skip
-        first = [(lanes, size) for lanes in self.lanes[-2:] for size in sorted({1, options.lanes})]
-        # Few rows and narrow ones first: in lanes made for sixteen, a lone row costs as much as sixteen.
-        rest = [(lanes, size) for size in sorted(sizes) for lanes in self.lanes]
+        ]
+        first = [(slots, size) for slots in self.groups[-2:] for size in sorted({1, options.slots})]
+        # Few sequences and narrow ones first: in a batch made for sixteen, a lone one costs as much as sixteen.
+        rest = [(slots, size) for size in sorted(sizes) for slots in self.groups]
         self.urgent, self.shapes = first, [shape for shape in rest if shape not in first]
         self.waiting: list[Job] = []
-        self.running: dict[Row, Job] = {}
+        self.running: dict[Sequence, Job] = {}
         self.condition = threading.Condition()
         self.ready, self.stopped = threading.Event(), threading.Event()
         self.is_closing, self.shutdown_at = False, 0.0
@@ -124,10 +133,10 @@ class Engine:
     def start(self) -> None:
         """Warm up and begin to work, on a thread of its own; `ready` is set when that is done."""
         jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
-        self.metrics.device_memory.set_function(device_bytes)
+        self.metrics.device_memory.set_function(bytes_in_use)
         self.thread.start()
 
-    def submit(self, requests: Sequence[Request], listen: Listener, seconds: float | None = None) -> list[Job]:
+    def submit(self, requests: Collection[Request], listen: Listener, seconds: float | None = None) -> list[Job]:
         """Queue requests, all or none; `listen` hears of each what happens, last of all a `Finished`.
 
         Args:
@@ -139,7 +148,7 @@ class Engine:
             ClosingError: the engine is shutting down.
         """
         deadline = time.monotonic() + min(seconds or self.options.seconds, self.options.seconds)
-        jobs = [Job(request=one, row=self.row(one), listen=listen, deadline=deadline) for one in requests]
+        jobs = [Job(request=one, sequence=self.sequence(one), listen=listen, deadline=deadline) for one in requests]
         if len(jobs) > self.options.queue:
             raise ValueError(f"{len(jobs)} completions at once: at most {self.options.queue}")
         with self.condition:
@@ -176,10 +185,10 @@ class Engine:
     def retry_after(self) -> int:
         """Seconds until a place should be free."""
         ahead = len(self.waiting) + len(self.running)
-        return max(1, min(60, round(ahead * self.seconds_per_job / self.options.lanes)))
+        return max(1, min(60, round(ahead * self.seconds_per_job / self.options.slots)))
 
-    def row(self, request: Request) -> Row:
-        """The request as a row; ValueError names what does not fit."""
+    def sequence(self, request: Request) -> Sequence:
+        """Make a sequence of a request; ValueError names what does not fit."""
         options, hole = request.options, request.options.max_new_tokens
         if hole > self.options.max_tokens:
             raise ValueError(f"max_tokens={hole}: at most {self.options.max_tokens}")
@@ -191,21 +200,21 @@ class Engine:
             )
         start = len(request.before)
         tokens = np.concatenate([request.before, np.zeros(hole), request.after]).astype(np.int32)
-        key = jax.random.fold_in(jax.random.key(options.seed), request.index)
-        return Row(
+        key = jax.random.fold_in(jax.random.key(request.seed), request.index)
+        return Sequence(
             tokens=tokens,
             hole=Block(start, start + hole),
-            sampling=options.sampling(self.tokenizer.stop_ids),
-            decoding=options.decoding(),
+            options=options,
+            stop_ids=self.tokenizer.stop_ids if options.early_stop else (),
             key=np.asarray(jax.random.key_data(key)),
         )
 
     # What the engine's thread does.
 
     def work(self) -> None:
-        """Until closed: let rows join and leave, and take some steps with all of them."""
+        """Until closed: let sequences join and leave, and take some steps with all of them."""
         try:
-            # The widest lanes can hold every row.
+            # The widest slots can hold every sequence.
             for shape in self.urgent:
                 self.compile(*shape)
             self.ready.set()
@@ -213,9 +222,9 @@ class Engine:
             while self.wait():
                 self.sweep()
                 self.admit()
-                for lanes in self.lanes:
-                    if lanes.rows:
-                        self.advance(lanes)
+                for slots in self.groups:
+                    if slots.sequences:
+                        self.advance(slots)
         finally:
             # Also when a defect of the loop itself ends it: nobody may wait for ever.
             self.stopped.set()
@@ -229,11 +238,12 @@ class Engine:
             if self.compiling.is_alive():
                 self.compiling.join()
 
-    def compile(self, lanes: Lanes, size: int) -> None:
-        """A shape before it is asked for; only those that are compiled are used."""
+    def compile(self, slots: Slots, size: int) -> None:
+        """Compile a shape before it is asked for; only those that are compiled are used."""
         if not self.is_closing:
-            options = GenerationOptions(max_new_tokens=2, preset="fast" if lanes.is_cached else "exact")
-            lanes.compile(size, self.row(Request(before=(self.tokenizer.pad_id,), options=options)))
+            decoding = Decoding(preset="fast" if slots.is_cached else "exact")
+            options = GenerationOptions(max_new_tokens=2, decoding=decoding)
+            slots.compile(size, self.sequence(Request(before=(self.tokenizer.pad_id,), options=options)))
 
     def wait(self) -> bool:
         """Until there is something to do; False when all is done and nothing new is taken.
@@ -251,11 +261,11 @@ class Engine:
 
     def compile_next(self) -> None:
         """The next of the shapes that are not compiled yet."""
-        lanes, size = self.shapes.pop(0)
+        slots, size = self.shapes.pop(0)
         try:
-            self.compile(lanes, size)
+            self.compile(slots, size)
         except Exception:  # the border: what is compiled already serves everything
-            logger.exception("a shape of %d lanes cannot be compiled", size)
+            logger.exception("a shape of %d sequences cannot be compiled", size)
 
     def is_called(self) -> bool:
         return bool(self.waiting or self.running or self.is_closing)
@@ -267,59 +277,61 @@ class Engine:
         for job in [*self.waiting, *self.running.values()]:
             if job.is_cancelled or now > job.deadline or is_over:
                 reason = "cancelled" if job.is_cancelled else "timeout" if now > job.deadline else "shutdown"
-                self.end(job, Finished(job=job, reason=reason, text=job.text, forwards=job.row.forwards))
+                self.end(job, Finished(job=job, reason=reason, text=job.text, forwards=job.sequence.forwards))
 
     def admit(self) -> None:
-        """Let waiting rows join, in the order of their arrival, where there is room of their width and kind."""
+        """Let waiting sequences join, in the order of their arrival, where there is room of their width and kind."""
         with self.condition:
             for job in list(self.waiting):
-                lanes = self.narrowest(job.row)
-                if lanes is not None:
+                slots = self.narrowest(job.sequence)
+                if slots is not None:
                     self.waiting.remove(job)
-                    lanes.join(job.row)
-                    self.running[job.row] = job
+                    slots.join(job.sequence)
+                    self.running[job.sequence] = job
                     self.metrics.queue_seconds.observe(time.monotonic() - job.arrived)
             self.metrics.waiting.set(len(self.waiting))
             self.metrics.running.set(len(self.running))
 
-    def narrowest(self, row: Row) -> Lanes | None:
-        """The narrowest lanes that hold it and have room; the widest hold every row."""
-        fitting = (at for at in self.lanes if at.is_cached == row.is_cached and at.columns >= row.columns)
-        return next((at for at in fitting if at.has_room), None)
+    def narrowest(self, sequence: Sequence) -> Slots | None:
+        """Find the narrowest slots that hold it and have room; the widest hold every sequence."""
+        wanted = sequence.is_cached, sequence.columns
+        fitting = (slots for slots in self.groups if slots.is_cached == wanted[0] and slots.columns >= wanted[1])
+        return next((slots for slots in fitting if slots.has_room), None)
 
-    def advance(self, lanes: Lanes) -> None:
-        """Take some steps with the rows of one width, and tell what became of each."""
-        rows = list(lanes.rows)
-        self.metrics.batch_rows.observe(len(rows))
+    def advance(self, slots: Slots) -> None:
+        """Take some steps with the sequences of one width, and tell what became of each."""
+        sequences = slots.sequences
+        self.metrics.batch_rows.observe(len(sequences))
         try:
-            lanes.advance(STEPS_PER_CALL)
-        except Exception as error:  # the border: whichever row it was, the others must not suffer
-            logger.exception("a batch of %d failed", len(rows))
-            self.isolate(lanes, rows, error)
-        for row in rows:
-            if row in self.running:
-                self.report(self.running[row])
+            slots.advance(STEPS_PER_CALL)
+        except Exception as error:  # the border: whichever sequence it was, the others must not suffer
+            logger.exception("a batch of %d failed", len(sequences))
+            self.isolate(slots, sequences, error)
+        for sequence in sequences:
+            if sequence in self.running:
+                self.report(self.running[sequence])
 
-    def isolate(self, lanes: Lanes, rows: Sequence[Row], error: Exception) -> None:
-        """After a failure: take each row's steps alone, and end the job of any that fails again."""
-        for row in rows:
-            lanes.leave(row)
-            if row.is_cached:
-                row.reopen()
-        for row in rows:
-            lanes.join(row)
+    def isolate(self, slots: Slots, sequences: list[Sequence], error: Exception) -> None:
+        """After a failure: take each sequence's steps alone, and end the job of any that fails again."""
+        for sequence in sequences:
+            slots.leave(sequence)
+            if sequence.is_cached:
+                sequence.reopen()
+        for sequence in sequences:
+            slots.join(sequence)
             try:
-                lanes.advance(STEPS_PER_CALL)
-                while row.is_cached and not row.is_between_blocks:
-                    lanes.advance(STEPS_PER_CALL)
-            except Exception as again:  # the border: this is the row that failed
+                slots.advance(STEPS_PER_CALL)
+                while sequence.is_cached and not sequence.is_between_blocks:
+                    slots.advance(STEPS_PER_CALL)
+            except Exception as again:  # the border: this is the sequence that failed
                 logger.error("a row failed alone too: %s", again)
-                self.end(self.running[row], Finished(job=self.running[row], reason="error", error=again))
+                job = self.running[sequence]
+                self.end(job, Finished(job=job, reason="error", error=again))
             else:
-                lanes.leave(row)
-        for row in rows:
-            if row in self.running:
-                lanes.join(row)
+                slots.leave(sequence)
+        for sequence in sequences:
+            if sequence in self.running:
+                slots.join(sequence)
 
     def report(self, job: Job) -> None:
         """Tell what was decided, and end the job if it is done; a failure here is the job's own."""
@@ -341,10 +353,10 @@ class Engine:
         with self.condition:
             if job in self.waiting:
                 self.waiting.remove(job)
-            self.running.pop(job.row, None)
-        for lanes in self.lanes:
-            if job.row in lanes.rows:
-                lanes.leave(job.row)
+            self.running.pop(job.sequence, None)
+        for slots in self.groups:
+            if job.sequence in slots.sequences:
+                slots.leave(job.sequence)
         seconds = time.monotonic() - job.arrived
         self.metrics.rows.labels(event.reason).inc()
         self.metrics.forwards.inc(event.forwards)
@@ -369,6 +381,6 @@ class Engine:
             self.metrics.compile_seconds.inc(duration_secs)
 
 
-def device_bytes() -> float:
-    """In use on the device; 0 where it does not say, as on a CPU."""
+def bytes_in_use() -> float:
+    """Memory in use on the device; 0 where it does not say, as on a CPU."""
     return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))

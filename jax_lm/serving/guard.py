@@ -57,7 +57,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What a request may cost before anybody looks into it.
 
     Attributes:
@@ -91,7 +91,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 class Guard:
     """The application behind its limits."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
         self.keys = [hashlib.sha256(key.encode()).digest() for key in limits.keys]
         self.open_requests = 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jax_lm.diffusion.row import Row
 from jax_lm.options import GenerationOptions
+from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 REPLACEMENT = "\ufffd"
@@ -25,13 +25,15 @@ class Request:
         after: ids after it.
         options: how to decode; max_new_tokens is the length of the hole.
         stop: texts that end the answer; they are not part of it.
-        index: place among the answers to one prompt; with the seed it decides the draws.
+        seed: of the draws.
+        index: number among the answers to one prompt; with the seed it decides the draws.
     """
 
     before: tuple[int, ...]
     after: tuple[int, ...] = ()
     options: GenerationOptions
     stop: tuple[str, ...] = ()
+    seed: int = 0
     index: int = 0
 
 
@@ -95,34 +97,34 @@ Listener = Callable[[Progress | Finished], None]
 
 @dataclass(kw_only=True, eq=False)
 class Job:
-    """A request, its row, and who listens.
+    """A request, its sequence, and who listens.
 
     Attributes:
         deadline: when it must have ended, by the monotonic clock.
         arrived: when it came, likewise.
         first_text: when the first text became final.
         text: what of the answer is final.
-        told: positions of the hole that were told of.
+        reported: positions of the hole that the listener knows.
     """
 
     request: Request
-    row: Row
+    sequence: Sequence
     listen: Listener
     deadline: float
     arrived: float = field(default_factory=time.monotonic)
     first_text: float | None = None
     is_cancelled: bool = False
     text: str = ""
-    told: np.ndarray = field(init=False)
+    reported: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.told = np.zeros(self.row.hole.length, bool)
+        self.reported = np.zeros(self.sequence.hole.length, bool)
 
     def look(self, tokenizer: DiffuCoderTokenizer) -> Progress | Finished:
-        """What has become of the row since the last look."""
+        """Tell what has become of the sequence since the last look."""
         commits = self.commits(tokenizer)
-        row, is_done = self.row, self.row.is_done
-        ids = row.tokens[row.hole.start : row.settled].tolist()
+        sequence, is_done = self.sequence, self.sequence.is_done
+        ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
         text = tokenizer.decode_until_stop(ids)
         if not is_done:
             # A character may still lack its last bytes.
@@ -137,36 +139,36 @@ class Job:
                 text=self.text,
                 commits=commits,
                 tokens=self.tokens(tokenizer, ids),
-                forwards=row.forwards,
+                forwards=sequence.forwards,
             )
         self.text = without_beginning(text, self.request.stop)
-        return Progress(job=self, text=self.text, commits=commits, forwards=row.forwards)
+        return Progress(job=self, text=self.text, commits=commits, forwards=sequence.forwards)
 
     def commits(self, tokenizer: DiffuCoderTokenizer) -> tuple[Commit, ...]:
-        """Positions that were decided and not told of yet, in the order of the steps."""
-        fresh = ~self.row.masked[self.row.hole.start : self.row.hole.end] & ~self.told
-        self.told |= fresh
-        found = [self.commit(place, tokenizer) for place in np.flatnonzero(fresh).tolist()]
+        """List the positions that were decided and not reported yet, in the order of the steps."""
+        fresh = ~self.sequence.masked[self.sequence.hole.start : self.sequence.hole.end] & ~self.reported
+        self.reported |= fresh
+        found = [self.commit(position, tokenizer) for position in np.flatnonzero(fresh).tolist()]
         return tuple(sorted(found, key=lambda commit: commit.step))
 
-    def commit(self, place: int, tokenizer: DiffuCoderTokenizer) -> Commit:
-        """A decided position of the hole."""
-        row, column = self.row, self.row.hole.start + place
-        token = int(row.tokens[column])
+    def commit(self, position: int, tokenizer: DiffuCoderTokenizer) -> Commit:
+        """Describe a decided position of the hole."""
+        sequence, column = self.sequence, self.sequence.hole.start + position
+        token = int(sequence.tokens[column])
         return Commit(
-            position=place,
+            position=position,
             token_id=token,
             text=tokenizer.decode([token]),
-            confidence=float(row.confidence[column]),
-            step=int(row.commit_step[column]),
+            confidence=float(sequence.confidence[column]),
+            step=int(sequence.commit_step[column]),
         )
 
     def tokens(self, tokenizer: DiffuCoderTokenizer, ids: list[int]) -> tuple[Commit, ...]:
         """The tokens that the text is made of: up to a stop token, and to where a stop text cut it."""
-        kept = next((place for place, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))
+        kept = next((index for index, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))
         while kept and len(tokenizer.decode(ids[: kept - 1], skip_special_tokens=True)) >= len(self.text):
             kept -= 1
-        return tuple(self.commit(place, tokenizer) for place in range(kept))
+        return tuple(self.commit(position, tokenizer) for position in range(kept))
 
 
 def without_beginning(text: str, stops: tuple[str, ...]) -> str:

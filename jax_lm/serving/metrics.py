@@ -9,9 +9,9 @@ SHARES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 class Metrics:
     """All instruments, in a registry of their own so that several servers can live in one process."""
 
-    def __init__(self, lanes: int = 16) -> None:
+    def __init__(self, slots: int = 16) -> None:
         self.registry = CollectorRegistry()
-        sizes = tuple(2**power for power in range(lanes.bit_length()))
+        sizes = tuple(2**power for power in range(slots.bit_length()))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"diffucoder_{name}", text, labels, registry=self.registry)

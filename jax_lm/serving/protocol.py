@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from jax_lm.options import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving.jobs import Commit, Finished
 
 DEFAULT_TOKENS = 128
@@ -32,7 +32,7 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Decoding(Body):
+class DecodingBody(Body):
     """What all ways of asking have in common: OpenAI's options that we have, and those of diffusion.
 
     `threshold` commits every token of at least that probability at once, in blocks of 32 unless `block_length` says
@@ -62,16 +62,21 @@ class Decoding(Body):
         """Tokens of the hole, if they were given."""
         return self.max_tokens
 
-    def options(self, length: int, seed: int) -> GenerationOptions:
-        """As the engine takes it."""
-        names = ("temperature", "top_p", "alg", "preset", "block_length", "threshold")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.threshold is not None:
-            given["commit"] = "threshold"
-        return GenerationOptions(max_new_tokens=length, num_steps=self.steps, seed=seed, **given)
+    def options(self, length: int) -> GenerationOptions:
+        """Make the options of an answer of that many tokens."""
+        decoding = Decoding(
+            preset=self.preset or "exact",
+            commit=None if self.threshold is None else "threshold",
+            threshold=self.threshold,
+            block_length=self.block_length,
+        )
+        given = {
+            name: getattr(self, name) for name in ("temperature", "top_p", "alg") if getattr(self, name) is not None
+        }
+        return GenerationOptions(max_new_tokens=length, num_steps=self.steps, decoding=decoding, **given)
 
     @model_validator(mode="after")
-    def agree(self) -> "Decoding":
+    def agree(self) -> "DecodingBody":
         by_probability = self.threshold is not None or self.preset == "turbo"
         if by_probability and self.steps is not None:
             raise ValueError("steps: preset turbo and threshold decide the number of steps by themselves")
@@ -80,7 +85,7 @@ class Decoding(Body):
         return self
 
 
-class OpenAI(Decoding):
+class OpenAI(DecodingBody):
     """Options of OpenAI's two endpoints; those that we do not have may only say that they are off."""
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -144,7 +149,7 @@ class ChatBody(OpenAI):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
-class DenoiseBody(Decoding):
+class DenoiseBody(DecodingBody):
     """POST /v1/denoise: one answer to a prompt (with a suffix: infilling) or a conversation, step by step."""
 
     prompt: Text | None = None
@@ -196,7 +201,7 @@ def chat_logprobs(tokens: Sequence[Commit]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-class Shape:
+class AnswerFormat:
     """How one of OpenAI's endpoints words its answers.
 
     Args:
@@ -243,8 +248,8 @@ class Shape:
         return {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
 
 
-class ChatShape(Shape):
-    """The same for conversations."""
+class ChatFormat(AnswerFormat):
+    """How the endpoint for conversations words its answers."""
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 

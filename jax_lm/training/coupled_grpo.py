@@ -70,7 +70,6 @@ class DiffuGRPOTrainer(Trainer):
         tokenizer.require_ids(mask_token_id=model.config.mask_token_id, vocab_size=model.config.vocab_size)
         rewards = rewards or weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
-        config.options.sampling()
         width, context = prompts.width + config.max_completion_length, model.config.max_position_embeddings
         if width > context:
             lengths = (

@@ -11,8 +11,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_lm.compilation import Compiled, compiled, placed
+from jax_lm.config import DreamConfig
 from jax_lm.data.batches import Batch
-from jax_lm.models.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import Job
 from jax_lm.sharding import row_spec, tree_shardings

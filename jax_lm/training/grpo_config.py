@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jax_lm.options import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 
 ESTIMATORS = ("coupled", "decoupled", "full_mask")
 LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
@@ -199,7 +199,7 @@ class GRPOConfig:
             if size < 1 or whole % size:
                 raise ValueError(f"{name}={size}: must divide {whole}, the completions that it splits")
         # These parts check their own settings; sampling and optimizer do when they are made.
-        _ = self.form, self.masks
+        _ = self.form, self.masks, self.options
 
     @property
     def completions(self) -> int:
@@ -237,7 +237,7 @@ class GRPOConfig:
             top_p=self.top_p,
             top_k=self.top_k,
             alg=self.alg,
-            preset=self.decoding,
+            decoding=Decoding(preset=self.decoding),
         )
 
     def steps(self, prompt_count: int) -> int:

@@ -145,7 +145,6 @@ def sample(
         raise ValueError(f"generation_batch_size={batch_size}: must divide the {len(prompts)} completions of a rollout")
     ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
     canvas = Canvas.after(ids, mask, options.max_new_tokens)
-    config, decoding = options.sampling(tokenizer.stop_ids), options.decoding()
     parts = []
     for first in range(0, len(prompts), batch_size):
         rows = slice(first, first + batch_size)
@@ -155,7 +154,7 @@ def sample(
             holes=canvas.holes[rows],
             attention_mask=canvas.attention_mask[rows],
         )
-        parts.append(np.asarray(sampler.generate(part, config, decoding, seed=keys[rows]).tokens))
+        parts.append(np.asarray(sampler.generate(part, options, seed=keys[rows], stop_ids=tokenizer.stop_ids).tokens))
     return ended(np.concatenate(parts), canvas.attention_mask, width, tokenizer)
 
 

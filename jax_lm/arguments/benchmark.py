@@ -1,0 +1,163 @@
+"""Arguments of `diffucoder bench`, `compare`, `experiment`, `parity check` and `parity record`. Imports no JAX."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure speed, memory and compilations of a model on this machine.
+
+    Prompts are random, nothing stops early, settings are the published ones (temperature 0.2, top_p 0.95, top_k 50,
+    entropy, one token per step; turbo takes as many steps as it needs). Times are medians after a warm-up,
+    limits of the machine the best of ten calls.
+
+    Examples:
+        diffucoder bench --batch-sizes 1 --new-tokens 64
+        diffucoder bench --random-shape small --presets exact fast --out bench
+        diffucoder bench --random-shape 7b --dtype bfloat16 --batch-sizes 1 8 --out bench-7b
+        diffucoder bench --model apple/DiffuCoder-7B-Instruct --new-tokens 256
+
+    Attributes:
+        model: folder or hub id; the built-in model if not given.
+        dtype: float32 or bfloat16; chosen by the device if not given.
+        presets: exact, fast, turbo.
+        batch_sizes: rows decoded together.
+        new_tokens: lengths of the canvas that is filled.
+        prompt_tokens: length of the random prompts.
+        repeats: timed calls per measurement.
+        random_shape: random weights in place of a model: small (the published vocabulary, 8 layers of width 512) or 7b
+            (the published shape).
+        out: folder for bench.json, bench.md and bench.svg.
+    """
+
+    model: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+    presets: tuple[Literal["exact", "fast", "turbo"], ...] = ("exact", "fast", "turbo")
+    batch_sizes: tuple[int, ...] = (1, 8)
+    new_tokens: tuple[int, ...] = (64, 256)
+    prompt_tokens: int = 64
+    repeats: int = 3
+    random_shape: Literal["small", "7b"] | None = None
+    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Run the same checkpoint in PyTorch and in JAX, and report the differences; exit status 1 if numbers differ.
+
+    Each side runs in a process of its own, one after the other. PyTorch is transformers' Qwen2 without a causal mask
+    and the published loop; no code of the checkpoint is executed. Needs the extra:
+    pip install 'jax-diffucoder[parity]'.
+
+    Examples:
+        diffucoder compare --out comparison
+        diffucoder compare --model ./DiffuCoder-7B-Instruct --dtype bfloat16 --prompt-tokens 64 512 --out comparison
+
+    Attributes:
+        model: folder or hub id; the built-in model if not given.
+        dtype: of both sides.
+        tolerance: largest relative difference of a module's output; 1e-4 in float32 and 0.05 in bfloat16 if not given.
+        prompt_tokens: lengths of the random prompts.
+        batch_sizes: rows decoded together.
+        new_tokens: length of the answers.
+        repeats: timed calls per measurement.
+        out: folder for comparison.json, comparison.md, comparison.html and the pictures.
+    """
+
+    model: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tolerance: float | None = None
+    prompt_tokens: tuple[int, ...] = (16, 64, 256)
+    batch_sizes: tuple[int, ...] = (1, 4, 8)
+    new_tokens: int = 32
+    repeats: int = 3
+    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Measure a model on this machine step by step: loading, speed, memory, parity with PyTorch, quality.
+
+    A step that fails is reported, and the others go on; the exit status is then 1. A run that was killed goes on with
+    the same command. Success criteria are ticked or not, each with what was measured.
+
+    Examples:
+        diffucoder experiment --out experiment
+        diffucoder experiment --recorded tests/golden --out experiment
+        diffucoder experiment --model apple/DiffuCoder-7B-Instruct --dtype bfloat16 --out experiment-7b
+
+    Attributes:
+        out: folder for steps.jsonl, results.json, report.md, report.html and the pictures.
+        model: folder or hub id; the built-in model if not given.
+        dtype: chosen by the device if not given.
+        recorded: folder of `diffucoder parity record`, for parity without PyTorch.
+        new_tokens: length of the answers.
+        batch_sizes: of the timed forward passes.
+        largest_batch: where the stress test ends, if memory does not end before.
+        tasks: built-in tasks of the quality check.
+        repeats: timed calls per measurement.
+        limit: seconds that PyTorch, and JAX on the CPU, may take each.
+    """
+
+    out: Path
+    model: str | None = None
+    dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    recorded: Path | None = None
+    new_tokens: int = 64
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    largest_batch: int = 32
+    tasks: int = 20
+    repeats: int = 3
+    limit: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityCheck:
+    """Run every recorded forward pass and generation, and print a table; exit status 1 if anything differs.
+
+    Examples:
+        diffucoder parity check tests/golden
+        diffucoder parity check recorded --tolerance 1e-4 --tokenizer DiffuCoder-7B-Instruct
+        diffucoder parity check tests/golden --training
+
+    Attributes:
+        folder: holds checkpoint/, golden.safetensors and cases.json.
+        tolerance: largest absolute difference of float32 hidden states and logits; 2e-5 if not given.
+        tokenizer: also check tokenizer_cases.json with the tokenizer of this folder.
+        training: also check coupled_grpo.safetensors: scores, loss, divergence and gradients of coupled-GRPO.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    tolerance: float | None = None
+    tokenizer: Path | None = None
+    training: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityRecord:
+    """Run the PyTorch reference on a checkpoint and write a folder that `parity check` takes.
+
+    Needs the extra: pip install 'jax-diffucoder[parity]'.
+
+    Examples:
+        diffucoder parity record --pytorch-model ./DiffuCoder-7B-Instruct --out recorded
+
+    Attributes:
+        pytorch_model: folder of a Dream or DiffuCoder checkpoint in the Hugging Face layout.
+        out: folder to write; must not exist.
+        prompt_length: tokens of the recorded prompts.
+        max_new_tokens: length of the recorded answers.
+        batch: rows of each recording.
+        seed: of the random prompts.
+    """
+
+    pytorch_model: Path
+    out: Path
+    prompt_length: int = 13
+    max_new_tokens: int = 24
+    batch: int = 3
+    seed: int = 0

@@ -1,0 +1,106 @@
+"""Arguments of the commands that decode: `diffucoder generate`, `diffucoder serve`. Imports no JAX."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from jax_lm.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.options import DEFAULTS, GenerationOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Complete a prompt, or fill the holes of a text, with a DiffuCoder checkpoint or the built-in model.
+
+    Examples:
+        diffucoder generate "def fibonacci(n):"
+        diffucoder generate --watch "def is_prime(n):"
+        diffucoder generate --preset turbo --stats "def is_prime(n):"
+        diffucoder generate --model apple/DiffuCoder-7B-Instruct --chat "Reverse a linked list."
+        diffucoder generate --prefix "def area(r):" --suffix "    return result" --max-new-tokens 16
+        diffucoder generate --file draft.py        (with <|hole|> or <|hole:12|> where code is missing)
+        cat start.py | diffucoder generate -
+
+    Attributes:
+        prompt: what to complete; - or nothing reads standard input.
+        model: folder or hub id; the built-in model if not given.
+        tokenizer: folder with the tokenizer; the model's own if not given.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
+        chat: take the prompt as a user's message and answer it.
+        watch: show the canvas while it fills in, coloured by confidence.
+        prefix: text before a hole, instead of a prompt.
+        suffix: text after the hole.
+        file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt.
+        middle_length: tokens of the hole between prefix and suffix; auto tries a few and keeps the likeliest.
+        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id); the first one prints.
+        stats: say on standard error how many tokens and forwards it took, and how long.
+        generation: how to answer; max_new_tokens is also the length of a hole.
+        seed: of the draws; those of a row depend on it and on the place in the batch.
+        only_new: print the completion without the prompt.
+    """
+
+    prompt: tyro.conf.Positional[str | None] = None
+    model: str | None = None
+    tokenizer: str | None = None
+    dtype: str | None = None
+    mesh: str | None = None
+    chat: bool = False
+    watch: bool = False
+    prefix: str | None = None
+    suffix: str | None = None
+    file: Path | None = None
+    middle_length: str | None = None
+    hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
+    stats: bool = False
+    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
+    seed: int = 0
+    only_new: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Serve a checkpoint, or the built-in model, over OpenAI's HTTP interface; the page is at /.
+
+    On another address than loopback, clients must show an API key. There is no encryption: put a proxy or a tunnel in
+    front. Ctrl-C or SIGTERM finishes what is in flight. Needs the extra: pip install 'jax-diffucoder[serve]'
+
+    Examples:
+        diffucoder serve
+        diffucoder serve --model apple/DiffuCoder-7B-Instruct --port 9000
+        diffucoder serve --host 0.0.0.0 --api-key-file keys.txt
+
+    Attributes:
+        model: folder or hub id; the built-in model if not given.
+        tokenizer: folder with the tokenizer; the model's own if not given.
+        dtype: float32 or bfloat16; chosen by the device if not given.
+        host: address to listen on.
+        port: 0 takes a free one.
+        name: under which the model is offered; the last part of `model` if not given.
+        api_key_file: file with API keys, one per line; clients must show one of them.
+        allow_no_key: listen on another address than loopback without keys.
+        allow_host: host name under which clients ask for this server, besides its address; may be given repeatedly.
+        slots: sequences decoded together.
+        queue: sequences that may wait; more are refused with 429.
+        context: tokens that prompt and answer may take together; 2048, or less if the model holds less, if not given.
+        max_tokens: longest answer that may be asked for.
+        seconds: time that a request may take.
+        log_prompts: write prompts to the log, and answers that are not streamed.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    dtype: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    api_key_file: Path | None = None
+    allow_no_key: bool = False
+    allow_host: tuple[str, ...] = ()
+    slots: int = 16
+    queue: int = 128
+    context: int | None = None
+    max_tokens: int = 1024
+    seconds: float = 120.0
+    log_prompts: bool = False

@@ -1,0 +1,81 @@
+"""Arguments of `diffucoder sandbox`. Imports no JAX."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxCheck:
+    """Attack this host's sandbox in each tier and print what was stopped; exit status 1 if anything was not.
+
+    The attacks are harmless to you: they go for a folder, sockets and a process made for the purpose.
+
+    Examples:
+        diffucoder sandbox check
+        diffucoder sandbox check --executor landlock
+
+    Attributes:
+        executor: one tier; auto checks all that work here, and fails if none does.
+    """
+
+    executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxRun:
+    """Run a Python file in the sandbox, against tests if there are any; exit status 1 unless all pass.
+
+    The tests file is Python. Each statement that asserts is a test of its own; it is preceded by the definitions,
+    imports and assignments above it.
+
+    Examples:
+        diffucoder sandbox run solution.py --tests tests.py
+        diffucoder sandbox run solution.py --seconds 2
+
+    Attributes:
+        file: the program.
+        tests: the tests; without them the program passes by running to its end.
+        seconds: wall clock per test.
+        memory_mib: address space.
+        executor: how to contain it; auto takes bubblewrap, then Landlock, and refuses where neither works.
+        allow_unsafe_exec: run without containment where there is none.
+    """
+
+    file: tyro.conf.Positional[Path]
+    tests: Path | None = None
+    seconds: float = 5.0
+    memory_mib: int = 512
+    executor: ExecutorName = "auto"
+    allow_unsafe_exec: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxServe:
+    """Run programs for others, by HTTP: a worker with a bounded queue.
+
+    The token that clients must show is read from DIFFUCODER_SANDBOX_TOKEN. There is no encryption: keep to the
+    loopback address, or put a proxy or tunnel in front.
+
+    Examples:
+        DIFFUCODER_SANDBOX_TOKEN=$(openssl rand -hex 16) diffucoder sandbox serve --port 8700
+
+    Attributes:
+        host: address to listen on.
+        port: 0 takes a free one.
+        workers: programs at once; the number of cores if not given.
+        queue_size: programs accepted and not finished; more are refused with 503.
+        executor: how to contain programs.
+        allow_unsafe_exec: run without containment where there is none.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8700
+    workers: int | None = None
+    queue_size: int = 256
+    executor: ExecutorName = "auto"
+    allow_unsafe_exec: bool = False

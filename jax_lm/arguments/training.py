@@ -1,0 +1,170 @@
+"""Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`, `data`. Imports no JAX."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from jax_lm.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.settings import AdaptConfig, SftConfig
+
+BUILTIN = "builtin"
+"""In place of a file of prompts: tasks of the built-in corpus."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """Which model is trained, and where.
+
+    Attributes:
+        model: folder or hub id; the built-in model if not given.
+        lora_rank: train adapters of this rank instead of all weights.
+        lora_alpha: adapters are scaled by alpha / rank; twice the rank if not given.
+        quantize: int8 for the kernels below the adapters, which halves the memory of the weights.
+        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
+        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
+    """
+
+    model: str | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    quantize: Literal["int8"] | None = None
+    mesh: str | None = None
+    hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
+
+    def __post_init__(self) -> None:
+        for name in ("lora_alpha", "quantize"):
+            if self.lora_rank is None and getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)}: needs lora_rank")
+
+
+ONE_MODEL = ModelArguments()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeLora:
+    """Add an adapter to the weights of its model, and write a checkpoint that needs no adapter.
+
+    Example:
+        diffucoder merge-lora --adapter out/lora/adapter --model ./DiffuCoder-7B-Instruct --out out/merged
+
+    Attributes:
+        adapter: folder that `diffucoder sft --lora-rank` wrote.
+        out: folder for the checkpoint.
+        model: folder or hub id of the model that the adapter was trained on; the built-in model if not given.
+    """
+
+    adapter: Path
+    out: Path
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareData:
+    """Prepare a data set: prepare-acecode chooses problems of AceCode-89K by difficulty, as prompts for coupled-GRPO.
+
+    Example:
+        diffucoder data prepare-acecode --data acecode.jsonl --out hard.jsonl --difficulty hard
+
+    Attributes:
+        task: what to do.
+        data: JSONL file with AceCode's rows: id, source, question, test_cases, inferences.
+        out: JSONL file to write: prompt (chat messages), test_cases, id, source.
+        difficulty: hard is what DiffuCoder was trained on; medium and easy lie above.
+    """
+
+    task: tyro.conf.Positional[Literal["prepare-acecode"]]
+    data: Path
+    out: Path
+    difficulty: Literal["hard", "medium", "easy"] = "hard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft:
+    """Fine-tune on conversations: the last answer of each is learnt.
+
+    Killed at any moment, the same command continues the run to the same weights. SIGTERM ends it with a checkpoint.
+
+    Examples:
+        diffucoder sft --data train.jsonl --out out/sft --steps 200 --length 256
+        diffucoder sft --data train.jsonl --out out/sft --config runs/sft_paper.yaml --model ./DiffuCoder-7B-Base
+        diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --learning-rate 1e-4 --steps 500
+        diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --quantize int8 --model ./DiffuCoder-7B-Instruct
+
+    Attributes:
+        data: JSONL file; a row has "messages" ([{"role": …, "content": …}, …]), or "prompt" and "response".
+        out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/ or adapter/.
+        model_arguments: the model, its adapters and devices.
+        config: recipe, a YAML file of these options; what is typed wins.
+        settings: of the run.
+    """
+
+    data: Path
+    out: Path
+    model_arguments: ModelArguments = ONE_MODEL
+    config: Path | None = None
+    settings: SftConfig = field(default_factory=SftConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grpo:
+    """Train by coupled-GRPO: sample completions, reward them, and make the better ones likelier.
+
+    The defaults are DiffuCoder's published recipe. Killed at any moment, the same command continues the run to the
+    same weights. Programs run in the sandbox; where this host has none, the command refuses.
+
+    Examples:
+        diffucoder grpo --preset paper --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
+        diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/out --learning-rate 2e-6
+        diffucoder grpo --config runs/grpo_builtin.yaml --out out/grpo
+        diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/lora --lora-rank 16 --quantize int8
+
+    Attributes:
+        out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
+        data: JSONL file whose rows have "prompt" (text, or chat messages) and the columns that rewards read, such as
+            "test_cases"; or builtin, tasks of the built-in corpus.
+        prompts: how many tasks of the built-in corpus.
+        model_arguments: the model, its adapters and devices.
+        preset: paper is the published recipe, which the defaults are.
+        config: recipe, a YAML file of these options; what is typed wins.
+        settings: of the run.
+    """
+
+    out: Path
+    data: str = BUILTIN
+    prompts: int = 2000
+    model_arguments: ModelArguments = ONE_MODEL
+    preset: Literal["paper"] = "paper"
+    config: Path | None = None
+    settings: GRPOConfig = field(default_factory=GRPOConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapt:
+    """Train masked diffusion on plain text, from an autoregressive Qwen2-family checkpoint or from nothing.
+
+    Attention opens from causal to full over the first steps. Killed at any moment, the same command continues the run.
+
+    Examples:
+        diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out out/base --config runs/adapt_paper.yaml
+        diffucoder adapt --data code.jsonl --model ./shape --from-scratch True --out out/base --length 512 --steps 2000
+
+    Attributes:
+        data: JSONL file; a row has "text".
+        model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
+        out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
+        from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
+        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
+        config: recipe, a YAML file of these options; what is typed wins.
+        settings: of the run.
+    """
+
+    data: Path
+    model: str
+    out: Path
+    from_scratch: bool = False
+    mesh: str | None = None
+    config: Path | None = None
+    settings: AdaptConfig = field(default_factory=AdaptConfig)

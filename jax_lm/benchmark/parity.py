@@ -1,0 +1,265 @@
+"""Parity with the PyTorch reference: recorded outputs against what this implementation computes.
+
+A folder holds `checkpoint/` (a small Dream checkpoint), `golden.safetensors` (inputs and outputs of the
+reference) and `cases.json` (the settings of each generation). `recording` makes such folders.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import WHOLE_CANVAS, Decoding, GenerationOptions
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+TOLERANCE = 2e-5
+"""Largest absolute difference of float32 hidden states and logits, where nothing else is asked for."""
+
+BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
+"""bfloat16: PyTorch rounds after every operation, we accumulate in float32; so the two may differ by this."""
+
+
+INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
+"""int8 kernels: half a step of 1/127 of the largest weight of a row, in every layer."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: what was compared, what came out, what is allowed."""
+
+    name: str
+    measured: str
+    allowed: str
+    passed: bool
+
+
+def check(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[Finding]:
+    """Compare everything that the folder holds.
+
+    Args:
+        tolerance: largest absolute difference of float32 hidden states and logits.
+        tokenizer: folder of the tokenizer that `tokenizer_cases.json` was recorded with.
+
+    Raises:
+        CheckpointError: the folder is not complete.
+        ValueError: the tolerance is not positive.
+    """
+    if not tolerance > 0:
+        raise ValueError(f"tolerance={tolerance}: must be positive")
+    golden, cases = read(folder)
+    model = DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
+    yield from check_forward(model, golden, tolerance)
+    yield from check_bfloat16(folder / "checkpoint", golden)
+    yield from check_int8(folder / "checkpoint", golden)
+    sampler = Sampler(model)
+    for case in cases["generate"]:
+        yield check_generation(sampler, case, golden)
+    for case in cases.get("fast", ()):
+        yield check_fast_generation(sampler, case, golden)
+    if tokenizer is not None:
+        yield check_tokenizer(folder / "tokenizer_cases.json", tokenizer)
+
+
+def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Recorded tensors and cases."""
+    for name in ("checkpoint", "golden.safetensors", "cases.json"):
+        if not (folder / name).exists():
+            raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
+    try:
+        golden = load_file(folder / "golden.safetensors")
+        cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
+    if "generate" not in cases:
+        raise CheckpointError(f"{folder / 'cases.json'} has no 'generate' cases")
+    return golden, cases
+
+
+def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in golden:
+        raise CheckpointError(f"golden.safetensors lacks {name!r}")
+    return golden[name]
+
+
+def check_forward(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float) -> Iterator[Finding]:
+    """Hidden states layer by layer, logits, and logits under left padding (real rows only)."""
+
+    @nnx.jit
+    def outputs(model: DreamForCausalLM, ids: jax.Array) -> tuple:
+        states = list(model.model.hidden_states(ids))
+        return states, model.logits(states[-1])
+
+    def compare(name: str, ours: jax.Array, theirs: np.ndarray, rows: np.ndarray | None = None) -> Finding:
+        difference = np.abs(np.asarray(ours) - theirs)
+        largest = float(difference.max() if rows is None else difference[rows].max())
+        return Finding(name, f"{largest:.2e}", f"<= {tolerance:.0e}", largest <= tolerance)
+
+    states, logits = outputs(model, jnp.asarray(recorded(golden, "forward.input_ids")))
+    for layer, state in enumerate(states):
+        name = f"forward.hidden_states.{layer}"
+        yield compare(name, state, recorded(golden, name))
+    yield compare("forward.logits", logits, recorded(golden, "forward.logits"))
+    mask = recorded(golden, "padded.attention_mask")
+    padded = nnx.jit(lambda model, ids, mask: model(ids, mask))(
+        model, jnp.asarray(recorded(golden, "padded.input_ids")), jnp.asarray(mask)
+    )
+    yield compare("padded.logits", padded, recorded(golden, "padded.logits"), mask == 1)
+
+
+def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """The bfloat16 model against PyTorch's, and both against float32."""
+    model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
+    ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
+    theirs = recorded(golden, "forward_bf16.logits").astype(np.float32)
+    exact = recorded(golden, "forward.logits")
+    mean = float(np.abs(ours - theirs).mean())
+    yield Finding("bfloat16 logits, mean", f"{mean:.3f}", f"<= {BF16_MEAN_DIFFERENCE}", mean <= BF16_MEAN_DIFFERENCE)
+    top1 = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
+    yield Finding("bfloat16 top-1 agreement", f"{top1:.1%}", f">= {BF16_TOP1:.0%}", top1 >= BF16_TOP1)
+    ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
+    allowed = f"<= {BF16_DISTANCE_RATIO}"
+    yield Finding("bfloat16 error / PyTorch's", f"{ratio:.3f}", allowed, ratio <= BF16_DISTANCE_RATIO)
+
+
+def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """What int8 kernels lose against the float32 reference; random weights, as recorded here, are the worst case."""
+    model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
+    ids, exact = recorded(golden, "forward.input_ids"), recorded(golden, "forward.logits")
+    ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(ids)))
+    error = float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
+    yield Finding("int8 logits, relative error", f"{error:.2%}", f"<= {INT8_ERROR:.0%}", error <= INT8_ERROR)
+    top1 = float((ours.argmax(-1) == exact.argmax(-1)).mean())
+    yield Finding("int8 top-1 agreement", f"{top1:.1%}", f">= {INT8_TOP1:.0%}", top1 >= INT8_TOP1)
+    change = perplexity(ours, ids) / perplexity(exact, ids) - 1
+    allowed = f"within {INT8_PERPLEXITY:.0%}"
+    yield Finding("int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY)
+
+
+def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
+    """Of each token given all of them, by the row that predicts it."""
+    rows = logits[:, :-1].astype(np.float64)
+    largest = rows.max(axis=-1, keepdims=True)
+    log_probs = rows - largest - np.log(np.exp(rows - largest).sum(axis=-1, keepdims=True))
+    return float(np.exp(-np.take_along_axis(log_probs, ids[:, 1:, None], axis=-1).mean()))
+
+
+def options_of(case: Mapping[str, Any]) -> GenerationOptions:
+    """Make the options of a recorded case."""
+    names = ("alg", "alg_temp", "temperature", "top_p", "top_k")
+    given = {name: case[name] for name in names}
+    return GenerationOptions(max_new_tokens=case["max_new_tokens"], num_steps=case["steps"], **given)
+
+
+def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Finding:
+    """Final sequences, and the canvas after every step.
+
+    Where several positions have exactly the same confidence, which of them goes first is unspecified (it
+    depends on the device and the length of the canvas in `torch.topk`). A history that parts there is
+    followed from the recorded canvas, step by step, and must agree in everything else.
+    """
+    name = f"generate.{case['case']}"
+    options = options_of(case)
+    prompt, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
+    canvas = Canvas.after(prompt, mask, case["max_new_tokens"])
+    state = sampler.generate(canvas, options, strict_reference=True)
+    title = f"{name} {options.alg}, {options.steps} steps"
+    sequences_equal = np.array_equal(np.asarray(state.tokens), recorded(golden, f"{name}.sequences"))
+    ours = state.history(sampler.mask_id)
+    theirs = recorded(golden, f"{name}.history")
+    allowed = "sequences and history equal"
+    if not sequences_equal:
+        return Finding(title, f"sequences differ, {first_difference(ours, theirs)}", allowed, False)
+    if np.array_equal(ours, theirs):
+        return Finding(title, "equal", allowed, True)
+    ties = ties_only(sampler, canvas, options, theirs)
+    if ties is None:
+        return Finding(title, f"history differs, {first_difference(ours, theirs)}", allowed, False)
+    return Finding(title, f"equal but for the order of {ties} exact ties", allowed, True)
+
+
+def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Finding:
+    """Final sequences of Fast-dLLM's confidence-threshold decoding.
+
+    With a cache: blocks whose first token is forced, no limit of steps. Without: the whole canvas, and at most
+    masks / steps tokens per step, what was not used carried over.
+    """
+    name, is_cached = f"fast.{case['case']}", case["cache"] != "none"
+    decoding = Decoding(
+        commit="threshold",
+        threshold=case["threshold"],
+        block_length=case["block_length"] if is_cached else WHOLE_CANVAS,
+        cache=case["cache"],
+        first_token="force" if is_cached else "rule",
+    )
+    options = GenerationOptions(
+        max_new_tokens=case["max_new_tokens"],
+        num_steps=None if is_cached else case["steps"],
+        alg="maskgit_plus",
+        temperature=case["temperature"],
+        top_p=case["top_p"],
+        top_k=case["top_k"],
+        decoding=decoding,
+    )
+    prompt, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
+    canvas = Canvas.after(prompt, mask, case["max_new_tokens"])
+    state = sampler.generate(canvas, options, strict_reference=True)
+    ours, theirs = np.asarray(state.tokens), recorded(golden, f"{name}.sequences")
+    differing = int((ours != theirs).sum())
+    title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
+    return Finding(title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing)
+
+
+def first_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Where two histories part."""
+    steps = np.flatnonzero((ours != theirs).any(axis=(1, 2)))
+    return f"first at step {steps[0]}" if len(steps) else "with equal histories"
+
+
+def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, history: np.ndarray) -> int | None:
+    """Replay a recorded history one step at a time from its own canvases.
+
+    Returns:
+        At how many positions we commit another one of exactly equal confidence; None if anything else differs.
+    """
+    ties = 0
+    before = np.where(canvas.holes, sampler.mask_id, canvas.tokens)
+    for step, after in enumerate(history):
+        taken, scores = sampler.replay(before, canvas, options, step, strict_reference=True)
+        theirs, ours = after != before, taken != before
+        if not np.array_equal(theirs.sum(axis=1), ours.sum(axis=1)):
+            return None
+        both = theirs & ours
+        if not np.array_equal(after[both], taken[both]):
+            return None
+        for row in range(len(after)):
+            only_theirs, only_ours = scores[row, theirs[row] & ~both[row]], scores[row, ours[row] & ~both[row]]
+            if not np.array_equal(np.sort(only_theirs), np.sort(only_ours)):
+                return None
+            ties += len(only_ours)
+        before = after
+    return ties
+
+
+def check_tokenizer(path: Path, folder: Path) -> Finding:
+    """Recorded texts encode and decode to the same."""
+    if not path.is_file():
+        raise CheckpointError(f"parity folder {str(path.parent)!r} has no {path.name}")
+    tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+    cases = json.loads(path.read_text(encoding="utf-8"))
+    equal = sum(
+        tokenizer.encode(case["text"]) == case["ids"] and tokenizer.decode(case["ids"]) == case["decoded"]
+        for case in cases
+    )
+    return Finding("tokenizer", f"{equal} of {len(cases)} equal", "all", equal == len(cases))

@@ -1,0 +1,121 @@
+"""Parity of coupled-GRPO with the reference: scores, loss, divergence and gradients of two inner iterations.
+
+A folder holds, beside what `parity` reads, `coupled_grpo.safetensors` (rows, masks, and what the reference made of
+them) and `coupled_grpo.json` (settings and mask ratios).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from jax_lm.benchmark.parity import Finding
+from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.models.dream import DreamForCausalLM, flatten
+from jax_lm.training.grpo_config import PolicyLoss
+from jax_lm.training.policy_loss import advantages, policy_loss
+from jax_lm.training.policy_scores import Copies, completion_scores, noisy_rows, selective_log_softmax
+
+SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
+"""Absolute for scores (their size is 24, two weighted log-probabilities) and loss; relative for gradients."""
+
+FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
+
+
+def check_training(folder: Path) -> Iterator[Finding]:
+    """Compare scores, advantages, and loss, divergence and gradients of each inner iteration.
+
+    Raises:
+        CheckpointError: the folder is not complete.
+    """
+    golden, settings = read_training(folder)
+    selective = {name: jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask")}
+    ours = selective_log_softmax(selective["logits"], selective["labels"], selective["weights"], selective["mask"])
+    yield largest("selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE)
+    made = advantages(golden["rewards"], settings["num_generations"])
+    yield largest("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
+    model = DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
+    evaluate = evaluation(model, golden, settings)
+    for iteration, ratio in enumerate(settings["mask_ratios"]):
+        loss, (scores, metrics), gradients = evaluate(iteration, ratio)
+        name = f"iteration {iteration}"
+        theirs = golden["per_token_logps"][:, iteration]
+        yield largest(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
+        yield largest(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
+        yield largest(f"{name}, KL", metrics["kl"], golden[f"kl.{iteration}"], LOSS_TOLERANCE)
+        norm, expected = float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
+        yield finding(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
+        by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
+        for key in sorted(key for key in golden if key.startswith(prefix)):
+            ours, theirs = np.asarray(by_name[key.removeprefix(prefix)]), golden[key]
+            error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+            yield finding(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
+
+
+def read_training(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Recorded tensors and settings."""
+    for name in (*FILES, "checkpoint"):
+        if not (folder / name).exists():
+            raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
+    try:
+        return load_file(folder / FILES[0]), json.loads((folder / FILES[1]).read_text(encoding="utf-8"))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
+
+
+@partial(jax.jit, static_argnames=("graph", "form", "chunk"))
+def differentiated(
+    graph: nnx.GraphDef, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
+) -> tuple[tuple, dict]:
+    """(Loss, (scores, metrics)) and gradients of the recorded rows under given copies."""
+
+    def loss_of(params: dict) -> tuple:
+        tokens = batch["input_ids"]
+        model = nnx.merge(graph, params)
+        scores = completion_scores(model, tokens, jnp.ones(tokens.shape, bool), copies, chunk)
+        total, weight, metrics = policy_loss(
+            scores, batch["old"], batch["reference"], batch["advantages"], batch["completion_mask"].astype(bool), form
+        )
+        return total / weight, (scores, metrics)
+
+    return jax.value_and_grad(loss_of, has_aux=True)(params)
+
+
+def evaluation(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Callable:
+    """A function of iteration and mask ratio to loss, (scores, metrics) and gradients, with the recorded masks."""
+    graph, state = nnx.split(model)
+    params = nnx.to_pure_dict(state)
+    form = PolicyLoss(epsilon=settings["epsilon_low"], epsilon_high=settings["epsilon_high"], beta=settings["beta"])
+
+    def evaluate(iteration: int, ratio: float) -> tuple:
+        batch = {name: jnp.asarray(golden[name]) for name in ("input_ids", "advantages", "completion_mask")}
+        batch["old"] = jnp.asarray(golden["old_per_token_logps"][:, iteration])
+        batch["reference"] = jnp.asarray(golden["ref_per_token_logps"][:, iteration])
+        first = golden["mask"][iteration].astype(bool)
+        masked = jnp.asarray(np.stack([np.ones_like(first), first, ~first], axis=1))
+        weights = jnp.broadcast_to(jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3))
+        tokens = noisy_rows(batch["input_ids"], masked, settings["config"]["mask_token_id"])
+        copies = Copies(tokens, masked, weights)
+        chunk = settings["num_generations"]
+        (loss, aux), gradients = differentiated(graph, params, batch, copies, form=form, chunk=chunk)
+        return loss, aux, gradients
+
+    return evaluate
+
+
+def largest(name: str, ours: Any, theirs: np.ndarray, tolerance: float) -> Finding:
+    """The largest absolute difference."""
+    return finding(name, float(np.abs(np.asarray(ours) - theirs).max()), tolerance)
+
+
+def finding(name: str, error: float, tolerance: float) -> Finding:
+    return Finding(name, f"{error:.2e}", f"<= {tolerance:.0e}", error <= tolerance)

@@ -1,0 +1,198 @@
+"""From one checkpoint format to another, verified; a target appears whole or not at all.
+
+The new checkpoint is written to a hidden sibling, read back and compared (names, shapes, dtypes, checksums, a forward
+pass of both), and renamed last. A run that is killed leaves at most that sibling, which the next run removes.
+"""
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
+from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, Source, Target
+from jax_lm.checkpoints.quantization import QUANTIZATION
+from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion.sampler import run_forward
+from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes, parameters
+
+FORMATS = ("huggingface", "orbax")
+WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json")
+PROBE_TOKENS = 8
+Progress = Callable[[int, int], None]
+Sum = tuple[tuple[int, ...], str, int, int]
+"""Shape, dtype, size and CRC-32 of a tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What the new checkpoint should be.
+
+    Attributes:
+        format: huggingface or orbax; None is the other one.
+        dtype: of the floating-point tensors; None keeps them.
+        int8: quantise the kernels.
+        allow_missing_bias: take a pickle of the old port without the q, k and v biases, and put zeros there.
+    """
+
+    format: str | None = None
+    dtype: str | None = None
+    int8: bool = False
+    allow_missing_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, *FORMATS):
+            raise ValueError(f"format={self.format!r}: must be one of {', '.join(FORMATS)}")
+        if self.dtype not in (None, "float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype={self.dtype!r}: must be float32, bfloat16 or float16, or None to keep it")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written."""
+
+    format: str
+    tensors: int
+    nbytes: int
+
+
+def convert(
+    source: Path, destination: Path, conversion: Conversion, *, on_progress: Progress | None = None
+) -> Converted:
+    """Write the checkpoint in `source` to `destination`, which must not exist.
+
+    Args:
+        on_progress: called with bytes read so far and bytes in all; half of them are the reading back.
+
+    Raises:
+        CheckpointError: the source cannot be loaded, or what was written is not what it should be.
+        ValueError: the destination exists.
+    """
+    if destination.exists():
+        raise ValueError(f"destination {str(destination)!r} exists already")
+    config, int8 = DreamForCausalLM.read_config(source), DreamForCausalLM.is_int8(source)
+    checkpoint, kind = opened(source, config, conversion)
+    target = Target(
+        shapes=parameter_shapes(config, int8=int8),
+        ignored={"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set(),
+        dtype=conversion.dtype,
+        quantize=conversion.int8,
+    )
+    first, second = halves(on_progress)
+    with replacing_folder(destination) as folder:
+        copy_others(source, folder)
+        fields = new_config(source, config, conversion) if kind != "pickle" else config.to_dict()
+        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        model = built(config, loading.load(checkpoint, target, on_progress=first), int8=int8 or conversion.int8)
+        sums, probe = {name: checksum(value) for name, value in parameters(model).items()}, logits(model)
+        form = conversion.format or ("huggingface" if kind == "orbax" else "orbax")
+        write(form, folder, parameters(model))
+        # What is read back may be as large as this.
+        del model
+        checksums.write(folder)
+        verify(folder, sums, probe, second)
+    return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
+
+
+def opened(source: Path, config: DreamConfig, conversion: Conversion) -> tuple[Source, str]:
+    """The source, and its format; a pickle that lacks the biases is completed if that was asked for."""
+    if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
+        return loading.source(source), "orbax" if (source / ORBAX_FOLDER).is_dir() else "huggingface"
+    path = source / PICKLE
+    stored = legacy.stored_tensors(path)
+    biases = {name: shape for name, shape in parameter_shapes(config).items() if name.endswith(".bias")}
+    missing = {name: shape for name, shape in biases.items() if name not in stored}
+    if missing and not conversion.allow_missing_bias:
+        raise CheckpointError(
+            f"{path} lacks {len(missing)} q, k and v biases, as all files of that port do (first: "
+            f"{next(iter(missing))!r}): without them it is another model. --allow-missing-bias puts zeros there"
+        )
+    dtype = next(iter(stored.values())).dtype
+    zeros = {name: legacy.PickledTensor(path, name, np.zeros(shape, dtype)) for name, shape in missing.items()}
+    return Source(source, stored | zeros, legacy.read), "pickle"
+
+
+@contextmanager
+def replacing_folder(destination: Path) -> Iterator[Path]:
+    """A hidden sibling that becomes `destination` when the block ends well, and is removed otherwise."""
+    folder = destination.absolute().parent / f".{destination.name}.converting"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+    folder.mkdir()
+    try:
+        yield folder
+        folder.rename(destination)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def copy_others(source: Path, folder: Path) -> None:
+    """Tokenizer, model card and whatever else lies beside the weights; copied, never read."""
+    for path in sorted(source.iterdir()):
+        is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(WEIGHT_SUFFIXES)
+        if path.is_file() and not is_ours:
+            shutil.copyfile(path, folder / path.name)
+
+
+def new_config(source: Path, config: DreamConfig, conversion: Conversion) -> dict[str, Any]:
+    """The fields of the source's config.json with what changes."""
+    fields = huggingface.read_json(source, "config.json")
+    if conversion.dtype:
+        fields["torch_dtype"] = conversion.dtype
+    return fields | ({"quantization_config": QUANTIZATION} if conversion.int8 else {})
+
+
+def built(config: DreamConfig, tensors: dict[str, Array], *, int8: bool) -> DreamForCausalLM:
+    """The model of these tensors."""
+    graph, state = nnx.split(DreamForCausalLM.abstract(config, int8=int8))
+    return nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
+
+
+def write(form: str, folder: Path, tensors: Mapping[str, Array]) -> None:
+    """Write the weights in this format."""
+    if form == "orbax":
+        orbax.save(folder / ORBAX_FOLDER, tensors)
+        return
+    sizes = {name: value.nbytes for name, value in tensors.items()}
+    huggingface.save_shards(folder, sizes, ((name, np.asarray(value)) for name, value in tensors.items()))
+
+
+def checksum(tensor: Array) -> Sum:
+    """What makes a tensor the same."""
+    value = np.ascontiguousarray(tensor)
+    return value.shape, str(value.dtype), value.nbytes, zlib.crc32(value.tobytes())
+
+
+def logits(model: DreamForCausalLM) -> np.ndarray:
+    """Logits of a few tokens."""
+    tokens = jnp.arange(PROBE_TOKENS, dtype=jnp.int32)[None] % model.config.vocab_size
+    graph, state = nnx.split(model)
+    return np.asarray(run_forward(graph, nnx.to_pure_dict(state), tokens))
+
+
+def verify(folder: Path, sums: Mapping[str, Sum], probe: np.ndarray, on_progress: Progress | None) -> None:
+    """Read a folder back; CheckpointError unless every tensor and the logits are those that were to be written."""
+    model = DreamForCausalLM.from_pretrained(folder, on_progress=on_progress)
+    found = {name: checksum(value) for name, value in parameters(model).items()}
+    different = sorted(name for name in sums.keys() | found.keys() if sums.get(name) != found.get(name))
+    if different:
+        raise CheckpointError(f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others")
+    if not np.array_equal(logits(model), probe, equal_nan=True):
+        raise CheckpointError("the converted checkpoint gives other logits than the source")
+
+
+def halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+    """Two callbacks that together report as one."""
+    if on_progress is None:
+        return None, None
+    return lambda done, total: on_progress(done, 2 * total), lambda done, total: on_progress(total + done, 2 * total)

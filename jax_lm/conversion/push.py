@@ -1,0 +1,125 @@
+"""Checkpoints to the hub: what is sent, the model card, one commit.
+
+Only weights, configuration, tokenizer and card are sent: no code, no pickles, nothing else that lies beside them. The
+token comes from the environment. Reading from the hub is `huggingface.resolve`.
+"""
+
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from jax_lm.checkpoints import checksums, huggingface
+from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, WEIGHT_FILES
+from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.conversion.verify import verify
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.planning import parameter_count
+
+CARD = "README.md"
+SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, "LICENSE*", CARD]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a folder becomes on the hub.
+
+    Attributes:
+        files: to send as they are, by name.
+        card: the model card; None if the folder has one.
+        left_out: files that are not sent.
+    """
+
+    files: tuple[Path, ...]
+    card: str | None
+    left_out: tuple[Path, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+
+def prepare(folder: Path, repo: str, license_name: str | None = None) -> Upload:
+    """Check a checkpoint in the Hugging Face layout and list what would be sent.
+
+    Raises:
+        CheckpointError: no folder, not that layout, or a check of `verify` fails.
+        ValueError: `repo` is no owner/name.
+    """
+    found = huggingface.HUB_ID.fullmatch(repo)
+    if not found or found["revision"]:
+        raise ValueError(f"repo={repo!r}: must be like owner/name")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder")
+    files = huggingface.tensor_files(folder)
+    for check in verify(folder):
+        if not check.passed:
+            raise CheckpointError(f"{folder} is not sent: {check.name}: {check.found}")
+    present = sorted(path for path in folder.iterdir() if path.is_file())
+    sent = [path for path in present if any(fnmatch(path.name, pattern) for pattern in SENT)]
+    # Weights of another layout or run would be loaded by nobody.
+    sent = [path for path in sent if path.suffix != ".safetensors" or path in files.values()]
+    card = None if folder / CARD in sent else model_card(folder, repo, license_name)
+    return Upload(tuple(sent), card, tuple(path for path in present if path not in sent))
+
+
+def model_card(folder: Path, repo: str, license_name: str | None) -> str:
+    """A card that says what the files themselves say, and how to use them."""
+    config = DreamForCausalLM.read_config(folder)
+    precision = (
+        "int8 kernels"
+        if DreamForCausalLM.is_int8(folder)
+        else str(huggingface.read_json(folder, "config.json").get("torch_dtype"))
+    )
+    files = sorted(set(huggingface.tensor_files(folder).values()))
+    sums = "\n".join(f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |" for path in files)
+    licence = f"license: {license_name}\n" if license_name else ""
+    return f"""---
+library_name: jax-diffucoder
+pipeline_tag: text-generation
+tags: [masked-diffusion, diffucoder, code, jax]
+{licence}---
+
+# {repo.split("/")[1]}
+
+A masked-diffusion language model of the Dream architecture: {parameter_count(config):,} parameters,
+{config.num_hidden_layers} layers of width {config.hidden_size:,}, a vocabulary of {config.vocab_size:,} tokens,
+{precision}.
+
+    pip install jax-diffucoder
+    diffucoder generate --model {repo} "def fibonacci(n):"
+
+What it was trained on, what it is for and how good it is has to be written here by who trained it.
+
+| weights | bytes | SHA-256 |
+|---|---|---|
+{sums}
+"""
+
+
+def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: str | None = None) -> str:
+    """Send it in one commit, so that it appears whole or not at all; the commit's address.
+
+    Args:
+        is_public: for a repository that does not exist yet; one that does stays as it is.
+        revision: branch to commit to; the main one if not given.
+
+    Raises:
+        ValueError: no token in the environment, or the hub refuses.
+    """
+    token = os.environ.get("HF_TOKEN")
+    if not token:
+        raise ValueError("HF_TOKEN is not set: the hub wants a token that may write")
+    operations = [CommitOperationAdd(path.name, path) for path in upload.files]
+    if upload.card is not None:
+        operations.append(CommitOperationAdd(CARD, upload.card.encode()))
+    api = HfApi(token=token)
+    try:
+        api.create_repo(repo, private=not is_public, exist_ok=True)
+        if revision:
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        return api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url
+    except Exception as error:  # the hub's client lets exceptions of its HTTP library through
+        raise ValueError(f"repo={repo!r}: the hub did not take it ({huggingface.first_line(error)})") from error

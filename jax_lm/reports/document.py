@@ -1,0 +1,107 @@
+"""A report of several sections, as Markdown and as one self-contained page without scripts.
+
+Plain data in, text out: knows no model and no measurement.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jax_lm.evaluation.journal import write_whole
+from jax_lm.reports.pages import render
+
+PICTURE_COLOR = "#333"
+"""Of text and axes in a picture that stands alone; in a page they have the colour of its text."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something is as it was wanted; `met` is None where it could not be measured."""
+
+    name: str
+    wanted: str
+    measured: str
+    met: bool | None
+
+    @property
+    def mark(self) -> str:
+        return {True: "met", False: "missed", None: "not measured"}[self.met]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One heading and what stands below it, in this order.
+
+    Attributes:
+        text: one paragraph.
+        columns, rows: a table.
+        picture: an SVG.
+        name: of the picture's file.
+        listing: texts by what they are, shown as they are: what a model wrote.
+        points: a list.
+    """
+
+    title: str
+    text: str = ""
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    picture: str = ""
+    name: str = ""
+    listing: Mapping[str, str] = field(default_factory=dict)
+    points: Sequence[str] = ()
+
+    def markdown(self) -> list[str]:
+        lines = [f"## {self.title}", ""]
+        lines += [self.text, ""] if self.text else []
+        lines += [*table(self.columns, self.rows), ""] if self.rows else []
+        lines += [f"![{self.title}]({self.name}.svg)", ""] if self.picture else []
+        for what, text in self.listing.items():
+            lines += [f"{what}:", "", *(f"    {line}" for line in text.splitlines()), ""]
+        lines += [*(f"- {point}" for point in self.points), ""] if self.points else []
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A report: what its numbers depend on, verdicts, sections."""
+
+    title: str
+    told: Mapping[str, str]
+    verdicts: Sequence[Verdict]
+    sections: Sequence[Section]
+
+    @property
+    def score(self) -> str:
+        """How many verdicts are what, in one line."""
+        counts = {mark: sum(verdict.mark == mark for verdict in self.verdicts) for mark in ("met", "missed")}
+        unknown = len(self.verdicts) - sum(counts.values())
+        return f"{counts['met']} of {len(self.verdicts)} met, {counts['missed']} missed, {unknown} not measured"
+
+    def markdown(self) -> str:
+        boxes = {True: "[x]", False: "[ ]", None: "[-]"}
+        rows = [[boxes[v.met], v.name, v.wanted, f"{v.measured} ({v.mark})"] for v in self.verdicts]
+        lines = [f"# {self.title}", "", *(f"- {name}: {text}" for name, text in self.told.items()), ""]
+        lines += ["## Success criteria", "", self.score, "", *table(("", "criterion", "wanted", "measured"), rows), ""]
+        return "\n".join([*lines, *(line for section in self.sections for line in section.markdown())])
+
+    def page(self) -> str:
+        """One HTML file; every text in it is escaped, pictures are drawn by us."""
+        return render("document.html", document=self)
+
+    def write(self, folder: Path, name: str) -> None:
+        """`name`.md, `name`.html and the pictures, each whole or not at all."""
+        for section in self.sections:
+            if section.picture:
+                picture = section.picture.replace("currentColor", PICTURE_COLOR)
+                write_whole(folder / f"{section.name}.svg", picture)
+        write_whole(folder / f"{name}.md", self.markdown())
+        write_whole(folder / f"{name}.html", self.page())
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"
+
+    return [line(cells) for cells in (columns, ["---"] * len(columns), *rows)]

@@ -1,0 +1,271 @@
+"""Slots: places in a running batch, for sequences that share compiled steps though each is at a point of its own.
+
+    slots = Slots(sampler, columns=128, is_cached=False, count=4, sizes=(1, 4), stop_ids=())
+    slots.join(sequence)     # whenever `slots.has_room`
+    slots.advance(steps=4)   # again, until sequence.is_done
+
+Each sequence is a batch of one under `jax.vmap` of the one `step`, so that what it becomes depends on it alone. What
+differs from one to the other (canvas, block, settings, randomness) is traced; a compilation is made for a number of
+sequences, a width, and for having a cache or not. Knows neither text nor queues.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Int
+
+from jax_lm.diffusion.sampler import UNLIMITED, Sampler
+from jax_lm.diffusion.step import (
+    BatchInputs,
+    CanvasArrays,
+    KVCache,
+    SamplerState,
+    StepConfig,
+    Window,
+    skip_idle,
+    step,
+)
+from jax_lm.options import BLOCK_LENGTH
+from jax_lm.serving.sequence import TOP_K, Sequence
+
+AXIS = "slots"
+
+
+class SlotInputs(NamedTuple):
+    """What the compiled loop takes of a sequence, or of several, stacked."""
+
+    state: SamplerState
+    inputs: BatchInputs
+
+
+class Slots:
+    """Places for sequences of one width, all with a cache or all without.
+
+    With a cache, a sequence that begins a block is recomputed whole, together with the others that begin one; then it
+    takes steps on a window, together with all that do. Neither group waits for one of the other to end its block.
+
+    Args:
+        columns: width of every sequence's canvas; shorter ones are padded on the right.
+        count: sequences that there is room for; with a cache, what each needs is kept from block to block.
+        sizes: numbers of sequences that there are compilations for; the smallest that holds a group is used. More may
+            be added to it later, none above `count`.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        columns: int,
+        *,
+        is_cached: bool,
+        count: int,
+        sizes: Iterable[int],
+        stop_ids: tuple[int, ...],
+    ) -> None:
+        self.sampler, self.columns, self.is_cached, self.sizes = sampler, columns, is_cached, list(sizes)
+        self.held: list[Sequence | None] = [None] * count
+        self.begun: set[Sequence] = set()
+        self.cache = KVCache()
+        self.stop_ids = stop_ids
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [sequence for sequence in self.held if sequence is not None]
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.sequences) < max(self.sizes, default=0)
+
+    def join(self, sequence: Sequence) -> None:
+        """Take a slot, at any time; ValueError if the sequence does not fit."""
+        if sequence.columns > self.columns or sequence.is_cached != self.is_cached or not self.has_room:
+            raise ValueError(f"a row of {sequence.columns} columns cannot join {len(self.sequences)} of {self.columns}")
+        self.held[self.held.index(None)] = sequence
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give up the slot, at any time."""
+        self.held[self.held.index(sequence)] = None
+        self.begun.discard(sequence)
+
+    def compile(self, size: int, sequence: Sequence) -> None:
+        """Compile for another number of sequences, away from those that are here; `sequence` is any that fits."""
+        trial = Slots(
+            self.sampler,
+            self.columns,
+            is_cached=self.is_cached,
+            count=len(self.held),
+            sizes=[size],
+            stop_ids=self.stop_ids,
+        )
+        trial.join(sequence)
+        # Both, whether or not the first leaves the second anything to do.
+        if self.is_cached:
+            trial.run([sequence], trial.step_config(is_refresh=True), UNLIMITED, forwards=1)
+        trial.run([sequence], trial.step_config(is_refresh=False), 1)
+        self.sizes.append(size)
+
+    def advance(self, steps: int) -> None:
+        """Take up to `steps` steps, fewer if a sequence ends its block."""
+        if not self.is_cached:
+            for sequence in self.sequences:
+                sequence.next_block()
+            self.run(self.sequences, self.step_config(is_refresh=False), steps)
+            return
+        beginning = [each for each in self.sequences if each.is_between_blocks or each not in self.begun]
+        for sequence in beginning:
+            sequence.next_block()
+        if beginning:
+            self.run(beginning, self.step_config(is_refresh=True), UNLIMITED, forwards=1)
+            self.begun.update(beginning)
+        if going := [each for each in self.sequences if not each.is_between_blocks]:
+            self.run(going, self.step_config(is_refresh=False), steps)
+
+    def step_config(self, *, is_refresh: bool) -> StepConfig:
+        """What a compilation is made for: the whole canvas, or a window of it."""
+        config = StepConfig(
+            length=self.columns,
+            rows=None,
+            mask_id=self.sampler.mask_id,
+            top_k=TOP_K,
+            stop_ids=self.stop_ids,
+            axis=AXIS,
+        )
+        if not self.is_cached:
+            return config
+        return replace(config, length=BLOCK_LENGTH, rows=self.columns if is_refresh else BLOCK_LENGTH + 1)
+
+    def run(self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = UNLIMITED) -> None:
+        """One call of the compiled loop for some of the sequences, and what it decided back to them."""
+        size = min(size for size in self.sizes if size >= len(sequences))
+        batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
+        slots: np.ndarray | None = None
+        if self.is_cached and (config.rows == self.columns or size < len(self.held)):
+            # A slot beyond the last one takes nothing.
+            numbers = [self.held.index(sequence) if sequence else len(self.held) for sequence in batch]
+            slots = np.asarray(numbers, np.int32)
+        elif self.is_cached:
+            # All slots at once: nothing is copied to and fro.
+            batch = [sequence if sequence in sequences else None for sequence in self.held]
+        filled = [sequence and self.inputs(sequence, config, steps, forwards) for sequence in batch]
+        blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
+        stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
+        if self.is_cached and self.cache.layers is None:
+            self.cache = self.empty_cache()
+        # The cache is given away: should the call fail, it is lost, and with it what the open blocks rest on.
+        cache, self.cache = self.cache, KVCache()
+        state, self.cache = run_slots(self.sampler.graph, self.sampler.params, cache, slots, stacked, config)
+        decided = [np.asarray(part) for part in (state.tokens, state.masked, state.commit_step, state.confidence)]
+        counters = np.asarray(state.step), np.asarray(state.forwards)
+        for row, sequence in enumerate(batch):
+            if sequence is not None:
+                sequence.take(*(part[row, 0, : len(sequence.tokens)] for part in decided))
+                sequence.step, sequence.forwards = (int(part[row]) for part in counters)
+
+    def empty_cache(self) -> KVCache:
+        """Zeros for all slots, committed to their devices as what a step returns is: else it would compile twice."""
+        cache = run_empty_slots(self.sampler.graph, self.sampler.params, len(self.held), self.columns)
+        return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
+
+    def inputs(self, sequence: Sequence, config: StepConfig, steps: int, forwards: int) -> SlotInputs:
+        """A sequence as a batch of one, padded on the right."""
+
+        def padded(values: np.ndarray) -> np.ndarray:
+            return np.pad(values, (0, self.columns - len(values)))[None]
+
+        positions = np.arange(len(sequence.tokens), dtype=np.int32)
+        hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
+        is_window = config.rows is not None and config.rows < self.columns
+        state: dict[str, Any] = {
+            "tokens": padded(np.where(sequence.masked, config.mask_id, sequence.tokens).astype(np.int32)),
+            "masked": padded(sequence.open),
+            "commit_step": padded(sequence.commit_step),
+            "confidence": padded(sequence.confidence),
+            "step": np.int32(sequence.step),
+            "forwards": np.int32(sequence.forwards),
+            "keys": sequence.key[None],
+        }
+        canvas: dict[str, Any] = {
+            "attention_mask": padded(np.ones_like(positions, bool)),
+            "position_ids": padded(positions),
+            "holes": padded(sequence.in_block),
+            "hole_starts": padded(np.where(positions < hole.start, 0, hole.start).astype(np.int32)),
+        }
+        window = Window.of(
+            block=block,
+            rows=block - 1 if is_window else 0,
+            first_step=sequence.first_step,
+            until=min(sequence.step + steps, UNLIMITED),
+            forwards=min(sequence.forwards + forwards, UNLIMITED),
+        )
+        inputs = BatchInputs(CanvasArrays(**canvas), window, sequence.params(self.columns))
+        return SlotInputs(SamplerState(**state), inputs)
+
+
+@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
+def run_slots(
+    graph: nnx.GraphDef,
+    params: dict,
+    cache: KVCache,
+    slots: Int[Array, "l"] | None,
+    stacked: SlotInputs,
+    config: StepConfig,
+) -> tuple[SamplerState, KVCache]:
+    """Take steps as `sampler.run` does, for sequences that each have a state and inputs: all leaves have an axis more.
+
+    Args:
+        cache: of all slots.
+        slots: where in it each sequence has its own; None: as they come, all of it.
+
+    Returns:
+        When the first of the sequences has ended its block, or all have taken the steps that they may.
+    """
+    model = nnx.merge(graph, params)
+    states, inputs = stacked
+    states = states._replace(keys=jax.random.wrap_key_data(states.keys))
+    window, columns = inputs.window, states.tokens.shape[-1]
+
+    def is_open(states: SamplerState) -> Bool[Array, "l"]:
+        return jnp.any(states.masked, axis=(1, 2))
+
+    def is_going(states: SamplerState) -> Bool[Array, "l"]:
+        return is_open(states) & (states.step < window.until) & (states.forwards < window.forwards)
+
+    def skip(state: SamplerState, inputs: BatchInputs) -> SamplerState:
+        return skip_idle(state, inputs, config)
+
+    def take(state: SamplerState, cache: KVCache, inputs: BatchInputs) -> tuple[SamplerState, KVCache]:
+        return step(model, state, cache, inputs, config)
+
+    def goes_on(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
+        return jnp.any(is_going(carry[0])) & (jnp.sum(is_open(carry[0])) == jnp.sum(is_open(states)))
+
+    def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
+        states, cache = carry
+        going = is_going(states)
+        taken, cache = jax.vmap(take, axis_name=AXIS)(states, cache, inputs)
+
+        def updated(new: Array, old: Array) -> Array:
+            return jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        # A sequence that waits recomputes its window with what it holds: nothing of it changes but the cache's rows.
+        return jax.tree.map(updated, taken, states), cache
+
+    own = cache if slots is None else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
+    states, own = jax.lax.while_loop(goes_on, advance, (jax.vmap(skip)(states, inputs), own))
+    if slots is None:
+        return states, own
+    if config.rows != columns:
+        # A window is recomputed before it is read, and what lies outside of it is as it was.
+        return states, cache
+    return states, jax.tree.map(lambda part, new: part.at[slots].set(new, mode="drop"), cache, own)
+
+
+@partial(jax.jit, static_argnames=("graph", "size", "columns"))
+def run_empty_slots(graph: nnx.GraphDef, params: dict, size: int, columns: int) -> KVCache:
+    one = nnx.merge(graph, params).model.empty_cache(1, columns)
+    return KVCache(jax.tree.map(lambda part: jnp.zeros((size, *part.shape), part.dtype), one))

@@ -1,0 +1,44 @@
+"""Pictures are well-formed, escape what they are told, and put values where they belong."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+
+from jax_lm.reports.charts import BOTTOM, HEIGHT, TOP, heat_chart, line_chart, rounded_up
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_line_chart_has_a_line_per_series_and_leaves_out_nan():
+    chart = line_chart("a <b>", "k & l", "share", {"one": [(1, 0.0), (2, 1.0)], "<two>": [(1, 0.5), (2, math.nan)]})
+    root = ElementTree.fromstring(chart)
+    lines = [line.get("points").split() for line in root.iter(f"{SVG}polyline")]
+    assert [len(line) for line in lines] == [2, 1]
+    heights = [float(point.split(",")[1]) for point in lines[0]]
+    assert heights == [HEIGHT - BOTTOM, TOP]
+    assert "<two>" in [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_a_line_chart_of_nothing_is_a_picture():
+    ElementTree.fromstring(line_chart("none", "x", "y", {"one": []}))
+    ElementTree.fromstring(line_chart("one point", "x", "y", {"one": [(0.0, 0.5)]}))
+
+
+def test_an_axis_may_end_elsewhere():
+    series = {"one": [(1, 0), (2, 2500.0)], "two": [(1, 5000), (2, 0.0)]}
+    root = ElementTree.fromstring(line_chart("speed", "batch", "tokens/s", series, top=5000))
+    low, middle = HEIGHT - BOTTOM, (HEIGHT - BOTTOM + TOP) / 2
+    lines = [
+        [float(point.split(",")[1]) for point in line.get("points").split()] for line in root.iter(f"{SVG}polyline")
+    ]
+    assert lines == [[low, middle], [TOP, low]]
+    assert [float(circle.get("cy")) for circle in root.iter(f"{SVG}circle")] == [low, middle, TOP, low]
+    assert "5,000" in [text.text for text in root.iter(f"{SVG}text")]
+    assert [rounded_up(value) for value in (0, 0.03, 1, 1.01, 7, 1234)] == [1, 0.05, 1, 2, 10, 2000]
+
+
+def test_a_heat_chart_draws_what_is_above_zero():
+    root = ElementTree.fromstring(heat_chart("order", "position", "step", np.array([[1.0, 0.0], [0.5, 0.5]]), 2))
+    cells = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill-opacity")]
+    assert [float(rect.get("fill-opacity")) for rect in cells] == [1.0, 0.5, 0.5]

@@ -1,0 +1,85 @@
+"""What may be asked of a generation: presets and what overrides them, steps, refusals."""
+
+import pytest
+
+from jax_lm.options import DEFAULTS, PRESETS, Decoding, GenerationOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"num_steps": 0}, "num_steps=0"),
+        ({"num_steps": -3}, "num_steps=-3"),
+        ({"tokens_per_step": 0}, "tokens_per_step=0"),
+        ({"num_steps": 4, "tokens_per_step": 2}, "num_steps and tokens_per_step"),
+        ({"tokens_per_step": 2, "decoding": Decoding(preset="turbo")}, "tokens_per_step=2"),
+        ({"alg": "greedy"}, "alg='greedy'"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"top_p": float("nan")}, "top_p=nan"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"alg_temp": -1.0}, "alg_temp=-1.0"),
+    ],
+)
+def test_options_out_of_range_are_named(options, named):
+    with pytest.raises(ValueError, match=named):
+        GenerationOptions(**options)
+
+
+def test_steps_follow_from_the_options():
+    assert DEFAULTS.steps == 256
+    assert GenerationOptions(max_new_tokens=10, tokens_per_step=3).steps == 4
+    assert GenerationOptions(num_steps=7).steps == 7
+    turbo = Decoding(preset="turbo")
+    assert GenerationOptions(decoding=turbo).steps is None
+    assert GenerationOptions(num_steps=7, decoding=turbo).steps == 7
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_given_overrides_the_preset(preset):
+    chosen = Decoding(preset=preset, cache="dual", refresh_every=3).resolved
+    assert (chosen.cache, chosen.refresh_every) == ("dual", 3)
+    assert chosen.commit == PRESETS[preset].get("commit", "steps")
+
+
+def test_threshold_and_caches_imply_blocks_unless_overridden():
+    assert Decoding().block_columns(100) == 100
+    assert Decoding(commit="threshold").block_columns(100) == 32
+    assert Decoding(cache="window").block_columns(100) == 32
+    assert Decoding(commit="threshold", block_length=0).block_columns(100) == 100
+    assert Decoding(block_length=64).block_columns(40) == 40
+
+
+def test_presets():
+    assert list(PRESETS) == ["exact", "fast", "turbo"]
+    assert Decoding(preset="exact").resolved == Decoding().resolved
+    assert (
+        Decoding(preset="turbo").resolved
+        == Decoding(commit="threshold", threshold=0.9, cache="window", block_length=32).resolved
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"preset": "best"}, "preset='best'"),
+        ({"commit": "best"}, "commit='best'"),
+        ({"cache": "all"}, "cache='all'"),
+        ({"cache": "dual", "first_token": "any"}, "first_token='any'"),
+        ({"threshold": 0.0}, "threshold=0.0"),
+        ({"threshold": 1.5}, "threshold=1.5"),
+        ({"factor": 0.0}, "factor=0.0"),
+        ({"factor": float("nan")}, "factor=nan"),
+        ({"decay": 1.5}, "decay=1.5"),
+        ({"block_length": -1}, "block_length=-1"),
+        ({"cache": "window", "refresh_every": 0}, "refresh_every=0"),
+        ({"refresh_every": 2}, "need a cache"),
+        ({"first_token": "force"}, "need a cache"),
+    ],
+)
+def test_decodings_out_of_range_are_named(options, named):
+    with pytest.raises(ValueError, match=named):
+        Decoding(**options)

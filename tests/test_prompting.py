@@ -1,0 +1,108 @@
+"""Prompts as published, and the program in an answer."""
+
+import dataclasses
+
+import pytest
+
+from jax_lm.evaluation.problems import Problem, humaneval, mbpp
+from jax_lm.evaluation.prompting import Chatting, Completing, code_of, is_instruct
+
+PROMPT = 'from math import sqrt\n\n\ndef root(x):\n    """ The root of x.\n    """\n'
+RECORD = {
+    "task_id": "HumanEval/1000",
+    "entry_point": "root",
+    "prompt": PROMPT,
+    "canonical_solution": "    return sqrt(x)\n",
+    "test": "def check(candidate):\n    assert candidate(4) == 2\n",
+}
+MBPP = {"task_id": 7, "text": "Write a function to add one.", "code": "def f(x):\n    return x + 1",
+        "test_list": ["assert f(1) == 2", "assert f(2) == 3"]}  # fmt: skip
+
+
+def gap(prefix="def double(x):\n    return ", suffix="\n", canonical="x * 2"):
+    return Problem("gap", "gaps", prefix, suffix, ("assert double(3) == 6",), canonical)
+
+
+def test_chat_prompt_of_humaneval_is_the_published_one(engine):
+    expected = (
+        "<|im_start|>user\nPlease complete the following problem:\n"
+        f"```\n{PROMPT.strip()}\n```\n<|im_end|>\n<|im_start|>assistant\n"
+        "Here is the code to solve this problem:\n```python\n"
+    )
+    assert Chatting().prompt(engine, humaneval(RECORD)).endswith(expected)
+
+
+def test_chat_prompt_of_mbpp_is_the_published_one(engine):
+    expected = (
+        '<|im_start|>user\n```\n"""\nWrite a function to add one.\nassert f(1) == 2\n"""\n```\n<|im_end|>\n'
+        "<|im_start|>assistant\nHere is the code to solve this problem:\n```python\n"
+    )
+    assert Chatting().prompt(engine, mbpp(MBPP)).endswith(expected)
+
+
+def test_base_models_complete_the_raw_prompt(engine):
+    assert Completing().prompt(engine, humaneval(RECORD)) == PROMPT
+    (template,) = Completing().templates(engine, humaneval(RECORD), 16)
+    assert template.parts == (PROMPT, 16, "")
+
+
+def test_what_is_no_question_cannot_be_asked(engine):
+    with pytest.raises(ValueError, match="'gap' is not a question"):
+        Chatting().templates(engine, gap(), 8)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("def f():\n    pass\n```", "def f():\n    pass\n"),
+        ("def f():\n    pass\n```\nIt does nothing.\n```python\nf()\n```", "def f():\n    pass\n"),
+        ("def f():\n    pass\n", "def f():\n    pass\n"),
+        ("```python\ndef f():\n    pass\n```\n", "def f():\n    pass\n"),
+        ("\n```python\nx = 1\n```", "x = 1\n"),
+        ("```", ""),
+        ("", ""),
+    ],
+)
+def test_code_of_an_answer(answer, code):
+    assert code_of(answer) == code
+
+
+def test_a_chat_answer_gets_the_imports_of_its_prompt_and_no_more():
+    problem = humaneval(RECORD)
+    program = Chatting().program(problem, "def root(x):\n    return sqrt(x)\n```\n")
+    assert program == "from math import sqrt\n\n\n\ndef root(x):\n    return sqrt(x)\n"
+
+
+@pytest.mark.parametrize("after", ["\ndef main():", "\nprint(root(4))", "\n# Test", "\nassert root(4) == 2", "\n```\n"])
+def test_a_base_completion_ends_where_the_function_does(after):
+    problem = humaneval(RECORD)
+    program = Completing().program(problem, f"    return sqrt(x){after} more")
+    assert program == f"{PROMPT}    return sqrt(x)"
+    assert Completing().program(problem, f"{after[1:]} more") == PROMPT
+
+
+def test_a_base_completion_of_mbpp_keeps_its_functions_and_drops_its_tests():
+    problem = mbpp(MBPP)
+    text = "def g():\n    pass\n\ndef f(x):\n    return x + 1"
+    assert Completing().program(problem, f'{text}\nassert f(1) == 2\n"""') == problem.prefix + text
+
+
+def test_lengths_of_a_gap(engine):
+    def lengths(middle_length):
+        return [template.parts[1] for template in Completing(middle_length).templates(engine, gap(), 16)]
+
+    assert lengths(None) == [16]
+    assert lengths(5) == [5]
+    assert lengths("auto") == [4, 8, 12, 16]
+    assert lengths("oracle") == [len(engine.tokenizer.encode("x * 2"))]
+    with pytest.raises(ValueError, match="middle_length='long'"):
+        lengths("long")
+
+
+def test_a_gap_keeps_what_a_function_may_not():
+    problem = dataclasses.replace(gap(), stops=())
+    assert Completing().program(problem, "x\n# more") == "def double(x):\n    return x\n# more\n"
+
+
+def test_the_built_in_model_counts_as_a_base_model(engine):
+    assert not is_instruct(engine)
