@@ -67,7 +67,8 @@ class Entry(NamedTuple):
         return module.run(arguments)
 
 
-BOX, TITLE = re.compile("[╭╮╰╯│─]"), re.compile("[╭╰]")
+RULE = re.compile("─{3}|-{3}")
+"""Between the parts of what tyro prints in a box, in Unicode or ASCII: title, message, perhaps an option meant, help."""
 
 TYPED_FLAGS = (tyro.conf.FlagConversionOff,)
 """Switches are given as True or False, as in a recipe."""
@@ -109,7 +110,7 @@ COMMANDS = {
 
 
 def overview(group: str = "") -> str:
-    """What `diffucoder --help` prints, or `diffucoder GROUP --help` for the commands of a group."""
+    """List the commands, or those of a group: the text of `diffucoder --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items() if name.startswith(group)]
     usage = "usage: diffucoder COMMAND [OPTIONS]    (diffucoder COMMAND --help shows a command's options)"
@@ -148,9 +149,17 @@ def run(words: list[str]) -> int:
 
 
 def one_line(refusal: str) -> str:
-    """What tyro says in a box, without the box and without where to find help."""
-    text = " ".join(BOX.sub(" ", line).strip() for line in refusal.splitlines() if not TITLE.match(line))
-    return " ".join(text.partition("For full helptext")[0].split())
+    """Take the message out of the box that tyro prints, and the option that it thinks was meant."""
+    parts: list[list[str]] = [[]]
+    for line in refusal.splitlines():
+        if RULE.search(line):
+            parts.append([])
+        else:
+            parts[-1].append(line.strip("│| "))
+    texts = [" ".join(" ".join(part).split()) for part in parts] + [""] * 3
+    message = re.sub(r"^Error parsing (?!-)\S+: ", "", texts[1].partition(" Got errors:")[0])
+    meant = re.search(r"Perhaps you meant: (--\S+)", texts[2])
+    return f"{message} (perhaps you meant {meant[1]})" if meant else message
 
 
 def main(arguments: list[str] | None = None) -> int:

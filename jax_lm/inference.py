@@ -170,7 +170,7 @@ class DiffuCoderInference:
         self, prompts: Sequence[str], options: GenerationOptions, *, seed: int = 0, on_progress: Progress | None = None
     ) -> list[str]:
         """Completions of prompts, up to their stop tokens; `on_progress` gets positions decided, and all."""
-        templates = [Template.completion(prompt, options.max_new_tokens) for prompt in checked(prompts)]
+        templates = [Template.completion(prompt, options.max_new_tokens) for prompt in require_prompts(prompts)]
         return [row.text for row in self.decode(templates, options, seed=seed, on_progress=on_progress).rows]
 
     def infill(
@@ -237,11 +237,13 @@ class DiffuCoderInference:
     def stream(
         self, prompts: Sequence[str], options: GenerationOptions = DEFAULTS, *, seed: int = 0, every: int = 1
     ) -> Iterator[DenoisingEvent]:
-        """What every step decides, per row; the events of a row tell each of its positions once.
+        """Yield what every step decides, per row; the events of a row tell each of its positions once.
 
         The texts of the last events are those of `complete`, from the same compiled loop.
         """
-        canvas = self.canvas([Template.completion(prompt, options.max_new_tokens) for prompt in checked(prompts)])
+        canvas = self.canvas(
+            [Template.completion(prompt, options.max_new_tokens) for prompt in require_prompts(prompts)]
+        )
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
@@ -293,7 +295,7 @@ class DiffuCoderInference:
             logger.warning("prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT)
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
-        """What each row became, hole by hole, up to the stop token of each."""
+        """The text of each row, hole by hole, up to the stop token of each."""
         values = [np.asarray(part).tolist() for part in (state.tokens, state.confidence, state.commit_step)]
         for row, starts in enumerate(canvas.hole_starts.tolist()):
             places = np.flatnonzero(canvas.holes[row]).tolist()
@@ -357,7 +359,7 @@ class DiffuCoderInference:
         return results
 
 
-def checked(prompts: Sequence[str]) -> Sequence[str]:
+def require_prompts(prompts: Sequence[str]) -> Sequence[str]:
     """The prompts; ValueError if there is none, or one is no string."""
     if not prompts:
         raise ValueError("prompt_or_list=[]: must hold at least one prompt")

@@ -1,4 +1,4 @@
-"""What comes back of a generation: texts with their tokens and confidences, and events on the way. Knows no model."""
+"""Results of a generation: texts with their tokens and confidences, and events on the way. Knows no model."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Generation:
-    """What a row became, up to its stop token.
+    """The text of a row, up to its stop token.
 
     Attributes:
         holes: the text of each hole, up to its stop token.
@@ -65,7 +65,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class DenoisingEvent:
-    """What one step (or several) did to a row.
+    """The positions of a row that one step (or several) decided.
 
     Attributes:
         row: index in the batch.

@@ -60,7 +60,7 @@ def test_error_messages_are_those_of_the_troubleshooting_page(capsys, monkeypatc
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("diffucoder generate --no-such-option 1 x", SystemExit),
+        ("diffucoder generate --no-such-option 1 x", ValueError),
         ("pip install 'jax-diffucoder[nothing]'", ValueError),
         ("python examples/nothing.py", ValueError),
         ("diffucoder generate 'x", ValueError),

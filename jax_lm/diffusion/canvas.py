@@ -31,7 +31,7 @@ def block_bounds(region: Block, length: int) -> list[Block]:
 
 @dataclass(frozen=True)
 class Canvas:
-    """What is to be filled.
+    """Rows of tokens with holes to fill.
 
     Attributes:
         tokens: ids; those under a hole do not matter.

@@ -269,7 +269,7 @@ def run(
 def run_proposal(
     graph: nnx.GraphDef, params: dict, state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> Proposal:
-    """What the next step of `run` would propose, without a cache."""
+    """Propose what the next step of `run` would, without a cache."""
     model = nnx.merge(graph, params)
     hidden, _ = block_hidden(model, state.tokens, KVCache(), inputs, config)
     return propose(model, hidden, state, inputs, config)[0]

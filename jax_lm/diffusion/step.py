@@ -55,7 +55,7 @@ class SamplerState(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """What a cache keeps from one step to the next; all None without one.
+    """Keys and values that a cache keeps from one step to the next; all None without one.
 
     Attributes:
         layers: keys and values of every position, per layer.
@@ -67,7 +67,7 @@ class KVCache(NamedTuple):
 
 
 class CanvasArrays(NamedTuple):
-    """What does not change while a canvas is filled (see `Canvas`)."""
+    """The parts of a `Canvas` that do not change while it is filled, on the device."""
 
     attention_mask: Bool[Array, "b t"]
     position_ids: Int[Array, "b t"]
@@ -105,7 +105,7 @@ class Window(NamedTuple):
 
 
 class BatchInputs(NamedTuple):
-    """What a call of the compiled loop takes besides state and cache, all of it traced."""
+    """Traced inputs of a call of the compiled loop, besides state and cache."""
 
     canvas: CanvasArrays
     window: Window
@@ -131,7 +131,7 @@ NO_HOOKS = Hooks()
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What a compilation is made for: shapes of one block, and the settings that decide them.
+    """Static configuration of a compilation: shapes of one block, and the settings that decide them.
 
     Attributes:
         length: columns of the block.
@@ -160,7 +160,7 @@ class StepConfig:
 
 
 class Proposal(NamedTuple):
-    """What each position of the block would become.
+    """A token for each position of the block, with what decides whether it is committed.
 
     Attributes:
         tokens: the drawn token.

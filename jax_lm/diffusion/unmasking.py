@@ -1,4 +1,4 @@
-"""What a masked position would become: filters, the drawn token, its confidence by the measure of the order.
+"""Candidates of a masked position: filters, the drawn token, its confidence by the measure of the order.
 
 Pure functions of logits; they know neither the model nor the loop. Everything is computed in float32:
 confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion_generate` and its
@@ -83,7 +83,7 @@ class SamplingParams(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What a position may become: normalised log-probabilities (-inf = filtered out) and their token ids."""
+    """Tokens that a position may become: normalised log-probabilities (-inf = filtered out) and ids."""
 
     log_probs: Float[Array, "b r c"]
     ids: Int[Array, "b r c"]

@@ -59,7 +59,7 @@ FAILURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """What answers need to know besides the request.
+    """Settings of a server that its answers depend on.
 
     Attributes:
         model: name under which the model is offered.
@@ -275,7 +275,7 @@ class Server:
             self.log_texts([self.tokenizer.decode(request.before) for request in requests], "prompts", http)
 
     def log_texts(self, texts: Sequence[str], name: str, http: Request) -> None:
-        """What was asked or answered, if whoever runs the server wants it in the log."""
+        """Log a prompt or an answer, if whoever runs the server wants it."""
         if self.settings.logs_prompts:
             logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
 

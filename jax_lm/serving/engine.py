@@ -177,7 +177,7 @@ class Engine:
             self.condition.notify()
 
     def close(self, grace: float) -> None:
-        """The same, and wait for the end."""
+        """Take nothing new, and wait until what is there has ended or `grace` seconds are over."""
         self.refuse_new(grace)
         if self.thread.is_alive():
             self.thread.join()
@@ -375,7 +375,7 @@ class Engine:
             logger.exception("a listener failed")
 
     def count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """What JAX tells of every duration that it measures."""
+        """Count a compilation, of all the durations that JAX reports."""
         if event == COMPILE_EVENT:
             self.metrics.compilations.inc()
             self.metrics.compile_seconds.inc(duration_secs)

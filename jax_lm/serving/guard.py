@@ -1,4 +1,4 @@
-"""What stands before every request: limits, keys, hosts, request ids, headers, and one log line each.
+"""The guard before every request: limits, keys, hosts, request ids, headers, and one log line each.
 
 Plain ASGI around the application. Knows nothing of what the requests ask for.
 """
@@ -58,7 +58,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What a request may cost before anybody looks into it.
+    """Bounds of a request before anybody looks into it.
 
     Attributes:
         keys: of which one must be shown as a bearer; none are needed if empty.

@@ -50,7 +50,7 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What some steps did to a job.
+    """News of a job: positions that some steps decided.
 
     Attributes:
         job: the job.

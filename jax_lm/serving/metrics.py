@@ -1,4 +1,4 @@
-"""What the server measures about itself, in Prometheus' terms. Knows neither HTTP nor JAX."""
+"""Metrics of the server, in Prometheus' terms. Knows neither HTTP nor JAX."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 

@@ -33,7 +33,7 @@ class StreamOptions(Body):
 
 
 class DecodingBody(Body):
-    """What all ways of asking have in common: OpenAI's options that we have, and those of diffusion.
+    """Fields that all requests share: OpenAI's options that we have, and those of diffusion.
 
     `threshold` commits every token of at least that probability at once, in blocks of 32 unless `block_length` says
     otherwise (0 is the whole canvas); `steps` is the number of denoising steps, one per token if not given. `user` is
@@ -236,7 +236,7 @@ class AnswerFormat:
         return {"index": index, "text": text, "finish_reason": finished.reason, "logprobs": logprobs}
 
     def opening(self, index: int, before: str) -> list[dict[str, Any]]:
-        """What a stream sends of a choice before anything is decided."""
+        """Begin the stream of a choice, before anything is decided."""
         return [self.delta(index, before)] if before else []
 
     def delta(self, index: int, text: str, finished: Finished | None = None) -> dict[str, Any]:

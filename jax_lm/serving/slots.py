@@ -38,7 +38,7 @@ AXIS = "slots"
 
 
 class SlotInputs(NamedTuple):
-    """What the compiled loop takes of a sequence, or of several, stacked."""
+    """State and inputs of a sequence for the compiled loop, or of several, stacked."""
 
     state: SamplerState
     inputs: BatchInputs
@@ -126,7 +126,7 @@ class Slots:
             self.run(going, self.step_config(is_refresh=False), steps)
 
     def step_config(self, *, is_refresh: bool) -> StepConfig:
-        """What a compilation is made for: the whole canvas, or a window of it."""
+        """Configure a compilation: of the whole canvas, or of a window of it."""
         config = StepConfig(
             length=self.columns,
             rows=None,
