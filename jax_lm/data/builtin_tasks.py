@@ -1,8 +1,8 @@
 """Tasks of the built-in model, as they ship: headers of small Python programs, their bodies, and their tests.
 
-Their generator, `recipes/builtin` in the repository, is not part of the package. Both sides of its split are here, in the
-order in which they were drawn: held-out tasks, on which the built-in model is measured, and training tasks, from which
-reinforcement learning takes its prompts. Knows a file; standard library only.
+Their generator, `recipes/builtin` in the repository, is not part of the package. Both sides of its split are here, in
+the order in which they were drawn: held-out tasks, on which the built-in model is measured, and training tasks, from
+which reinforcement learning takes its prompts. Knows a file; standard library only.
 """
 
 import gzip

@@ -41,11 +41,13 @@ class Pipeline:
         return "|".join(f"{step.name}:{constant}" for step, constant in self.steps) + f"|{self.final.name}"
 
     def run(self, values: list) -> object:
+        """Compute the result by the steps' oracles."""
         for step, constant in self.steps:
             values = step.apply(values) if constant is None else step.apply(values, constant)
         return self.final.apply(values)
 
     def body(self, parameter: str) -> str:
+        """Write the function's body: a line per step, and the return."""
         lines = [f"$v = {step.code}" for step, _ in self.steps]
         filled = [
             substitute(line, {"v": parameter, "k": constant})
@@ -54,6 +56,7 @@ class Pipeline:
         return "\n".join([*filled, f"return {substitute(self.final.code, {'v': parameter})}"])
 
     def describe(self, rng: random.Random) -> str:
+        """Say all steps in one sentence, each in one of its wordings."""
         phrases = [substitute(rng.choice(step.phrases), {"k": constant}) for step, constant in self.steps]
         final = rng.choice(self.final.phrases)
         joint, last = rng.choice(CONNECTIVES)
@@ -61,7 +64,8 @@ class Pipeline:
         return text[0].upper() + text[1:] + "."
 
 
-def numbers(rng: random.Random) -> list[int]:
+def draw_numbers(rng: random.Random) -> list[int]:
+    """Draw an example list of numbers, sometimes empty."""
     return [rng.randint(-12, 20) for _ in range(rng.choice((0, 5, 6, 7, 8, 9)))]
 
 
@@ -71,7 +75,8 @@ WORDS = (
 )  # fmt: skip
 
 
-def words(rng: random.Random) -> list[str]:
+def draw_words(rng: random.Random) -> list[str]:
+    """Draw an example list of words, sometimes empty."""
     return [rng.choice(WORDS) for _ in range(rng.choice((0, 4, 5, 6, 7)))]
 
 
@@ -86,6 +91,7 @@ class Kind:
     taken: frozenset[str] = field(default=frozenset({"x"}))
 
     def parameter_names(self) -> list[str]:
+        """List the names that the parameter may take, none that the code of a step uses."""
         return [name for name in NAME_POOLS[self.type] if name not in self.taken]
 
 
@@ -114,7 +120,7 @@ SHARED_FINALS = (
 
 NUMBERS = Kind(
     type="list[int]",
-    draw=numbers,
+    draw=draw_numbers,
     steps=(
         Step("even", ("keep the even numbers", "keep only even values", "remove the odd numbers"),
              "[x for x in $v if x % 2 == 0]", lambda v: [x for x in v if not x & 1]),
@@ -161,7 +167,7 @@ NUMBERS = Kind(
 
 STRINGS = Kind(
     type="list[str]",
-    draw=words,
+    draw=draw_words,
     steps=(
         Step("longer", ("keep the words longer than $k", "keep those with more than $k letters"),
              "[x for x in $v if len(x) > $k]", lambda v, k: [x for x in v if not len(x) <= k], (2, 3, 4, 5)),
@@ -198,7 +204,7 @@ STRINGS = Kind(
 
 
 def draw_composition(rng: random.Random) -> BuiltinTask:
-    """One pipeline in one wording, with its tests."""
+    """Draw a pipeline in one wording, with its tests."""
     kind = NUMBERS if rng.random() < 0.7 else STRINGS
     steps = rng.sample(kind.steps, rng.choice((1, 2, 2, 3)))
     drawn = tuple((step, rng.choice(step.constants) if step.constants else None) for step in steps)

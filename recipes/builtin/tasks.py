@@ -91,10 +91,11 @@ class Family:
 
     @property
     def is_class(self) -> bool:
+        """Tell a class, which a script tests, from a function."""
         return bool(self.script)
 
     def parameter_choices(self) -> list[tuple[str, ...]]:
-        """All admissible tuples of parameter names, the canonical one first, none shadowing a local."""
+        """List all admissible tuples of parameter names, the canonical one first, none shadowing a local."""
         canonical = tuple(param.split(":")[0].strip() for param in self.params)
         if self.alternatives:
             choices = [canonical, *self.alternatives]
@@ -108,7 +109,7 @@ class Family:
 
 
 def is_held_out(key: str) -> bool:
-    """Whether a key belongs to the held-out side; canonical phrasings (keys ending in "!") never do."""
+    """Decide whether a key belongs to the held-out side; canonical phrasings (keys ending in "!") never do."""
     digest = hashlib.sha256(key.encode()).digest()
     return not key.endswith("!") and int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
@@ -155,7 +156,7 @@ def instantiate(family: Family, rng: random.Random) -> BuiltinTask:
 
 
 def unit_tests(family: Family, entry_point: str, constants: dict, rng: random.Random) -> tuple[str, ...]:
-    """`TESTS_PER_TASK` assert statements on drawn inputs, or the script of a class."""
+    """Write `TESTS_PER_TASK` assert statements on drawn inputs, or the script of a class."""
     if family.is_class:
         return tuple(substitute(line, {"f": entry_point} | constants) for line in family.script)
     inputs, oracle = family.inputs, family.oracle
@@ -179,6 +180,7 @@ class HeaderStyle:
 
     @classmethod
     def draw(cls, rng: random.Random, docstrings: Mapping[str, int] | None = None) -> "HeaderStyle":
+        """Draw a style; `docstrings` are the shares of the ways to describe a task, DOCSTRINGS if not given."""
         shares = docstrings or DOCSTRINGS
         return cls(
             hints=rng.random() < 0.35,
@@ -187,6 +189,7 @@ class HeaderStyle:
         )
 
     def header(self, entry_point: str, params: list[tuple[str, str]], family: Family) -> str:
+        """Write the line that begins the function or class; `params` are names with their types."""
         if family.is_class:
             return f"class {entry_point}:"
         arguments = ", ".join(f"{name}: {kind}" if self.hints else name for name, kind in params)
@@ -194,6 +197,7 @@ class HeaderStyle:
         return f"def {entry_point}({arguments}){returns}:"
 
     def prompt(self, header: str, description: str, tests: tuple[str, ...], imports: str) -> str:
+        """Write all that precedes the body: imports, header and description."""
         quotes = '"""'
         example = re.fullmatch(r"assert (.*) == (.*)", tests[0])
         if self.docstring == "none":
@@ -211,5 +215,6 @@ class HeaderStyle:
         return prefix + text + ("\n" if self.ends_with_newline else "")
 
     def completion(self, body: str) -> str:
+        """Indent the body, with a line break before it if the prompt ends without one."""
         lines = "\n".join(f"    {line}" if line else "" for line in body.split("\n"))
         return f"{lines}\n" if self.ends_with_newline else f"\n{lines}\n"

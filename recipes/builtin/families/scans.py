@@ -38,6 +38,7 @@ def _best_subarray(nums: list[int]) -> int:
 
 
 def is_balanced(text: str) -> bool:
+    """Remove pairs of brackets until none is left; nothing else may remain."""
     while (shorter := re.sub(r"\(\)|\[\]|\{\}", "", text)) != text:
         text = shorter
     return text == ""

@@ -12,6 +12,7 @@ LETTERS = (("c",), ("ch",), ("letter",), ("character",), ("x",), ("s",))
 
 
 def count_each(items) -> dict:
+    """Count how often each item occurs."""
     return dict(collections.Counter(items))
 
 

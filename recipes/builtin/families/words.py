@@ -19,7 +19,7 @@ from recipes.builtin.tasks import Family
 
 
 def _words(rng: random.Random) -> tuple[str]:
-    """At least one word."""
+    """Draw at least one word."""
     return (rng.choice((rng.choice(WORDS), draw_phrase(rng), draw_phrase(rng), draw_phrase(rng))),)
 
 
