@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from jax_lm.data.prompts import corpus_prompts
+from jax_lm.data.prompts import builtin_prompts
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards import WeightedSum, completed_code_reward
@@ -38,7 +38,7 @@ def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, len
     trainer = DiffuGRPOTrainer(
         DreamForCausalLM.from_pretrained(BUILTIN_MODEL),
         DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL),
-        corpus_prompts(100),
+        builtin_prompts(100),
         GRPOConfig(
             num_generations=generations,
             prompts_per_step=prompts,

@@ -7,5 +7,5 @@
 # Takes an output folder; to ship the result, copy its files over jax_lm/assets/builtin.
 set -euo pipefail
 out=${1:-out/builtin}
-time python -m jax_lm.training.builtin_model --out "$out"
+time python -m recipes.builtin.train --out "$out"
 diffucoder eval builtin --model "$out" --limit 300 --out "$out/attempts.jsonl" | tee "$out/evaluation.txt"

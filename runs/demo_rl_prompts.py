@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jax_lm.data.prompts import corpus_prompts
+from jax_lm.data.prompts import builtin_prompts
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
@@ -40,7 +40,7 @@ def main(out: Path, /, tasks: int = 800) -> None:
     tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
     sampler = Sampler(DreamForCausalLM.from_pretrained(BUILTIN_MODEL, dtype=jnp.float32))
     rewards = weighted_sum({"completed_code": 1.0})
-    prompts = PromptSet.of(corpus_prompts(tasks), tokenizer, MAX_PROMPT)
+    prompts = PromptSet.of(builtin_prompts(tasks), tokenizer, MAX_PROMPT)
     kept, passed = [], 0
     for first in range(0, len(prompts.prompts) - TOGETHER + 1, TOGETHER):
         group = prompts.prompts[first : first + TOGETHER]

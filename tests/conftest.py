@@ -29,7 +29,6 @@ from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, train_bpe
-from jax_lm.training.builtin_model import CHAT_TEMPLATE
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -119,7 +118,8 @@ def tiny_model(tiny_config):
 def letters():
     """A tokenizer of single bytes with the special tokens of chat."""
     tokens = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, MASK, DIFFUSION_PAD)
-    return train_bpe([], vocab_size=256 + len(tokens), special_tokens=tokens, chat_template=CHAT_TEMPLATE)
+    template = (BUILTIN_MODEL / "chat_template.jinja").read_text(encoding="utf-8")
+    return train_bpe([], vocab_size=256 + len(tokens), special_tokens=tokens, chat_template=template)
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ import pytest
 
 from jax_lm.evaluation.pass_rate import evaluate
 from jax_lm.evaluation.problems import held_out_problems
-from jax_lm.inference import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sandbox import Local, run
 
 GREEDY = GenerationOptions(max_new_tokens=144, temperature=0.0)
-TURBO = replace(GREEDY, preset="turbo")
+TURBO = replace(GREEDY, decoding=Decoding(preset="turbo"))
 
 CLASSICS = [
     ("def fibonacci(n):", ["assert [fibonacci(i) for i in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]"]),

@@ -1,11 +1,11 @@
-"""Prompts from files and from the corpus."""
+"""Prompts from files and from the built-in tasks."""
 
 import json
 
 import pytest
 
-from jax_lm.data.corpus.tasks import is_held_out
-from jax_lm.data.prompts import corpus_prompts, read_prompts
+from jax_lm.data.builtin_tasks import held_out_tasks
+from jax_lm.data.prompts import builtin_prompts, read_prompts
 
 
 def test_rows_of_a_file(tmp_path):
@@ -33,15 +33,15 @@ def test_files_that_are_no_prompts_are_refused(tmp_path, text, message):
         read_prompts(path)
 
 
-def test_tasks_of_the_corpus_are_distinct_and_of_the_training_side():
-    rows = corpus_prompts(200)
-    assert rows == corpus_prompts(200)
-    assert rows != corpus_prompts(200, seed=1)
+def test_built_in_tasks_are_distinct_and_of_the_training_side():
+    rows = builtin_prompts(200)
+    assert rows == builtin_prompts(200)
+    assert rows != builtin_prompts(200, seed=1)
     assert len({row["key"] for row in rows}) == 200
-    assert not any(is_held_out(row["key"]) for row in rows)
+    assert {row["key"] for row in rows}.isdisjoint(task.key for task in held_out_tasks(2000))
     assert all(row["prefix"] == row["prompt"] and row["test_cases"] for row in rows)
     scripts = [row["test_cases"] for row in rows if not row["test_cases"][0].startswith("assert ")]
     assert scripts
     assert all(len(script) == 1 for script in scripts)
     with pytest.raises(ValueError, match="prompts=0"):
-        corpus_prompts(0)
+        builtin_prompts(0)

@@ -125,7 +125,7 @@ class Grpo:
         out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
         data: JSONL file whose rows have "prompt" (text, or chat messages) and the columns that rewards read, such as
             "test_cases"; or builtin, tasks of the built-in corpus.
-        prompts: how many tasks of the built-in corpus.
+        prompts: how many tasks of the built-in corpus, up to 4,000.
         model_arguments: the model, its adapters and devices.
         preset: paper is the published recipe, which the defaults are.
         config: recipe, a YAML file of these options; what is typed wins.

@@ -7,7 +7,7 @@ from typing import Any
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import BUILTIN, Grpo
 from jax_lm.commands.trained_model import identity_of, load
-from jax_lm.data.prompts import corpus_prompts, read_prompts
+from jax_lm.data.prompts import builtin_prompts, read_prompts
 from jax_lm.sandbox.runner import choose
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 
@@ -38,5 +38,5 @@ def run(arguments: Grpo) -> int:
 def prompt_rows(arguments: Grpo) -> list[dict[str, Any]]:
     """The prompts of a file, or tasks of the built-in corpus."""
     if arguments.data == BUILTIN:
-        return corpus_prompts(arguments.prompts, arguments.settings.seed)
+        return builtin_prompts(arguments.prompts, arguments.settings.seed)
     return read_prompts(Path(arguments.data))

@@ -1,18 +1,14 @@
-"""Prompts for reinforcement learning, with the columns that rewards read: from a JSONL file or the built-in corpus."""
+"""Prompts for reinforcement learning, with the columns that rewards read: from a JSONL file or the built-in tasks."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
-from jax_lm.data.corpus import draw_task
-
-PROMPT_SEED = 10_000_000
-"""Far from the seeds that the built-in model was trained with."""
+from jax_lm.data.builtin_tasks import training_tasks
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file: "prompt" (text, or chat messages) and columns such as "test_cases".
+    """Read the rows of a JSONL file: "prompt" (text, or chat messages) and columns such as "test_cases".
 
     Raises:
         ValueError: the file cannot be read, is empty, or has a line that is no such row.
@@ -37,26 +33,19 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def corpus_prompts(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Distinct tasks of the training side of the built-in corpus, to be completed: "prefix" repeats the prompt for the
-    reward `completed_code`.
+def builtin_prompts(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Read distinct training tasks of the built-in model, to be completed: "prefix" repeats the prompt for the reward
+    `completed_code`.
 
     Raises:
-        ValueError: fewer than one.
+        ValueError: fewer than one, or more than ship.
     """
-    if count < 1:
-        raise ValueError(f"prompts={count}: must be at least 1")
-    rng = random.Random(PROMPT_SEED + seed)
-    tasks = {}
-    while len(tasks) < count:
-        task = draw_task(rng)
-        tasks.setdefault(task.key, task)
     return [
         {"prompt": task.prompt, "prefix": task.prompt, "test_cases": tests_of(task.tests), "key": task.key}
-        for task in tasks.values()
+        for task in training_tasks(count, seed)
     ]
 
 
 def tests_of(tests: tuple[str, ...]) -> list[str]:
-    """Assertions are tests of their own; statements that build on each other are one."""
+    """Group statements into tests: assertions are tests of their own, statements that build on each other are one."""
     return list(tests) if all(test.startswith("assert ") for test in tests) else ["\n".join(tests)]

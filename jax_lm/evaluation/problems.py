@@ -1,4 +1,4 @@
-"""Problems whose answers can be executed: held-out tasks of the built-in corpus, and published benchmark files.
+"""Problems whose answers can be executed: held-out tasks of the built-in model, and published benchmark files.
 
 Reads and prepares; knows neither models nor how programs are run. The files are those of openai/human-eval,
 openai/human-eval-infilling, google-research MBPP and evalplus (OriginFmt), as published.
@@ -7,16 +7,12 @@ openai/human-eval-infilling, google-research MBPP and evalplus (OriginFmt), as p
 import ast
 import gzip
 import json
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jax_lm.data.corpus import Task, draw_task
-
-HELD_OUT_SEED = 20_000_000
-"""Far from the seeds of training; the split itself does not depend on seeds."""
+from jax_lm.data.builtin_tasks import held_out_tasks
 
 Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]
 SINGLE_LINE = "SingleLineInfilling"
@@ -99,25 +95,18 @@ class Problem:
 
 
 def held_out_problems(count: int) -> list[Problem]:
-    """The first `count` distinct held-out tasks of the corpus; ValueError for fewer than one."""
-    if count < 1:
-        raise ValueError(f"limit={count}: must be at least 1")
-    rng = random.Random(HELD_OUT_SEED)
-    tasks: dict[str, Task] = {}
-    while len(tasks) < count:
-        task = draw_task(rng, held_out=True)
-        tasks.setdefault(task.key, task)
+    """Read the first `count` held-out tasks of the built-in model; ValueError for fewer than one, or more than ship."""
     return [
         Problem(
             name=f"{task.family}/{number}",
             group="compositions" if task.family == "composition" else "families",
             prefix=task.prompt,
             suffix="",
-            tests=tuple(task.tests),
+            tests=task.tests,
             canonical=task.completion,
             empty="\n    pass\n",
         )
-        for number, task in enumerate(tasks.values())
+        for number, task in enumerate(held_out_tasks(count))
     ]
 
 

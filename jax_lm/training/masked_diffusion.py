@@ -11,7 +11,7 @@ Knows batches, no files.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,28 +123,6 @@ class ByStep:
         return {}
 
     def load(self, saved: dict[str, Any]) -> None: ...
-
-
-class Replayed:
-    """A source from a seeded iterator; it resumes by drawing again, and dropping, what was taken."""
-
-    arrays: Any = ()
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self.batches, self.taken, self.behind = batches, 0, 0
-
-    def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
-        for _ in range(self.behind):
-            next(self.batches)
-        self.behind = 0
-        self.taken += 1
-        return next(self.batches), {}
-
-    def save(self) -> dict[str, Any]:
-        return {"taken": self.taken}
-
-    def load(self, saved: dict[str, Any]) -> None:
-        self.taken = self.behind = saved["taken"]
 
 
 def train(

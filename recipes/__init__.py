@@ -1,0 +1,1 @@
+"""How the models of this repository were made. Not part of the wheel."""

@@ -1,0 +1,7 @@
+"""The built-in model's recipe: the corpus of small Python tasks that it learns from, and its training run.
+
+    python -m recipes.builtin.train --out out/builtin     # the model, from nothing
+    python -m recipes.builtin.export                      # the tasks that ship with it
+
+from the repository's root. It imports the package; the package knows nothing of it.
+"""

@@ -1,0 +1,234 @@
+"""Tasks as token rows, their batches, and the stream of batches."""
+
+import ast
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
+from recipes.builtin.corpus import draw_task
+from recipes.builtin.rows import (
+    REQUESTS,
+    chat_row,
+    completion_row,
+    continuation_row,
+    infilling_row,
+    stream_batches,
+)
+from recipes.builtin.tasks import is_held_out
+from recipes.builtin.train import build_tokenizer
+
+LENGTHS = (64, 96, 128, 192, 352)
+SHARES = {completion_row: 0.6, continuation_row: 0.1, infilling_row: 0.1, chat_row: 0.2}
+PAD = 9
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """That of the built-in model, from a tenth of its texts."""
+    return build_tokenizer(0, 2000)
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    rng = random.Random(5)
+    return [draw_task(rng) for _ in range(80)]
+
+
+@pytest.fixture
+def rng():
+    return random.Random(6)
+
+
+def parts(row, tokenizer):
+    """Text of what stays visible, and text of the canvas."""
+    visible, canvas = ([i for i, c in zip(row.ids, row.canvas, strict=True) if c == kind] for kind in (False, True))
+    return tokenizer.decode(visible), tokenizer.decode(canvas)
+
+
+def starts_and_ends(canvas):
+    """How often the canvas begins or stops along the row."""
+    return int(np.abs(np.diff(np.concatenate([[0], np.asarray(canvas, int), [0]]))).sum())
+
+
+@pytest.mark.parametrize("draw_row", SHARES)
+def test_canvas_is_one_piece_of_every_row(tasks, tokenizer, rng, draw_row):
+    for task in tasks:
+        row = draw_row(task, tokenizer, rng)
+        assert len(row.ids) == len(row.canvas)
+        assert starts_and_ends(row.canvas) == 2
+
+
+def test_completion_keeps_the_header_and_writes_the_body(tasks, tokenizer, rng):
+    for task in tasks:
+        row = completion_row(task, tokenizer, rng)
+        assert parts(row, tokenizer) == (task.prompt, task.completion + END_OF_TEXT)
+        assert row.open
+
+
+def test_completion_prompt_is_encoded_as_it_is_alone(tasks, tokenizer, rng):
+    for task in tasks:
+        row, prompt = completion_row(task, tokenizer, rng), tokenizer.encode(task.prompt)
+        assert list(row.ids[: len(prompt)]) == prompt
+        assert row.canvas == (False,) * len(prompt) + (True,) * (len(row.ids) - len(prompt))
+
+
+def test_continuation_goes_on_from_anywhere(tasks, tokenizer, rng):
+    cuts = []
+    for task in tasks:
+        row = continuation_row(task, tokenizer, rng)
+        visible, canvas = parts(row, tokenizer)
+        assert visible + canvas == task.prompt + task.completion + END_OF_TEXT
+        assert visible
+        assert canvas != END_OF_TEXT
+        assert row.open
+        assert row.canvas[-1]
+        cuts.append(len(visible) / len(visible + canvas))
+    # Anywhere: four standard errors of the mean of 80 uniform draws, and cuts in every third.
+    assert np.mean(cuts) == pytest.approx(0.5, abs=4 * 0.032)
+    assert set(np.floor(np.multiply(cuts, 3))) == {0, 1, 2}
+
+
+def test_infilling_has_a_hole_of_the_length_of_its_text(tasks, tokenizer, rng):
+    between = 0
+    for task in tasks:
+        row = infilling_row(task, tokenizer, rng)
+        text = task.prompt + task.completion
+        assert tokenizer.decode(row.ids) == text
+        assert not row.open
+        visible, hole = parts(row, tokenizer)
+        assert 1 <= len(hole) <= 160
+        assert len(visible) + len(hole) == len(text)
+        between += not row.canvas[0] and not row.canvas[-1]
+    assert between > 40
+
+
+def test_chat_answers_with_fenced_code_that_passes_the_tests(tasks, tokenizer, rng):
+    for task in tasks:
+        row = chat_row(task, tokenizer, rng)
+        prompt, answer = parts(row, tokenizer)
+        assert row.ids[-1] == tokenizer.token_id(END_OF_TURN)
+        assert row.open
+        assert prompt.startswith(f"{START_OF_TURN}user\n")
+        assert prompt.endswith(f"{END_OF_TURN}\n{START_OF_TURN}assistant\n")
+        assert answer.startswith("```python\n")
+        assert answer.endswith(f"\n```{END_OF_TURN}")
+        code = answer.removeprefix("```python\n").removesuffix(f"\n```{END_OF_TURN}")
+        assert ast.dump(ast.parse(code)) == ast.dump(ast.parse(task.prompt + task.completion))
+        exec("\n".join((code, *task.tests)), {})
+
+
+def test_chat_asks_in_every_way(tasks, tokenizer, rng):
+    task, asked = tasks[0], set()
+    wanted = {
+        form.format(name=task.entry_point, doc=task.description, header=task.prompt.rstrip("\n")) for form in REQUESTS
+    }
+    for _ in range(100):
+        prompt, _ = parts(chat_row(task, tokenizer, rng), tokenizer)
+        asked.add(prompt.split(f"{START_OF_TURN}user\n")[1].split(END_OF_TURN)[0])
+    assert asked == wanted
+
+
+@pytest.mark.parametrize("draw_row", SHARES)
+def test_rows_depend_on_the_seed_alone(tasks, tokenizer, draw_row):
+    first, again = ([draw_row(task, tokenizer, random.Random(8)) for task in tasks[:20]] for _ in range(2))
+    assert first == again
+
+
+def take(count, tokenizer, **options):
+    settings = {
+        "seed": 3,
+        "tokens_per_batch": 600,
+        "lengths": LENGTHS,
+        "shares": SHARES,
+        "longer_share": 0.15,
+    } | options
+    return list(itertools.islice(stream_batches(tokenizer, **settings), count))
+
+
+def equal(first, second):
+    return all(
+        np.array_equal(ours, theirs)
+        for a, b in zip(first, second, strict=True)
+        for ours, theirs in zip(a, b, strict=True)
+    )
+
+
+def test_stream_depends_on_the_seed_alone(tokenizer):
+    first = take(8, tokenizer)
+    random.seed(99)
+    assert equal(first, take(8, tokenizer))
+    assert not equal(first, take(8, tokenizer, seed=4))
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 200, 1000])
+def test_batches_are_full_and_no_larger_than_one_row_more(tokenizer, tokens_per_batch):
+    for batch in take(15, tokenizer, tokens_per_batch=tokens_per_batch):
+        count, length = batch.tokens.shape
+        assert length in LENGTHS
+        assert tokens_per_batch <= count * length < tokens_per_batch + length
+
+
+def used(batch, tokenizer):
+    """Length of each row's text, without the padding."""
+    return [max(np.flatnonzero(row != tokenizer.pad_id)) + 1 for row in batch.tokens]
+
+
+def test_rows_go_to_the_shortest_length_that_holds_them(tokenizer):
+    for batch in take(15, tokenizer, longer_share=0.0):
+        shorter = max((length for length in LENGTHS if length < batch.tokens.shape[1]), default=0)
+        assert min(used(batch, tokenizer)) > shorter
+
+
+def test_some_open_rows_go_to_a_longer_canvas(tokenizer):
+    is_longer = {True: 0, False: 0}
+    for batch in take(30, tokenizer, longer_share=1.0):
+        shorter = max((length for length in LENGTHS if length < batch.tokens.shape[1]), default=0)
+        for text, attended in zip(used(batch, tokenizer), batch.samples >= 0, strict=True):
+            is_closed = not attended.all()
+            assert not (is_closed and text <= shorter)
+            is_longer[text <= shorter] += 1
+    # Of n fitting lengths n - 1 are longer.
+    assert is_longer[True] > is_longer[False]
+
+
+def test_rows_that_fit_no_length_are_drawn_anew(tokenizer):
+    batches = take(5, tokenizer, lengths=(48,))
+    assert {batch.tokens.shape[1] for batch in batches} == {48}
+
+
+def test_only_the_training_side_is_streamed(tokenizer):
+    drawn = []
+
+    def recorded(task, tokenizer, rng):
+        drawn.append(task)
+        return completion_row(task, tokenizer, rng)
+
+    batches = take(30, tokenizer, shares={recorded: 1.0})
+    assert len(drawn) >= sum(len(batch.tokens) for batch in batches)
+    assert [task.key for task in drawn if is_held_out(task.key)] == []
+
+
+@pytest.mark.parametrize("weight", [1, 10])
+def test_stream_mixes_kinds_by_their_shares(tokenizer, weight):
+    # One length for all, so that no kind waits longer than another.
+    shares = {kind: weight * share for kind, share in SHARES.items()}
+    batches = take(40, tokenizer, lengths=(384,), tokens_per_batch=10 * 384, shares=shares)
+    start = tokenizer.token_id(START_OF_TURN)
+    seen = {
+        chat_row: [start in row for batch in batches for row in batch.tokens],
+        infilling_row: [not mask.all() for batch in batches for mask in batch.samples >= 0],
+    }
+    for kind, rows_of_kind in seen.items():
+        assert len(rows_of_kind) == 400
+        # Four standard errors of a share of 400 rows.
+        tolerance = 4 * (SHARES[kind] * (1 - SHARES[kind]) / 400) ** 0.5
+        assert np.mean(rows_of_kind) == pytest.approx(SHARES[kind], abs=tolerance)
+
+
+def test_stream_of_one_kind(tokenizer):
+    for batch in take(5, tokenizer, shares={infilling_row: 1.0}):
+        assert not batch.canvas.all(axis=1).any()
+        assert all(starts_and_ends(canvas) == 2 for canvas in batch.canvas)
