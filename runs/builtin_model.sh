@@ -8,4 +8,4 @@
 set -euo pipefail
 out=${1:-out/builtin}
 time python -m recipes.builtin.train --out "$out"
-diffucoder eval builtin --model "$out" --limit 300 --out "$out/attempts.jsonl" | tee "$out/evaluation.txt"
+diffucoder eval builtin --model "$out" --limit 300 --out "$out/evaluation" | tee "$out/evaluation.txt"
