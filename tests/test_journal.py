@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from jax_lm.evaluation.journal import ATTEMPTS, SETTINGS, Journal, weights_digest
+from jax_lm.evaluation.journal import ATTEMPTS, Journal
 from jax_lm.evaluation.pass_rate import Attempt
 from jax_lm.evaluation.problems import Problem
+from jax_lm.reports.run_folder import SETTINGS, weights_digest
 
 SETUP = {"suite": "humaneval", "n": 2, "generation": {"seed": 0}, "k": (1, 2)}
 

@@ -23,7 +23,6 @@ from jax_lm.benchmark.machine import (
     without_stored_compilations,
 )
 from jax_lm.conversion.verify import verify
-from jax_lm.evaluation.journal import Record
 from jax_lm.evaluation.pass_rate import evaluate
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.evaluation.prompting import Completing
@@ -31,6 +30,7 @@ from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import OutOfMemoryError, device_bytes, explained, forward_cost
+from jax_lm.reports.run_folder import Record
 from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.results import DecodedBatch
 from jax_lm.roofline import Limits

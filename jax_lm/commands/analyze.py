@@ -11,7 +11,7 @@ from jax_lm import terminal
 from jax_lm.arguments.evaluation import Analyze
 from jax_lm.benchmark.machine import about
 from jax_lm.evaluation.decoding_order import heat_map
-from jax_lm.evaluation.journal import record_of, write_whole
+from jax_lm.evaluation.journal import record_of
 from jax_lm.evaluation.pass_rate import Attempt, judge
 from jax_lm.evaluation.problems import Problem, file_problems, held_out_problems
 from jax_lm.evaluation.prompting import Completing
@@ -21,6 +21,7 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart
 from jax_lm.reports.pages import render
+from jax_lm.reports.run_folder import write_whole
 from jax_lm.sandbox import Local
 from jax_lm.sandbox.runner import choose
 

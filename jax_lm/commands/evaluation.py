@@ -10,13 +10,14 @@ from rich.table import Table
 from jax_lm import terminal
 from jax_lm.arguments.evaluation import Evaluate
 from jax_lm.checkpoints import huggingface
-from jax_lm.evaluation.journal import Journal, file_digest, weights_digest, write_whole
+from jax_lm.evaluation.journal import Journal
 from jax_lm.evaluation.pass_rate import Attempt, evaluate, judge
 from jax_lm.evaluation.problems import Problem, file_problems, held_out_problems
 from jax_lm.evaluation.prompting import Chatting, Completing, is_instruct
 from jax_lm.evaluation.report import RATE_COLUMNS, facts, markdown, outcomes, page, rates
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.reports.run_folder import file_digest, weights_digest, write_whole
 from jax_lm.sandbox import Local
 from jax_lm.sandbox.runner import choose
 

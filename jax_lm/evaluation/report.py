@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_lm.evaluation.journal import Record
 from jax_lm.evaluation.pass_at_k import mean_pass_at_k, wilson
 from jax_lm.evaluation.pass_rate import SANDBOX_ERROR
 from jax_lm.reports.document import table
 from jax_lm.reports.pages import render
+from jax_lm.reports.run_folder import Record
 
 PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")
 PUBLISHED = {
@@ -101,8 +101,8 @@ def facts(settings: Mapping[str, Any], records: Collection[Record], total: int) 
         steps = generation["num_steps"] or "one per token, or as the preset decides"
         told["decoding"] = (
             f"{generation['max_new_tokens']} new tokens, steps: {steps}, {generation['alg']}, preset "
-            f"{generation['decoding']['preset']}, temperature {generation['temperature']:g}, top_p {generation['top_p']}, "
-            f"top_k {generation['top_k']}, seed {settings['seed']}, {settings['dtype']}"
+            f"{generation['decoding']['preset']}, temperature {generation['temperature']:g}, "
+            f"top_p {generation['top_p']}, top_k {generation['top_k']}, seed {settings['seed']}, {settings['dtype']}"
         )
     told["outcomes"] = outcomes(records)
     told["sandbox"] = ", ".join(sorted({record["tier"] for record in records if record["tier"]})) or "not used"

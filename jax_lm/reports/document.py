@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jax_lm.evaluation.journal import write_whole
 from jax_lm.reports.pages import render
+from jax_lm.reports.run_folder import write_whole
 
 PICTURE_COLOR = "#333"
 """Of text and axes in a picture that stands alone; in a page they have the colour of its text."""

@@ -1,6 +1,6 @@
 """A run of named steps: what each found is kept, one that fails stops no other, and a killed run goes on.
 
-Knows nothing of what the steps do. The folder holds settings.json and steps.jsonl (`evaluation.journal`): a line when a
+Knows nothing of what the steps do. The folder holds settings.json and steps.jsonl (`reports.run_folder`): a line when a
 step begins, and one when it ends.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax_lm.evaluation.journal import Lines, Record
+from jax_lm.reports.run_folder import Lines, Record
 
 STEPS = "steps.jsonl"
 BEGUN, STOPPED, DONE, FAILED, LEFT_OUT = "begun", "stopped", "done", "failed", "left out"
