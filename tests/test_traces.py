@@ -4,9 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.commands.analyze import Analyze
+from jax_lm.evaluation.order_analysis import order_measures
 from jax_lm.evaluation.problems import Problem
-from jax_lm.evaluation.traces import first_confidence, measures, record
+from jax_lm.evaluation.traces import decides_several, decode_traces, first_confidence
+from jax_lm.options import Decoding, GenerationOptions
 
 PROBLEMS = [
     Problem("a", "gaps", "def add(a, b):", "", ("assert add(1, 2) == 3",), ""),
@@ -15,10 +16,11 @@ PROBLEMS = [
 
 
 def test_left_to_right_decoding_is_fully_autoregressive(engine):
-    options = Analyze(max_new_tokens=16, alg="left_to_right").options(0.0)
-    traces = record(engine, PROBLEMS, options, samples=1)
+    options = GenerationOptions(max_new_tokens=16, alg="left_to_right", temperature=0.0, top_p=None, top_k=None)
+    traces = decode_traces(engine, PROBLEMS, options, samples=1)
+    assert not decides_several(options)
     assert [trace.commit_step for trace in traces] == [tuple(range(16))] * 2
-    found = measures(traces, by_confidence=False)
+    found = order_measures(traces, by_confidence=False)
     assert found["local"] == [1.0] * 9
     assert found["global"] == [1.0] * 4
     for trace in traces:
@@ -27,13 +29,14 @@ def test_left_to_right_decoding_is_fully_autoregressive(engine):
 
 
 def test_several_positions_per_step_need_a_word(engine):
-    analyze = Analyze(max_new_tokens=16, steps=4)
-    traces = record(engine, PROBLEMS[:1], analyze.options(0.0), samples=1)
+    options = GenerationOptions(max_new_tokens=16, num_steps=4, alg="maskgit_plus", temperature=0.0)
+    traces = decode_traces(engine, PROBLEMS[:1], options, samples=1)
     assert len(set(traces[0].commit_step)) <= 4
     with pytest.raises(ValueError, match="several positions at one step"):
-        measures(traces, by_confidence=False)
-    assert analyze.by_confidence
-    assert 0 <= measures(traces, by_confidence=True)["global"][0] <= 1
+        order_measures(traces, by_confidence=False)
+    assert decides_several(options)
+    assert decides_several(GenerationOptions(max_new_tokens=16, decoding=Decoding(preset="fast")))
+    assert 0 <= order_measures(traces, by_confidence=True)["global"][0] <= 1
 
 
 def test_confidence_before_the_first_step_is_that_of_the_model(engine):

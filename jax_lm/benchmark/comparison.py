@@ -211,7 +211,7 @@ def document(result: Record, name: str, tolerance: float) -> Document:
     }
     return Document(
         title="PyTorch and JAX, side by side",
-        told=told,
+        metadata=told,
         verdicts=verdicts(result, tolerance),
         sections=[loading(ours, theirs), *speed(result), *numbers(result["differences"])],
     )

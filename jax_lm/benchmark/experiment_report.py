@@ -181,7 +181,7 @@ def document(outcomes: Mapping[str, Outcome], steps: Sequence[Step], name: str) 
         next_steps(verdicts),
     ]
     return Document(
-        title="Accelerator experiment", told=facts(found, name), verdicts=verdicts, sections=sections,
+        title="Accelerator experiment", metadata=facts(found, name), verdicts=verdicts, sections=sections,
     )  # fmt: skip
 
 

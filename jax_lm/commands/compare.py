@@ -17,7 +17,7 @@ from jax_lm.reports.run_folder import write_whole
 def show(document: Document) -> None:
     """Print what a report depends on, and its verdicts."""
     console = Console(highlight=False)
-    for name, text in document.told.items():
+    for name, text in document.metadata.items():
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)
     table = Table("criterion", "wanted", "measured", "", title=document.title)
     colors = {True: "green", False: "red", None: "dim"}

@@ -1,11 +1,14 @@
-"""Journal of an evaluation: one record per attempt, in a resumable run folder (`jax_lm.reports.run_folder`)."""
+"""Journal of an evaluation: its settings, and a record per attempt, in a resumable run folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_lm.evaluation.pass_rate import SANDBOX_ERROR, Attempt, Key
-from jax_lm.reports.run_folder import Lines, Record
+from jax_lm.checkpoints import huggingface
+from jax_lm.evaluation.attempts import SANDBOX_ERROR, Attempt, Evaluator, Key
+from jax_lm.evaluation.problems import Problem
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.reports.run_folder import Lines, Record, file_digest, weights_digest
 
 ATTEMPTS = "attempts.jsonl"
 
@@ -38,10 +41,9 @@ class Journal:
 
     def add(self, attempt: Attempt) -> None:
         """Keep an attempt, on disk before this returns."""
-        record = record_of(attempt)
+        self.records[attempt.key] = attempt.record()
         if self.lines is not None:
-            self.lines.add(record)
-        self.records[attempt.key] = record
+            self.lines.add(self.records[attempt.key])
 
     def close(self) -> None:
         if self.lines is not None:
@@ -54,19 +56,29 @@ class Journal:
         self.close()
 
 
-def record_of(attempt: Attempt) -> Record:
-    """An attempt as plain data."""
+def journal_settings(
+    evaluator: Evaluator,
+    problems: Sequence[Problem],
+    *,
+    suite: str,
+    data: Path | None,
+    model: str | None,
+    n: int,
+    timeout: float | None,
+) -> Record:
+    """Collect all that the results depend on, the bytes of data and weights included.
+
+    Raises:
+        ValueError: the data cannot be read.
+        CheckpointError: there is no such model.
+    """
     return {
-        "name": attempt.problem.name,
-        "sample": attempt.sample,
-        "group": attempt.problem.group,
-        "prompt": attempt.prompt,
-        "suffix": attempt.problem.suffix,
-        "completion": attempt.completion,
-        "program": attempt.program,
-        "outcome": attempt.outcome,
-        "detail": attempt.detail,
-        "tier": attempt.tier,
-        "forwards": attempt.forwards,
-        "seconds": round(attempt.seconds, 4),
+        "suite": suite,
+        "data": None if data is None else f"{data.name} sha256:{file_digest(data)}",
+        "problems": len(problems),
+        "n": n,
+        "model": model or "built-in model",
+        "weights": f"sampled sha256:{weights_digest(huggingface.resolve(model or BUILTIN_MODEL))}",
+        "timeout": timeout,
+        **evaluator.settings,
     }

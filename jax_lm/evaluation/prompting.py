@@ -1,10 +1,11 @@
-"""How a model is asked, and what of its answer is the program. Prompts are those of the published evaluation.
+"""Prompting: how a problem becomes a prompt, and an answer a program. Prompts are those of the published evaluation.
 
 A base model completes the text of a problem; a chat model answers a message, in a turn that is opened for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
@@ -18,31 +19,40 @@ OPENING = f"Here is the code to solve this problem:\n{FENCE}python\n"
 
 
 @runtime_checkable
-class Asking(Protocol):
-    """A way of asking."""
+class Prompting(Protocol):
+    """Turns problems into prompts, and answers into programs."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Name the prompting in the settings of a run."""
+        ...
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
-        """What stands before the answer."""
+        """Make the text that stands before the answer."""
         ...
 
     def templates(self, engine: DiffuCoderInference, problem: Problem, limit: int) -> list[Template]:
-        """What is to be decoded, `limit` tokens at most; of several templates the likeliest result is kept."""
+        """Make what is decoded, `limit` new tokens at most; of several templates the likeliest result is kept."""
         ...
 
     def program(self, problem: Problem, answer: str) -> str:
-        """The program that an answer makes."""
+        """Make the program of an answer."""
         ...
 
 
 @dataclass(frozen=True)
-class Completing:
-    """The text goes on, or its gap is filled.
+class CompletionPrompting:
+    """Lets the model continue the text, or fill its gap.
 
     Attributes:
         middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling.
     """
 
     middle_length: int | str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"prompts": "base", "middle_length": self.middle_length}
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         return problem.prefix
@@ -59,8 +69,12 @@ class Completing:
 
 
 @dataclass(frozen=True)
-class Chatting:
-    """A user's message, and an answer whose code block has been opened."""
+class ChatPrompting:
+    """Asks in a user's message, and opens a code block for the answer."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"prompts": "chat"}
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         if not problem.question:
@@ -74,14 +88,29 @@ class Chatting:
         return f"{problem.preamble}\n{code_of(answer)}"
 
 
+def choose_prompting(
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    *,
+    chat: bool = False,
+    base: bool = False,
+    middle_length: int | str | None = None,
+) -> Prompting:
+    """Choose chat for questions to an instruct model, else completion; `chat` and `base` decide otherwise."""
+    has_questions = all(problem.question for problem in problems)
+    if has_questions and not base and (chat or is_instruct(engine)):
+        return ChatPrompting()
+    return CompletionPrompting(middle_length)
+
+
 def code_of(answer: str) -> str:
-    """The code of an answer to an opened block: up to the closing fence, or a block that the answer opens anew."""
+    """Extract the code of an answer to an opened block: up to the closing fence, or a block that it opens anew."""
     code = answer.partition(FENCE)[0]
     return code if code.strip() else extract_code(answer)
 
 
 def is_instruct(engine: DiffuCoderInference) -> bool:
-    """Whether a model was tuned to answer messages: of the published ones, those with a token of their own to pad with.
+    """Tell whether a model was tuned to answer messages: of the published ones, those with their own padding token.
 
     The built-in model has that token too, and answers both ways; it counts as a base model.
     """

@@ -6,22 +6,28 @@ Colours follow the page that they stand in (`currentColor`), so that they can be
 import html
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
+
+from jax_lm.reports.run_folder import write_whole
 
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 TICKS = 5
 MANY = 10
-"""Up to so many places along the axis have their own number."""
+"""Up to so many values along the axis have their own number."""
+
+PICTURE_COLOR = "#333"
+"""Of text and axes in a picture that stands alone; in a page they have the colour of its text."""
 
 Series = Mapping[str, Sequence[tuple[float | int, float | int]]]
 
 
 def frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:
-    """A picture with its title and the names of its axes."""
+    """Put a title and the names of the axes around the parts of a picture."""
     middle, centre = LEFT + (WIDTH - LEFT - RIGHT) / 2, TOP + (HEIGHT - TOP - BOTTOM) / 2
     return "\n".join(
         [
@@ -44,40 +50,40 @@ def number(value: float | int) -> str:
 
 
 def rounded_up(value: float | int) -> float:
-    """The next of 1, 2, 5, 10, 20, …: where an axis may end."""
+    """Round up to the next of 1, 2, 5, 10, 20, …: where an axis may end."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
-    """Lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan are left out."""
+    """Draw lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan are left out."""
     drawn = {name: [point for point in points if not math.isnan(point[1])] for name, points in series.items()}
     xs = [x for points in drawn.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = float(high - low) or 1.0
 
-    def place(x: float | int, y: float | int) -> tuple[float, float]:
+    def point_of(x: float | int, y: float | int) -> tuple[float, float]:
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         return round(across, 1), round(HEIGHT - BOTTOM - float(y) / top * (HEIGHT - TOP - BOTTOM), 1)
 
     parts = []
     for mark in np.linspace(0, top, TICKS + 1).tolist():
-        left, y = place(low, mark)
+        left, y = point_of(low, mark)
         parts += [
             f'<line x1="{left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity=".15"/>',
             f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number(mark)}</text>',
         ]
     named = sorted(set(xs)) if len(set(xs)) <= MANY else np.linspace(low, high, TICKS + 1).round().tolist()
     for value in named:
-        x, bottom = place(value, 0)
+        x, bottom = point_of(value, 0)
         parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{number(value)}</text>')
     for index, (name, points) in enumerate(drawn.items()):
         color = COLORS[index % len(COLORS)]
-        path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
+        path = " ".join(f"{x},{y}" for x, y in (point_of(*point) for point in points))
         legend = TOP + 8 + 18 * index
         parts += [
             f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>',
-            *(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color}"/>' for x, y in (place(*point) for point in points)),
+            *(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color}"/>' for x, y in (point_of(*point) for point in points)),
             f'<rect x="{WIDTH - RIGHT + 12}" y="{legend - 9}" width="10" height="10" fill="{color}"/>',
             f'<text x="{WIDTH - RIGHT + 28}" y="{legend}">{html.escape(name)}</text>',
         ]
@@ -85,7 +91,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: f
 
 
 def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray, "rows columns"], length: int) -> str:
-    """Rows from top to bottom; the darker a cell, the larger its value, of the largest in the picture."""
+    """Draw rows from top to bottom; the darker a cell, the larger its value, of the largest in the picture."""
     rows, columns = values.shape
     width, height = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
     largest = float(values.max()) or 1.0
@@ -106,3 +112,8 @@ def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray,
         f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{length - 1}</text>',
     ]
     return frame(title, x_label, y_label, parts)
+
+
+def write_picture(path: Path, picture: str) -> None:
+    """Write an SVG that stands alone, whole or not at all."""
+    write_whole(path, picture.replace("currentColor", PICTURE_COLOR))

@@ -1,0 +1,205 @@
+"""Analysis of how a model decodes: AR-ness, order, confidence and pass@k at several temperatures, with pictures.
+
+Measures are those of the DiffuCoder paper (`jax_lm.evaluation.decoding_order`).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_lm import terminal
+from jax_lm.evaluation.attempts import Attempt, execute_attempts
+from jax_lm.evaluation.decoding_order import global_ar_ness, heat_map, local_ar_ness, within
+from jax_lm.evaluation.pass_at_k import ALL, rates
+from jax_lm.evaluation.problems import Problem
+from jax_lm.evaluation.traces import Trace, decides_several, decode_traces, first_confidence
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.options import GenerationOptions
+from jax_lm.reports.charts import heat_chart, line_chart, write_picture
+from jax_lm.reports.pages import render
+from jax_lm.reports.run_folder import Record, write_whole
+from jax_lm.sandbox import Executor
+
+LOCAL_K, GLOBAL_K = range(1, 10), range(1, 5)
+"""As plotted in the paper."""
+
+REPLAYED = 4
+"""Traces per temperature that the page replays."""
+
+TEMPERATURE_CURVES: dict[str, Callable[[Record], float | None]] = {
+    "local@1": lambda row: row["local_text"][0],
+    "global@1": lambda row: row["global_text"][0],
+    "confidence": lambda row: row["confidence_text"],
+    "pass@1": lambda row: row["pass"]["pass@1"][0],
+    "pass@n": lambda row: row["pass"].get(f"pass@{row['samples']}", [None])[0],
+}
+"""What the picture over temperatures shows, from a row of results."""
+
+ORDER_COLUMNS = ("temperature", "local@1", "global@1", "text: local@1", "text: global@1", "confidence", "pass@k")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderAnalysis:
+    """How a model decodes, measured at several temperatures.
+
+    Attributes:
+        by_confidence: whether confidence orders positions of one step, which the paper leaves open.
+        traces: per temperature, every decoded canvas.
+        rows: per temperature, its measures.
+        first_confidence: largest probability at each position while everything is masked, averaged over problems.
+    """
+
+    by_confidence: bool
+    traces: Sequence[Sequence[Trace]]
+    rows: Sequence[Record]
+    first_confidence: Sequence[float]
+
+    def cells(self) -> list[list[str]]:
+        """Format a table with the columns ORDER_COLUMNS."""
+        rows = []
+        for row in self.rows:
+            passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
+            values = [
+                *(row[kind][0] for kind in ("local", "global", "local_text", "global_text")),
+                row["confidence_text"],
+            ]
+            shown = ["-" if value is None else f"{value:.2f}" for value in values]
+            rows.append([f"{row['temperature']:g}", *shown, passes])
+        return rows
+
+    def pictures(self) -> dict[str, tuple[str, str]]:
+        """Draw: by name, an SVG and what it shows."""
+        first = self.traces[0]
+        orders = [trace.order(by_confidence=self.by_confidence) for trace in first]
+        decided = [sum(values) / len(values) for values in zip(*(trace.confidence for trace in first), strict=True)]
+        confidence = {"at the first step": enumerate(self.first_confidence), "when decided": enumerate(decided)}
+        title = f"Decoding order at temperature {first[0].temperature:g}"
+        return {
+            "order": (
+                heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
+                "Each row is a stretch of steps, dark where most of its decisions were. Left to right is a diagonal.",
+            ),
+            "local": (
+                line_chart("Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")),
+                "How often the k steps before were the k positions to the left.",
+            ),
+            "global": (
+                line_chart("Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")),
+                "How often the position was among the k leftmost masked ones.",
+            ),
+            "confidence": (
+                line_chart(
+                    "Confidence by position", "position", "probability", {k: list(v) for k, v in confidence.items()}
+                ),
+                "At the first step: the largest probability while everything is masked, the paper's entropy sink. "
+                "When decided: of the token that was taken, with everything decided before it in sight.",
+            ),
+            "temperature": (
+                line_chart("What temperature does", "temperature", "share", self.temperature_curves()),
+                "AR-ness of the text, mean probability of its tokens, and how many programs pass.",
+            ),
+        }
+
+    def curves(self, kind: str) -> dict[str, list[tuple[float, float]]]:
+        """One measure over k, by temperature."""
+        return {
+            f"temperature {row['temperature']:g}": [(float(k), v) for k, v in enumerate(row[kind], 1) if v is not None]
+            for row in self.rows
+        }
+
+    def temperature_curves(self) -> dict[str, list[tuple[float, float]]]:
+        """Each of TEMPERATURE_CURVES over temperature."""
+        return {
+            name: [(row["temperature"], value) for row in self.rows if (value := pick(row)) is not None]
+            for name, pick in TEMPERATURE_CURVES.items()
+        }
+
+    def write(self, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]) -> None:
+        """Write analysis.json (which begins with `facts`), analysis.html and the pictures."""
+        folder.mkdir(parents=True, exist_ok=True)
+        result = {
+            **facts,
+            "ordered_by_confidence": self.by_confidence,
+            "temperatures": self.rows,
+            "first_step_confidence": self.first_confidence,
+            "traces": [asdict(trace) for part in self.traces for trace in part],
+        }
+        write_whole(folder / "analysis.json", json.dumps(result, indent=1) + "\n")
+        pictures = self.pictures()
+        for name, (picture, _) in pictures.items():
+            write_picture(folder / f"{name}.svg", picture)
+        shown = [asdict(trace) for part in self.traces for trace in part[:REPLAYED]]
+        page = render("analysis.html", metadata=metadata, pictures=list(pictures.values()), traces=shown)
+        write_whole(folder / "analysis.html", page)
+
+
+def analyze_order(
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    executor: Executor,
+    options: Sequence[GenerationOptions],
+    *,
+    samples: int,
+    seed: int = 0,
+) -> OrderAnalysis:
+    """Decode problems under each of the options, which differ in temperature, and execute the programs."""
+    traces = []
+    for each in options:
+        with terminal.progress(f"temperature {each.temperature:g}") as report:
+            # Greedy samples are all equal.
+            count = samples if each.temperature > 0 else 1
+            traces.append(decode_traces(engine, problems, each, samples=count, seed=seed, on_progress=report))
+    first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
+    by_confidence = decides_several(options[0])
+    return OrderAnalysis(
+        by_confidence=by_confidence,
+        traces=traces,
+        rows=[temperature_row(part, problems, executor, by_confidence=by_confidence) for part in traces],
+        first_confidence=[round(float(value), 4) for value in first],
+    )
+
+
+def temperature_row(
+    traces: Sequence[Trace], problems: Sequence[Problem], executor: Executor, *, by_confidence: bool
+) -> Record:
+    """Measure one temperature: AR-ness, confidence, pass@1 and, of n samples, pass@n."""
+    named = {problem.name: problem for problem in problems}
+    written = [
+        Attempt(problem := named[trace.name], problem.program(problem.filling(trace.text)), sample=trace.sample)
+        for trace in traces
+    ]
+    with terminal.progress("executing") as report:
+        attempts = execute_attempts(executor, written, on_progress=report)
+    samples = len(traces) // len(problems)
+    found = rates([attempt.record() for attempt in attempts], sorted({1, samples}))
+    whole = [rate for rate in found if rate.group == ALL] or found
+    return {
+        "temperature": traces[0].temperature,
+        "samples": samples,
+        **order_measures(traces, by_confidence=by_confidence),
+        "pass": {f"pass@{rate.k}": [round(v, 4) for v in (rate.value, rate.low, rate.high)] for rate in whole},
+    }
+
+
+def order_measures(traces: Sequence[Trace], *, by_confidence: bool) -> Record:
+    """Average AR-ness over traces, of the whole canvas and of the text alone, and confidence of the text."""
+    orders = [trace.order(by_confidence=by_confidence) for trace in traces]
+    texts = [within(order, trace.end) for order, trace in zip(orders, traces, strict=True) if trace.end > 1]
+    decided = [value for trace in traces for value in trace.confidence[: trace.end]]
+    return {
+        "local": [mean(local_ar_ness(order, k) for order in orders) for k in LOCAL_K],
+        "global": [mean(global_ar_ness(order, k) for order in orders) for k in GLOBAL_K],
+        "local_text": [mean(local_ar_ness(order, k) for order in texts) for k in LOCAL_K],
+        "global_text": [mean(global_ar_ness(order, k) for order in texts) for k in GLOBAL_K],
+        "confidence_text": mean(decided),
+    }
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Average what is not nan, to four places; None of nothing."""
+    counted = [value for value in values if not np.isnan(value)]
+    return round(float(np.mean(counted)), 4) if counted else None
