@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jax_lm.evaluation.attempts import Attempt, Evaluator
-from jax_lm.evaluation.journal import ATTEMPTS, Journal, journal_settings
+from jax_lm.evaluation.journal import Journal, journal_settings
 from jax_lm.evaluation.problems import Problem
 from jax_lm.options import EXACT, Decoding, GenerationOptions
 from jax_lm.reports.run_folder import SETTINGS
@@ -40,7 +40,7 @@ def test_a_line_that_was_being_written_is_cut_off(tmp_path, lost):
     with Journal(tmp_path, SETUP) as journal:
         journal.add(attempt("a"))
         journal.add(attempt("b"))
-    path = tmp_path / ATTEMPTS
+    path = tmp_path / Journal.name
     path.write_bytes(path.read_bytes()[:-lost])
     with Journal(tmp_path, SETUP) as journal:
         assert journal.done == {("a", 0)}
@@ -63,7 +63,7 @@ def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
         with pytest.raises(ValueError, match="another run is writing there"):
             Journal(tmp_path, SETUP)
         journal.add(attempt("a"))
-    (tmp_path / ATTEMPTS).write_text("[1]\n")
+    (tmp_path / Journal.name).write_text("[1]\n")
     with pytest.raises(ValueError, match="line 1 is no attempt"):
         Journal(tmp_path, SETUP)
     (tmp_path / SETTINGS).unlink()
@@ -98,7 +98,7 @@ def test_a_run_of_version_0_1_goes_on(engine, tmp_path):
 
     old = {name: value for name, value in settings().items() if name not in ("seed", "generation")}
     (tmp_path / SETTINGS).write_text(json.dumps(old | {"generation": OLD_GENERATION}))
-    (tmp_path / ATTEMPTS).write_text(json.dumps({"name": "a", "sample": 0, "outcome": "passed"}) + "\n")
+    (tmp_path / Journal.name).write_text(json.dumps({"name": "a", "sample": 0, "outcome": "passed"}) + "\n")
     with Journal(tmp_path, settings()) as journal:
         assert journal.done == {("a", 0)}
     with pytest.raises(ValueError, match="begun with seed=3, not 4"):

@@ -110,7 +110,7 @@ def test_the_built_in_model_counts_as_a_base_model(engine):
 
 def test_questions_are_asked_in_chat_where_it_is_wanted(engine):
     question = humaneval(RECORD)
-    assert choose_prompting(engine, [question], middle_length=5) == CompletionPrompting(5)
-    assert choose_prompting(engine, [question], chat=True) == ChatPrompting()
-    assert choose_prompting(engine, [question, gap()], chat=True) == CompletionPrompting()
-    assert choose_prompting(engine, [question], chat=True, base=True) == CompletionPrompting()
+    assert choose_prompting(engine, [question], 5, chat=False, base=False) == CompletionPrompting(5)
+    assert choose_prompting(engine, [question], None, chat=True, base=False) == ChatPrompting()
+    assert choose_prompting(engine, [question, gap()], None, chat=True, base=False) == CompletionPrompting()
+    assert choose_prompting(engine, [question], None, chat=True, base=True) == CompletionPrompting()

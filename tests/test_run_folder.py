@@ -2,17 +2,24 @@
 
 import pytest
 
-from jax_lm.reports.run_folder import Lines, flat, weights_digest, write_whole
+from jax_lm.reports.run_folder import RunLog, flat, weights_digest, write_whole
+
+
+class Notes(RunLog):
+    name, kind = "notes.jsonl", "note"
+
+    def take(self, record):
+        pass
 
 
 def test_settings_are_compared_at_any_depth(tmp_path):
     nested = {"model": "m", "generation": {"steps": 3, "decoding": {"preset": "fast", "cache": None}}}
     assert flat(nested) == {"model": "m", "steps": 3, "preset": "fast", "cache": None}
-    Lines(tmp_path, "lines.jsonl", nested).close()
+    Notes(tmp_path, nested).close()
     # What is absent counts as None, and where a setting stands does not matter.
-    Lines(tmp_path, "lines.jsonl", {"model": "m", "steps": 3, "decoding": {"preset": "fast"}}).close()
+    Notes(tmp_path, {"model": "m", "steps": 3, "decoding": {"preset": "fast"}}).close()
     with pytest.raises(ValueError, match="begun with cache=None, not 'dual'"):
-        Lines(tmp_path, "lines.jsonl", nested | {"cache": "dual"} | {"generation": {"steps": 3, "preset": "fast"}})
+        Notes(tmp_path, nested | {"cache": "dual"} | {"generation": {"steps": 3, "preset": "fast"}})
 
 
 def test_a_file_is_whole_or_not_there(tmp_path):

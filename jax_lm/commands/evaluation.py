@@ -33,14 +33,12 @@ def run(arguments: Evaluate) -> int:
         engine=engine,
         executor=executor,
         options=arguments.generation,
-        prompting=choose_prompting(
-            engine, problems, chat=arguments.chat, base=arguments.base, middle_length=arguments.middle_length
-        ),
+        prompting=choose_prompting(engine, problems, arguments.middle_length, chat=arguments.chat, base=arguments.base),
         batch_size=arguments.batch_size,
         seed=arguments.seed,
     )
-    named = {name: getattr(arguments, name) for name in ("suite", "data", "model", "n", "timeout")}
-    settings = journal_settings(evaluator, problems, **named)
+    others = {name: getattr(arguments, name) for name in ("suite", "n", "middle_length", "timeout")}
+    settings = journal_settings(evaluator, problems, data=arguments.data, model=arguments.model, **others)
     with Journal(arguments.out, settings) as journal:
         if journal.records:
             Console(stderr=True).print(f"going on after {len(journal.done)} attempts of an earlier run")

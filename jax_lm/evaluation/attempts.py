@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,18 +116,8 @@ class Evaluator:
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the answers depend on, besides model and problems."""
-        own = {"dtype": self.engine.dtype, "batch_size": self.batch_size, "seed": self.seed}
-        return own | self.prompting.settings | {"generation": asdict(self.options)}
-
     def attempts(
-        self,
-        problems: Sequence[Problem],
-        *,
-        done: Collection[Key] = frozenset(),
-        on_progress: Progress | None = None,
+        self, problems: Sequence[Problem], *, done: Collection[Key] = frozenset(), on_progress: Progress | None = None
     ) -> Iterator[Attempt]:
         """Generate in batches and test each completion; problems of similar length share a batch.
 

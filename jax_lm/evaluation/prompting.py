@@ -5,7 +5,7 @@ A base model completes the text of a problem; a chat model answers a message, in
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
@@ -20,12 +20,9 @@ OPENING = f"Here is the code to solve this problem:\n{FENCE}python\n"
 
 @runtime_checkable
 class Prompting(Protocol):
-    """Turns problems into prompts, and answers into programs."""
+    """Turns problems into prompts, and answers into programs; `name` is for the settings of a run."""
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Name the prompting in the settings of a run."""
-        ...
+    name: ClassVar[str]
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         """Make the text that stands before the answer."""
@@ -48,11 +45,8 @@ class CompletionPrompting:
         middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling.
     """
 
+    name: ClassVar[str] = "base"
     middle_length: int | str | None = None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"prompts": "base", "middle_length": self.middle_length}
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         return problem.prefix
@@ -72,9 +66,7 @@ class CompletionPrompting:
 class ChatPrompting:
     """Asks in a user's message, and opens a code block for the answer."""
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"prompts": "chat"}
+    name: ClassVar[str] = "chat"
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         if not problem.question:
@@ -89,12 +81,7 @@ class ChatPrompting:
 
 
 def choose_prompting(
-    engine: DiffuCoderInference,
-    problems: Sequence[Problem],
-    *,
-    chat: bool = False,
-    base: bool = False,
-    middle_length: int | str | None = None,
+    engine: DiffuCoderInference, problems: Sequence[Problem], middle_length: int | str | None, *, chat: bool, base: bool
 ) -> Prompting:
     """Choose chat for questions to an instruct model, else completion; `chat` and `base` decide otherwise."""
     has_questions = all(problem.question for problem in problems)

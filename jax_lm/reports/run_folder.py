@@ -10,62 +10,82 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, TypeVar
 
 SETTINGS = "settings.json"
 SAMPLED_BYTES = 2**20
 
 Record = dict[str, Any]
+Log = TypeVar("Log", bound="RunLog")
 
 
-class Lines:
+class RunLog:
     """JSON lines of a run in its folder, which one process holds at a time; complete lines survive a kill.
 
+    A subclass names its file and its records, and says in `take` what a record means.
+
     Args:
-        folder: made if it does not exist.
-        name: of the file.
+        folder: made if it does not exist; None keeps nothing on disk.
         settings: what the results depend on.
 
     Raises:
         ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
     """
 
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        # As they will be read: tuples become lists.
-        wanted = json.loads(json.dumps(settings))
+    name: ClassVar[str]
+    kind: ClassVar[str]
+
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+        self.file: IO[str] | None = None
+        if folder is None:
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / name
-        self.file = self.path.open("a+", encoding="utf-8")
+        path = folder / self.name
+        self.file = path.open("a+", encoding="utf-8")
         try:
             lock(self.file, folder)
-            require_same(folder, name, wanted)
-            self.found = self.read()
+            # As they will be read: tuples become lists.
+            require_same(folder, self.name, json.loads(json.dumps(settings)))
+            self.replay(path)
         except (OSError, ValueError):
-            self.file.close()
+            self.close()
             raise
 
-    def read(self) -> list[Any]:
-        """Read complete lines; cut off one that was being written when the run was killed."""
-        content = self.path.read_bytes()
+    def replay(self, path: Path) -> None:
+        """Take the complete lines; cut off one that was being written when the run was killed."""
+        content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
-            self.file.truncate(len(whole))
-        records = []
+            os.truncate(path, len(whole))
         for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
             try:
-                records.append(json.loads(line))
+                self.take(json.loads(line))
             except ValueError as error:
-                raise ValueError(f"{self.path}: line {number} is damaged ({error})") from error
-        return records
+                raise ValueError(f"{path}: line {number} is damaged ({error})") from error
+            except (TypeError, KeyError) as error:
+                raise ValueError(f"{path}: line {number} is no {self.kind} ({error})") from error
 
-    def add(self, record: Record) -> None:
+    def take(self, record: Record) -> None:
+        """Follow one record, of an earlier run or of this one."""
+        raise NotImplementedError
+
+    def append(self, record: Record) -> None:
         """Keep a record, on disk before this returns."""
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        if self.file is not None:
+            self.file.write(json.dumps(record) + "\n")
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        self.take(record)
 
     def close(self) -> None:
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
+
+    def __enter__(self: Log) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def lock(file: IO[str], folder: Path) -> None:
