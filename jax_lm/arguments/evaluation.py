@@ -14,7 +14,7 @@ from jax_lm.options import DEFAULTS, GenerationOptions
 ONE_PER_STEP = GenerationOptions(
     max_new_tokens=64, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False
 )
-"""What `analyze` decodes by: the low-confidence remasking of the paper, over the whole canvas."""
+"""Options that `analyze` decodes by: the low-confidence remasking of the paper, over the whole canvas."""
 
 WITHOUT_QUESTIONS = ("builtin", "infilling")
 PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")

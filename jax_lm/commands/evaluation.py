@@ -24,7 +24,7 @@ def run(arguments: Evaluate) -> int:
     problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
     if arguments.timeout is not None:
         problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
-    # A host that cannot contain programs is better told before the model has written them.
+    # A host that cannot contain programs should refuse before the model has written them.
     executor = problem_executor(arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)

@@ -22,7 +22,7 @@ MEMORY_BYTES = 2**30
 """numpy and the largest inputs of EvalPlus do not fit the sandbox's default of half as much."""
 
 PACKAGES = ("numpy",)
-"""What evalplus's tests import, and what the published harness lets a solution import."""
+"""Needed by evalplus's tests; the published harness lets a solution import it too."""
 
 Key = tuple[str, int]
 """Name of a problem, number of the sample."""
@@ -40,7 +40,7 @@ class Attempt:
         detail: why it did not pass.
         tier: how it was contained.
         sample: 0, 1, … of the same problem.
-        prompt: what the model was given before its answer.
+        prompt: text that stood before the answer.
         completion: what it wrote, as a whole.
         forwards: model evaluations of its batch.
         seconds: its share of the time that decoding the batch took.

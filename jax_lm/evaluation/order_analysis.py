@@ -37,14 +37,14 @@ TEMPERATURE_CURVES: dict[str, Callable[[Record], float | None]] = {
     "pass@1": lambda row: row["pass"]["pass@1"][0],
     "pass@n": lambda row: row["pass"].get(f"pass@{row['samples']}", [None])[0],
 }
-"""What the picture over temperatures shows, from a row of results."""
+"""Curves of the picture over temperatures, from a row of results."""
 
 ORDER_COLUMNS = ("temperature", "local@1", "global@1", "text: local@1", "text: global@1", "confidence", "pass@k")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderAnalysis:
-    """How a model decodes, measured at several temperatures.
+    """Measures of how a model decodes, at several temperatures.
 
     Attributes:
         by_confidence: whether confidence orders positions of one step, which the paper leaves open.

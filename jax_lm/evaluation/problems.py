@@ -31,17 +31,17 @@ SINGLE_LINE = "SingleLineInfilling"
 FUNCTION_STOPS = (
     "\nclass ", "\ndef ", "\nif ", "\nfor ", "\nprint(", "\nassert ", "\nimport ", "\nfrom ", "\n#", "\n@", "\n```",
 )  # fmt: skip
-"""Where the completion of a function's body has left the function."""
+"""Texts at which the completion of a function's body has left the function."""
 
 SCRIPT_STOPS = ('\n"""', "\nassert ", "\nprint(", "\nif __name__", "\n```")
-"""Where a completed program has begun to test itself, or the next problem."""
+"""Texts at which a completed program has begun to test itself, or the next problem."""
 
 PLUS_SECONDS = 60.0
 """EvalPlus calls a function up to a thousand times, with inputs that are meant to take long: the canonical solution of
 MBPP/599 alone adds numbers for some 40 seconds."""
 
 GENERATED_INPUTS = "\n    inputs = ["
-"""What EvalPlus's HumanEval tests have and the original ones have not."""
+"""In EvalPlus's HumanEval tests, and not in the original ones."""
 
 UNCHECKED = "exact_match = exp == (out is not None)\n"
 CHECKED = (UNCHECKED, f"{UNCHECKED}    assert exact_match\n")
@@ -58,7 +58,7 @@ MENDED = {
     "MBPP/787": CHECKED,
     "MBPP/794": CHECKED,
 }
-"""What is wrong in the tests as generated upstream, and what stands here instead."""
+"""Errors of the tests as generated upstream, and what stands here instead."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Problem:
         is_line: the gap is one line, so that what comes after its end is cut off.
         stops: texts that are outside of the gap, so that a completion ends before the first of them.
         question: what a chat model is asked; empty for problems that are no question.
-        preamble: what its program needs before it: imports and functions given by the problem.
+        preamble: what its program needs before it: imports and functions of the problem.
         seconds: wall clock that its tests may take.
     """
 
@@ -132,7 +132,7 @@ def held_out_problems(count: int) -> list[Problem]:
 def suite_problems(
     suite: Suite | Literal["builtin"], data: Path | None, count: int | None = None
 ) -> tuple[list[Problem], int]:
-    """Choose problems of a suite, evenly spread over its file, all of them if no `count` is given; and count the suite.
+    """Choose `count` problems of a suite, evenly spread over its file, or all; also say how many the suite has.
 
     Raises:
         ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.

@@ -1,7 +1,7 @@
 """Traces of decoded canvases: what was decided when and how surely. Runs the model.
 
 Stop tokens end nothing here: as in the paper, all positions of the canvas are decided, and those after the text are
-told apart afterwards.
+split off afterwards.
 """
 
 from collections.abc import Sequence

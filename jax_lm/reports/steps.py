@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended.
+    """Outcome of a step.
 
     Attributes:
         state: done, failed or left out.
