@@ -16,8 +16,7 @@ ONE_PER_STEP = GenerationOptions(
 )
 """Options that `analyze` decodes by: the low-confidence remasking of the paper, over the whole canvas."""
 
-WITHOUT_QUESTIONS = ("builtin", "infilling")
-PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")
+SMALL_SUITES = ("builtin", "infilling")
 TEXT_OPTIONS = ("--data", "--model", "--out")
 """Options whose value may read like the name of a suite."""
 
@@ -135,18 +134,17 @@ class Evaluate:
     @staticmethod
     def implied(words: Sequence[str]) -> list[str]:
         """Length and temperature as published, or short and greedy for small tasks, unless something else is typed."""
-        named = [word for before, word in pairwise(["", *words]) if before not in TEXT_OPTIONS]
-        is_published = any(word in PUBLISHED_SUITES for word in named)
-        is_long = is_published and option(words, "--model", "None") != "None"
-        return ["--max-new-tokens", "512" if is_long else "144", "--temperature", "0.2" if is_published else "0"]
+        is_small = any(w in SMALL_SUITES for before, w in pairwise(["", *words]) if before not in TEXT_OPTIONS)
+        is_long = not is_small and option(words, "--model", "None") != "None"
+        return ["--max-new-tokens", "512" if is_long else "144", "--temperature", "0" if is_small else "0.2"]
 
     def __post_init__(self) -> None:
         for one, other in (("chat", "base"), ("canonical", "empty"), ("canonical", "chat"), ("empty", "chat")):
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other}: give one of them")
-        if self.chat and self.suite in WITHOUT_QUESTIONS:
+        if self.chat and self.suite in SMALL_SUITES:
             raise ValueError(f"chat: problems of {self.suite} are no questions")
-        if self.middle_length is not None and self.suite not in WITHOUT_QUESTIONS:
+        if self.middle_length is not None and self.suite not in SMALL_SUITES:
             raise ValueError(f"middle_length={self.middle_length!r}: problems of {self.suite} have no gap")
         if self.n < 1:
             raise ValueError(f"n={self.n}: must be at least 1")

@@ -5,7 +5,7 @@ A base model completes the text of a problem; a chat model answers a message, in
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
@@ -16,25 +16,6 @@ from jax_lm.tokenizer import DIFFUSION_PAD
 ORACLE = "oracle"
 OPENING = f"Here is the code to solve this problem:\n{FENCE}python\n"
 """How the assistant's turn begins, so that what follows is code."""
-
-
-@runtime_checkable
-class Prompting(Protocol):
-    """Turns problems into prompts, and answers into programs; `name` is for the settings of a run."""
-
-    name: ClassVar[str]
-
-    def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
-        """Make the text that stands before the answer."""
-        ...
-
-    def templates(self, engine: DiffuCoderInference, problem: Problem, limit: int) -> list[Template]:
-        """Make what is decoded, `limit` new tokens at most; of several templates the likeliest result is kept."""
-        ...
-
-    def program(self, problem: Problem, answer: str) -> str:
-        """Make the program of an answer."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -49,9 +30,11 @@ class CompletionPrompting:
     middle_length: int | str | None = None
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
+        """Make the text that stands before the answer."""
         return problem.prefix
 
     def templates(self, engine: DiffuCoderInference, problem: Problem, limit: int) -> list[Template]:
+        """Make what is decoded, `limit` new tokens at most; of several templates the likeliest result is kept."""
         if self.middle_length == ORACLE:
             lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
         else:
@@ -59,6 +42,7 @@ class CompletionPrompting:
         return [Template.infilling(problem.prefix, length, problem.suffix) for length in lengths]
 
     def program(self, problem: Problem, answer: str) -> str:
+        """Make the program of an answer."""
         return problem.program(problem.filling(answer))
 
 
@@ -78,6 +62,9 @@ class ChatPrompting:
 
     def program(self, problem: Problem, answer: str) -> str:
         return f"{problem.preamble}\n{code_of(answer)}"
+
+
+Prompting = CompletionPrompting | ChatPrompting
 
 
 def choose_prompting(
