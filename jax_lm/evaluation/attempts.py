@@ -182,7 +182,7 @@ def execute_attempts(
 
 
 def filling_attempts(problems: Sequence[Problem], *, canonical: bool) -> list[Attempt]:
-    """Attempts whose outcome is known: the canonical fillings, which pass, or the empty ones, which do not.
+    """Make attempts whose outcome is known: the canonical fillings, which pass, or the empty ones, which do not.
 
     Raises:
         ValueError: no problem has an empty filling.

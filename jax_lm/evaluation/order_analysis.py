@@ -99,56 +99,38 @@ class OrderAnalysis:
         rows = []
         for row in self.rows:
             passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
-            values = [
-                *(row[kind][0] for kind in ("local", "global", "local_text", "global_text")),
-                row["confidence_text"],
-            ]
-            shown = ["-" if value is None else f"{value:.2f}" for value in values]
+            values = [row[kind][0] for kind in ("local", "global", "local_text", "global_text")]
+            shown = ["-" if value is None else f"{value:.2f}" for value in [*values, row["confidence_text"]]]
             rows.append([f"{row['temperature']:g}", *shown, passes])
         return rows
 
-    def pictures(self) -> dict[str, tuple[str, str]]:
-        """Draw: by name, an SVG and what it shows."""
+    def pictures(self) -> dict[str, str]:
+        """Draw SVGs by name; the page says what they show."""
         first = self.traces[0]
         orders = [trace.order(by_confidence=self.by_confidence) for trace in first]
         decided = [sum(values) / len(values) for values in zip(*(trace.confidence for trace in first), strict=True)]
-        confidence = {"at the first step": enumerate(self.first_confidence), "when decided": enumerate(decided)}
         title = f"Decoding order at temperature {first[0].temperature:g}"
+        confidence = {
+            "at the first step": list(enumerate(self.first_confidence)),
+            "when decided": list(enumerate(decided)),
+        }
         return {
-            "order": (
-                heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
-                "Each row is a stretch of steps, dark where most of its decisions were. Left to right is a diagonal.",
-            ),
-            "local": (
-                line_chart("Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")),
-                "How often the k steps before were the k positions to the left.",
-            ),
-            "global": (
-                line_chart("Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")),
-                "How often the position was among the k leftmost masked ones.",
-            ),
-            "confidence": (
-                line_chart(
-                    "Confidence by position", "position", "probability", {k: list(v) for k, v in confidence.items()}
-                ),
-                "At the first step: the largest probability while everything is masked, the paper's entropy sink. "
-                "When decided: of the token that was taken, with everything decided before it in sight.",
-            ),
-            "temperature": (
-                line_chart("What temperature does", "temperature", "share", self.temperature_curves()),
-                "AR-ness of the text, mean probability of its tokens, and how many programs pass.",
-            ),
+            "order": heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
+            "local": line_chart("Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")),
+            "global": line_chart("Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")),
+            "confidence": line_chart("Confidence by position", "position", "probability", confidence),
+            "temperature": line_chart("What temperature does", "temperature", "share", self.temperature_curves()),
         }
 
     def curves(self, kind: str) -> dict[str, list[tuple[float, float]]]:
-        """One measure over k, by temperature."""
+        """List a measure over k, by temperature."""
         return {
             f"temperature {row['temperature']:g}": [(float(k), v) for k, v in enumerate(row[kind], 1) if v is not None]
             for row in self.rows
         }
 
     def temperature_curves(self) -> dict[str, list[tuple[float, float]]]:
-        """Each of TEMPERATURE_CURVES over temperature."""
+        """List each of TEMPERATURE_CURVES over temperature."""
         return {
             name: [(row["temperature"], value) for row in self.rows if (value := pick(row)) is not None]
             for name, pick in TEMPERATURE_CURVES.items()
@@ -166,10 +148,10 @@ class OrderAnalysis:
         }
         write_whole(folder / "analysis.json", json.dumps(result, indent=1) + "\n")
         pictures = self.pictures()
-        for name, (picture, _) in pictures.items():
+        for name, picture in pictures.items():
             write_picture(folder / f"{name}.svg", picture)
         shown = [asdict(trace) for part in self.traces for trace in part[:REPLAYED]]
-        page = render("analysis.html", metadata=metadata, pictures=list(pictures.values()), traces=shown)
+        page = render("analysis.html", metadata=metadata, pictures=pictures, traces=shown)
         write_whole(folder / "analysis.html", page)
 
 
