@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from jax_lm.evaluation.pass_rate import evaluate
+from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
@@ -26,8 +26,8 @@ def main(model: Path, problems: int = 8, max_new_tokens: int = 96) -> None:
     answers = {}
     for name, folder in (("before", None), ("after", model)):
         engine = DiffuCoderInference(folder)
-        attempts = evaluate(engine, held_out_problems(problems), options, batch_size=problems, executor=Local())
-        answers[name] = {attempt.problem.name: attempt for attempt in attempts}
+        evaluator = Evaluator(engine=engine, executor=Local(), options=options, batch_size=problems)
+        answers[name] = {attempt.problem.name: attempt for attempt in evaluator.attempts(held_out_problems(problems))}
     for key, before in answers["before"].items():
         print(f"--- {key}\n{before.problem.prefix}")
         for name, attempts in answers.items():

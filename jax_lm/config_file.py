@@ -12,6 +12,8 @@ FLAG = "--config"
 
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
+    "analyze": {"--steps": "--num-steps"},
+    "eval": {"--steps": "--num-steps"},
     "serve": {"--lanes": "--slots"},
 }
 """Options of version 0.1 by command, and what they are called now; both are understood."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm.evaluation.pass_rate import Attempt, judge
+from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.problems import file_problems
 from jax_lm.sandbox import Local
 from jax_lm.sandbox.runner import why_not
@@ -32,25 +32,25 @@ SAMPLE = 4
 FLAWED = {"HumanEval/32", "MBPP/255", "MBPP/367", "MBPP/737", "MBPP/927", "MBPP/533"}
 """What needs care: mended tests, set-up code, classes as arguments."""
 
-PLACES = {tier: Local(tier, packages=("numpy",)) for tier in SAFE if not why_not(tier)}
+LOCALS = {tier: Local(tier, packages=("numpy",)) for tier in SAFE if not why_not(tier)}
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="the benchmark files are not here")
-@pytest.mark.skipif(not PLACES, reason="this host contains nothing")
+@pytest.mark.skipif(not LOCALS, reason="this host contains nothing")
 @pytest.mark.parametrize(("suite", "name", "count"), FILES, ids=[name.split("/")[1] for _, name, _ in FILES])
 def test_canonical_solutions_pass_and_empty_bodies_fail(request, suite, name, count):
     problems = file_problems(suite, FOLDER / name)
     assert len(problems) == count
     assert len({problem.name for problem in problems}) == count
-    tiers = PLACES
+    tiers = LOCALS
     if not request.config.getoption("--full"):
         flawed = [problem for problem in problems if problem.name in FLAWED]
         problems = [*flawed, *file_problems(suite, FOLDER / name, SAMPLE)]
-        tiers = list(PLACES)[-1:]
+        tiers = list(LOCALS)[-1:]
     for tier in tiers:
         right = [Attempt(problem, problem.program(problem.canonical)) for problem in problems]
         empty = [Attempt(problem, problem.program(problem.empty)) for problem in problems if problem.empty is not None]
-        judged = judge(PLACES[tier], right + empty)
+        judged = execute_attempts(LOCALS[tier], right + empty)
         said = [(a.problem.name, a.outcome, a.detail) for a in judged]
         assert [entry for entry in said[: len(right)] if entry[1] != "passed"] == []
         assert [entry for entry in said[len(right) :] if entry[1] != "failed"] == []

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jax_lm.evaluation.pass_rate import evaluate
+from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sandbox import Local, run
@@ -74,6 +74,7 @@ def test_the_command_of_the_readme_writes_a_function(engine):
 
 def test_a_sample_of_held_out_tasks(engine):
     """A small sample; `diffucoder eval builtin` measures on 300, and the card states what came out."""
-    attempts = list(evaluate(engine, held_out_problems(24), TURBO, batch_size=24, executor=Local(allow_unsafe=True)))
+    evaluator = Evaluator(engine=engine, executor=Local(allow_unsafe=True), options=TURBO, batch_size=24)
+    attempts = list(evaluator.attempts(held_out_problems(24)))
     assert len(attempts) == 24
     assert sum(attempt.passed for attempt in attempts) >= 24 * 0.6

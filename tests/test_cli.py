@@ -231,6 +231,36 @@ def test_wrong_options_of_eval_are_one_line(capsys, arguments, named):
     assert named in err
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["builtin"], (144, 0.0)),
+        (["--limit", "4", "--out", "mbpp", "builtin", "--model", "m"], (144, 0.0)),
+        (["infilling", "--data", "x", "--model", "m"], (144, 0.0)),
+        (["humaneval", "--data", "x"], (144, 0.2)),
+        (["humaneval+", "--data", "x", "--model", "m"], (512, 0.2)),
+        (["mbpp", "--data", "x", "--model", "m", "--max-new-tokens", "64", "--temperature", "0.4"], (64, 0.4)),
+    ],
+)
+def test_defaults_of_eval_depend_on_the_suite(words, expected):
+    generation = cli.parse(["eval", *words]).generation
+    assert (generation.max_new_tokens, generation.temperature) == expected
+
+
+@pytest.mark.parametrize("command", [["eval", "builtin"], ["analyze"]])
+def test_steps_are_understood_under_their_old_name(command):
+    assert cli.parse([*command, "--steps", "20"]).generation.num_steps == 20
+
+
+def test_analyze_decodes_at_temperatures(capsys):
+    generation = cli.parse(["analyze"]).generation
+    assert (generation.max_new_tokens, generation.alg, generation.top_p) == (64, "maskgit_plus", None)
+    status, out, err = run(capsys, "analyze", "--temperature", "0.5")
+    assert (status, out) == (2, "")
+    assert one_error_line(err)
+    assert "each of `temperatures`" in err
+
+
 def test_eval_scores_what_is_known(capsys):
     status, out, _ = run(capsys, "eval", "builtin", "--limit", "6", "--canonical")
     assert (status, "pass@1 100.0%" in out) == (0, True)

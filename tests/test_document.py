@@ -20,7 +20,7 @@ def document():
                 picture=line_chart("Speed", "batch", "ms", {"one": [(1, 2.5)]}, top=5), name="speed"),
         Section(title="Texts", listing={"Completion": f"{ATTACK}\n```\nrest"}, points=[ATTACK]),
     ]  # fmt: skip
-    return Document(title="Experiment", told={"device": ATTACK}, verdicts=VERDICTS, sections=sections)
+    return Document(title="Experiment", metadata={"device": ATTACK}, verdicts=VERDICTS, sections=sections)
 
 
 def test_markdown(document):

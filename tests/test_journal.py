@@ -1,12 +1,16 @@
-"""A run that was killed goes on, and only with the same settings."""
+"""An evaluation that was killed goes on, and only with the same settings."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from jax_lm.evaluation.journal import ATTEMPTS, SETTINGS, Journal, weights_digest
-from jax_lm.evaluation.pass_rate import Attempt
+from jax_lm.evaluation.attempts import Attempt, Evaluator
+from jax_lm.evaluation.journal import Journal, journal_settings
 from jax_lm.evaluation.problems import Problem
+from jax_lm.options import EXACT, Decoding, GenerationOptions
+from jax_lm.reports.run_folder import SETTINGS
+from jax_lm.sandbox import Local
 
 SETUP = {"suite": "humaneval", "n": 2, "generation": {"seed": 0}, "k": (1, 2)}
 
@@ -36,7 +40,7 @@ def test_a_line_that_was_being_written_is_cut_off(tmp_path, lost):
     with Journal(tmp_path, SETUP) as journal:
         journal.add(attempt("a"))
         journal.add(attempt("b"))
-    path = tmp_path / ATTEMPTS
+    path = tmp_path / Journal.name
     path.write_bytes(path.read_bytes()[:-lost])
     with Journal(tmp_path, SETUP) as journal:
         assert journal.done == {("a", 0)}
@@ -59,7 +63,7 @@ def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
         with pytest.raises(ValueError, match="another run is writing there"):
             Journal(tmp_path, SETUP)
         journal.add(attempt("a"))
-    (tmp_path / ATTEMPTS).write_text("[1]\n")
+    (tmp_path / Journal.name).write_text("[1]\n")
     with pytest.raises(ValueError, match="line 1 is no attempt"):
         Journal(tmp_path, SETUP)
     (tmp_path / SETTINGS).unlink()
@@ -73,11 +77,31 @@ def test_without_a_folder_it_only_remembers():
         assert journal.done == {("a", 0)}
 
 
-def test_other_weights_have_another_digest(tmp_path):
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(bytes(3 * 2**20))
-    before = weights_digest(tmp_path)
-    content = bytearray(3 * 2**20)
-    content[3 * 2**19] = 1
-    weights.write_bytes(content)
-    assert weights_digest(tmp_path) != before
+OLD_GENERATION = {
+    "max_new_tokens": 16, "temperature": 0.0, "top_p": 0.95, "top_k": 50, "num_steps": None, "tokens_per_step": 1,
+    "alg": "entropy", "alg_temp": 0.0, "seed": 3, "early_stop": True, "preset": "turbo", "commit": None,
+    "threshold": None, "factor": None, "decay": None, "block_length": None, "cache": None, "refresh_every": None,
+    "refresh_steps": None, "freeze_prompt": None, "first_token": None,
+}  # fmt: skip
+
+
+def test_a_run_of_version_0_1_goes_on(engine, tmp_path):
+    """Its seed and its preset stood in a flat generation."""
+    problems = [attempt("a").problem]
+    turbo = GenerationOptions(max_new_tokens=16, temperature=0.0, decoding=Decoding(preset="turbo"))
+
+    def settings(**changes):
+        evaluator = Evaluator(
+            **{"engine": engine, "executor": Local(), "options": turbo, "batch_size": 2, "seed": 3} | changes
+        )
+        return journal_settings(evaluator, problems, suite="builtin", data=None, model=None, n=1, timeout=None)
+
+    old = {name: value for name, value in settings().items() if name not in ("seed", "generation")}
+    (tmp_path / SETTINGS).write_text(json.dumps(old | {"generation": OLD_GENERATION}))
+    (tmp_path / Journal.name).write_text(json.dumps({"name": "a", "sample": 0, "outcome": "passed"}) + "\n")
+    with Journal(tmp_path, settings()) as journal:
+        assert journal.done == {("a", 0)}
+    with pytest.raises(ValueError, match="begun with seed=3, not 4"):
+        Journal(tmp_path, settings(seed=4))
+    with pytest.raises(ValueError, match="begun with preset='turbo', not 'exact'"):
+        Journal(tmp_path, settings(options=replace(turbo, decoding=EXACT)))

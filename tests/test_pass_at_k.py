@@ -1,4 +1,4 @@
-"""pass@k against counting all choices, and Wilson's interval."""
+"""pass@k against counting all choices, Wilson's interval, rates per group."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_lm.evaluation.pass_at_k import mean_pass_at_k, pass_at_k, wilson
+from jax_lm.evaluation.pass_at_k import ALL, mean_pass_at_k, pass_at_k, rates, wilson
 
 
 @given(st.integers(1, 8), st.data())
@@ -49,3 +49,24 @@ def test_wilson_covers_a_coin_and_the_mean_of_several_throws():
             covered += low <= 0.7 <= high
         assert covered / 2000 >= 0.93
     assert math.isclose(sum(wilson(0.5, 100)), 1.0)
+
+
+def test_rates_per_group_and_k():
+    outcomes = [
+        ("a", "families", "passed"),
+        ("a", "families", "failed"),
+        ("b", "families", "failed"),
+        ("b", "families", "timeout"),
+        ("c", "compositions", "passed"),
+        ("c", "compositions", "sandbox_error"),
+    ]
+    records = [{"name": name, "group": group, "outcome": outcome} for name, group, outcome in outcomes]
+    found = {(rate.group, rate.k): rate for rate in rates(records, (1, 2))}
+    assert found["families", 1].value == pytest.approx(0.25)
+    assert found["families", 2].value == pytest.approx(0.5)
+    assert found["compositions", 1].value == 1.0
+    assert found["compositions", 1].samples == 1
+    assert ("compositions", 2) not in found
+    assert found[ALL, 1].value == pytest.approx((0.5 + 0 + 1) / 3)
+    assert found[ALL, 1].problems == 3
+    assert found[ALL, 1].low < 0.5 < found[ALL, 1].high

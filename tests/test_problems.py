@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm.evaluation.pass_rate import Attempt, judge
+from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.problems import file_problems, held_out_problems, humaneval, mbpp
 from jax_lm.sandbox import Local
 
@@ -32,7 +32,7 @@ ANYWHERE = Local(allow_unsafe=True, packages=("numpy",))
 def outcomes(problems, middles):
     return [
         attempt.outcome
-        for attempt in judge(
+        for attempt in execute_attempts(
             ANYWHERE,
             [
                 Attempt(problem, problem.program(problem.filling(middle)))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jax_lm.evaluation.problems import Problem, humaneval, mbpp
-from jax_lm.evaluation.prompting import Chatting, Completing, code_of, is_instruct
+from jax_lm.evaluation.prompting import ChatPrompting, CompletionPrompting, choose_prompting, code_of, is_instruct
 
 PROMPT = 'from math import sqrt\n\n\ndef root(x):\n    """ The root of x.\n    """\n'
 RECORD = {
@@ -29,7 +29,7 @@ def test_chat_prompt_of_humaneval_is_the_published_one(engine):
         f"```\n{PROMPT.strip()}\n```\n<|im_end|>\n<|im_start|>assistant\n"
         "Here is the code to solve this problem:\n```python\n"
     )
-    assert Chatting().prompt(engine, humaneval(RECORD)).endswith(expected)
+    assert ChatPrompting().prompt(engine, humaneval(RECORD)).endswith(expected)
 
 
 def test_chat_prompt_of_mbpp_is_the_published_one(engine):
@@ -37,18 +37,18 @@ def test_chat_prompt_of_mbpp_is_the_published_one(engine):
         '<|im_start|>user\n```\n"""\nWrite a function to add one.\nassert f(1) == 2\n"""\n```\n<|im_end|>\n'
         "<|im_start|>assistant\nHere is the code to solve this problem:\n```python\n"
     )
-    assert Chatting().prompt(engine, mbpp(MBPP)).endswith(expected)
+    assert ChatPrompting().prompt(engine, mbpp(MBPP)).endswith(expected)
 
 
 def test_base_models_complete_the_raw_prompt(engine):
-    assert Completing().prompt(engine, humaneval(RECORD)) == PROMPT
-    (template,) = Completing().templates(engine, humaneval(RECORD), 16)
+    assert CompletionPrompting().prompt(engine, humaneval(RECORD)) == PROMPT
+    (template,) = CompletionPrompting().templates(engine, humaneval(RECORD), 16)
     assert template.parts == (PROMPT, 16, "")
 
 
 def test_what_is_no_question_cannot_be_asked(engine):
     with pytest.raises(ValueError, match="'gap' is not a question"):
-        Chatting().templates(engine, gap(), 8)
+        ChatPrompting().templates(engine, gap(), 8)
 
 
 @pytest.mark.parametrize(
@@ -69,27 +69,27 @@ def test_code_of_an_answer(answer, code):
 
 def test_a_chat_answer_gets_the_imports_of_its_prompt_and_no_more():
     problem = humaneval(RECORD)
-    program = Chatting().program(problem, "def root(x):\n    return sqrt(x)\n```\n")
+    program = ChatPrompting().program(problem, "def root(x):\n    return sqrt(x)\n```\n")
     assert program == "from math import sqrt\n\n\n\ndef root(x):\n    return sqrt(x)\n"
 
 
 @pytest.mark.parametrize("after", ["\ndef main():", "\nprint(root(4))", "\n# Test", "\nassert root(4) == 2", "\n```\n"])
 def test_a_base_completion_ends_where_the_function_does(after):
     problem = humaneval(RECORD)
-    program = Completing().program(problem, f"    return sqrt(x){after} more")
+    program = CompletionPrompting().program(problem, f"    return sqrt(x){after} more")
     assert program == f"{PROMPT}    return sqrt(x)"
-    assert Completing().program(problem, f"{after[1:]} more") == PROMPT
+    assert CompletionPrompting().program(problem, f"{after[1:]} more") == PROMPT
 
 
 def test_a_base_completion_of_mbpp_keeps_its_functions_and_drops_its_tests():
     problem = mbpp(MBPP)
     text = "def g():\n    pass\n\ndef f(x):\n    return x + 1"
-    assert Completing().program(problem, f'{text}\nassert f(1) == 2\n"""') == problem.prefix + text
+    assert CompletionPrompting().program(problem, f'{text}\nassert f(1) == 2\n"""') == problem.prefix + text
 
 
 def test_lengths_of_a_gap(engine):
     def lengths(middle_length):
-        return [template.parts[1] for template in Completing(middle_length).templates(engine, gap(), 16)]
+        return [template.parts[1] for template in CompletionPrompting(middle_length).templates(engine, gap(), 16)]
 
     assert lengths(None) == [16]
     assert lengths(5) == [5]
@@ -101,8 +101,16 @@ def test_lengths_of_a_gap(engine):
 
 def test_a_gap_keeps_what_a_function_may_not():
     problem = dataclasses.replace(gap(), stops=())
-    assert Completing().program(problem, "x\n# more") == "def double(x):\n    return x\n# more\n"
+    assert CompletionPrompting().program(problem, "x\n# more") == "def double(x):\n    return x\n# more\n"
 
 
 def test_the_built_in_model_counts_as_a_base_model(engine):
     assert not is_instruct(engine)
+
+
+def test_questions_are_asked_in_chat_where_it_is_wanted(engine):
+    question = humaneval(RECORD)
+    assert choose_prompting(engine, [question], 5, chat=False, base=False) == CompletionPrompting(5)
+    assert choose_prompting(engine, [question], None, chat=True, base=False) == ChatPrompting()
+    assert choose_prompting(engine, [question, gap()], None, chat=True, base=False) == CompletionPrompting()
+    assert choose_prompting(engine, [question], None, chat=True, base=True) == CompletionPrompting()

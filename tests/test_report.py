@@ -1,10 +1,10 @@
-"""Rates per group, the published scores, and that a page holds what a model wrote as text."""
+"""What the rates depend on, the published scores, and that a page holds what a model wrote as text."""
 
 import pytest
 
-from jax_lm.evaluation.report import ALL, comparison, facts, markdown, page, published, rates
+from jax_lm.evaluation.report import EvaluationReport, published
 
-SETTINGS = {"model": "m", "prompts": "base", "problems": 2, "n": 2, "dtype": "float32"}
+SETTINGS = {"suite": "humaneval", "model": "m", "prompts": "base", "problems": 2, "n": 2, "dtype": "float32"}
 
 
 def record(name, outcome, sample=0, group="families", **fields):
@@ -22,41 +22,32 @@ RECORDS = [
 ]
 
 
-def test_rates_per_group_and_k():
-    found = {(rate.group, rate.k): rate for rate in rates(RECORDS, (1, 2))}
-    assert found["families", 1].value == pytest.approx(0.25)
-    assert found["families", 2].value == pytest.approx(0.5)
-    assert found["compositions", 1].value == 1.0
-    assert found["compositions", 1].samples == 1
-    assert ("compositions", 2) not in found
-    assert found[ALL, 1].value == pytest.approx((0.5 + 0 + 1) / 3)
-    assert found[ALL, 1].problems == 3
-    assert found[ALL, 1].low < 0.5 < found[ALL, 1].high
+def report_of(records, **settings):
+    return EvaluationReport.of(SETTINGS | settings, records, (1,), total=164)
 
 
-def test_facts_say_what_was_not_counted():
-    told = facts(SETTINGS, RECORDS, 164)
-    assert told["outcomes"] == "2 failed, 2 passed, 1 sandbox error, 1 timeout"
-    assert told["not counted"].startswith("1 programs")
-    assert told["problems"] == "2 of 164, samples of each: 2"
+def test_metadata_says_what_was_not_counted():
+    metadata = report_of(RECORDS).metadata
+    assert metadata["outcomes"] == "2 failed, 2 passed, 1 sandbox error, 1 timeout"
+    assert metadata["not counted"].startswith("1 programs")
+    assert metadata["problems"] == "2 of 164, samples of each: 2"
 
 
 def test_published_scores_stand_beside_the_run():
     assert published("humaneval+")["DiffuCoder cpGRPO"] == 68.3
     assert published("mbpp")["DiffuCoder Base"] == 74.2
     assert published("infilling") == {}
-    rows = comparison("humaneval", rates(RECORDS, (1,)))
+    rows = report_of(RECORDS).comparison
     assert rows[0][:2] == ("this run", pytest.approx(50.0))
     assert ("DiffuCoder Base", 67.1) in [row[:2] for row in rows]
-    text = markdown("humaneval", facts(SETTINGS, RECORDS, 164), rates(RECORDS, (1,)))
-    assert "| DiffuCoder Base | 67.1 | 59.6 to 73.8 |" in text
-    assert "published" not in markdown("builtin", {}, rates(RECORDS, (1,)))
+    assert "| DiffuCoder Base | 67.1 | 59.6 to 73.8 |" in report_of(RECORDS).markdown()
+    assert "published" not in report_of(RECORDS, suite="builtin").markdown()
 
 
 def test_what_a_model_wrote_is_text_in_the_page():
     attack = "<script>alert(1)</script>"
     records = [record("a", "failed", prompt=attack, completion=attack, program=attack, detail=attack)]
-    text = page("humaneval", facts(SETTINGS, records, 164), rates(records, (1,)), records)
+    text = report_of(records).page()
     assert "<script" not in text
     assert text.count("&lt;script&gt;") == 4
     assert "http" not in text.replace("http-equiv", "")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, STEPS, LeftOut, Step, Steps
+from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, LeftOut, Step, Steps
 
 SETTINGS = {"model": "m"}
 
@@ -82,7 +82,7 @@ def test_a_failed_step_may_end_the_process_later(work, tmp_path):
 
 def test_a_line_that_was_being_written_is_cut_off(work, tmp_path):
     work.run(tmp_path, "a", "b")
-    path = tmp_path / STEPS
+    path = tmp_path / Steps.name
     path.write_bytes(path.read_bytes()[:-5])
     work.calls = []
     work.run(tmp_path, "a", "b")
@@ -94,9 +94,9 @@ def test_other_settings_and_damage_are_refused(work, tmp_path):
     work.run(tmp_path, "a")
     with pytest.raises(ValueError, match="begun with model='m', not 'n'"):
         Steps(tmp_path, {"model": "n"})
-    with (tmp_path / STEPS).open("a") as file:
+    with (tmp_path / Steps.name).open("a") as file:
         file.write('{"state": "done"}\n')
-    with pytest.raises(ValueError, match="a line is no step"):
+    with pytest.raises(ValueError, match="line 3 is no step"):
         Steps(tmp_path, SETTINGS)
 
 

@@ -1,10 +1,24 @@
 """Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`. Imports no JAX."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import tyro
+
+from jax_lm.config_file import option
+from jax_lm.options import DEFAULTS, GenerationOptions
+
+ONE_PER_STEP = GenerationOptions(
+    max_new_tokens=64, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False
+)
+"""Options that `analyze` decodes by: the low-confidence remasking of the paper, over the whole canvas."""
+
+SMALL_SUITES = ("builtin", "infilling")
+TEXT_OPTIONS = ("--data", "--model", "--out")
+"""Options whose value may read like the name of a suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +41,9 @@ class Analyze:
         limit: number of problems.
         n: samples per problem and temperature.
         temperatures: each is decoded anew.
-        max_new_tokens: length of the canvas; as many steps, unless steps says otherwise.
-        steps: fewer than positions follow the published schedule, which then decides several positions at once: these
-            are ordered by their confidence, which the paper leaves open; the output says so.
-        alg: order of unmasking; maskgit_plus is the low-confidence remasking of the paper.
-        top_p: mass of the nucleus.
-        top_k: number of candidates per position.
+        generation: max_new_tokens is the length of the canvas; as many steps, unless num_steps says otherwise: fewer
+            follow the published schedule, which then decides several positions at once. These are ordered by their
+            confidence, which the paper leaves open; the output says so.
         seed: of the random draws.
         executor: how programs are contained; auto takes bubblewrap, then Landlock.
         out: folder for analysis.json, analysis.html and the pictures.
@@ -45,14 +56,19 @@ class Analyze:
     limit: int = 8
     n: int = 2
     temperatures: tuple[float, ...] = (0.0, 0.5, 1.0)
-    max_new_tokens: int = 64
-    steps: int | None = None
-    alg: str = "maskgit_plus"
-    top_p: float | None = None
-    top_k: int | None = None
+    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = ONE_PER_STEP
     seed: int = 0
     executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
     out: Path = Path("analysis")
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or not self.temperatures:
+            raise ValueError(f"n={self.n}, temperatures={self.temperatures}: there must be at least one of each")
+        steps, positions = self.generation.num_steps, self.generation.max_new_tokens
+        if steps is not None and steps > positions:
+            raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
+        if self.generation.temperature or self.generation.early_stop:
+            raise ValueError("temperature, early_stop: analyze decodes whole canvases at each of `temperatures`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +94,19 @@ class Evaluate:
         n: samples per problem.
         k: the k of pass@k, at most n.
         batch_size: answers decoded together.
-        max_new_tokens: length of the canvas, or the longest gap tried; if not given 512 as published, and 144 for the
-            built-in model, the built-in tasks and infilling.
+        generation: max_new_tokens is the length of the canvas, or the longest gap tried; if not given 512 as published,
+            and 144 for the built-in model, the built-in tasks and infilling. If no temperature is given, it is 0.2 as
+            published, and 0 for builtin and infilling.
         middle_length: of infilling, tokens of a gap, "auto" (the likeliest of several) or "oracle" (as many as the
             canonical filling has); max_new_tokens if not given.
         chat: ask as chat models are asked; chosen by itself for the published instruct models.
         base: let the model complete the text even if it is an instruct model.
         canonical: score the canonical solutions instead of a model: all of them must pass.
         empty: score empty bodies instead of a model: none may pass.
-        steps: denoising steps; one token per step if not given.
-        temperature: 0 is greedy; if not given 0.2 as published, and 0 for builtin and infilling.
-        alg: order of unmasking.
-        alg_temp: above 0, positions are drawn instead of the most confident taken.
-        top_p: mass of the nucleus.
-        top_k: number of candidates per position.
         seed: of the random draws.
-        preset: exact, fast or turbo.
         out: folder for attempts.jsonl, report.md and report.html. A run that was killed goes on there when it is
             started again with the same settings.
-        timeout: seconds for the tests of a program; what the suite needs if not given (5 to 30).
+        timeout: seconds for the tests of a program; what the suite needs if not given (5 to 60).
         executor: how programs are contained; auto takes bubblewrap, then Landlock.
         allow_unsafe_exec: run what the model wrote without containment where there is none.
     """
@@ -109,21 +119,40 @@ class Evaluate:
     n: int = 1
     k: tuple[int, ...] = (1,)
     batch_size: int = 25
-    max_new_tokens: int | None = None
+    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
     middle_length: int | Literal["auto", "oracle"] | None = None
     chat: bool = False
     base: bool = False
     canonical: bool = False
     empty: bool = False
-    steps: int | None = None
-    temperature: float | None = None
-    alg: str = "entropy"
-    alg_temp: float = 0.0
-    top_p: float | None = 0.95
-    top_k: int | None = 50
     seed: int = 0
-    preset: str = "exact"
     out: Path | None = None
     timeout: float | None = None
     executor: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
     allow_unsafe_exec: bool = False
+
+    @staticmethod
+    def implied(words: Sequence[str]) -> list[str]:
+        """Length and temperature as published, or short and greedy for small tasks, unless something else is typed."""
+        is_small = any(w in SMALL_SUITES for before, w in pairwise(["", *words]) if before not in TEXT_OPTIONS)
+        is_long = not is_small and option(words, "--model", "None") != "None"
+        return ["--max-new-tokens", "512" if is_long else "144", "--temperature", "0" if is_small else "0.2"]
+
+    def __post_init__(self) -> None:
+        for one, other in (("chat", "base"), ("canonical", "empty"), ("canonical", "chat"), ("empty", "chat")):
+            if getattr(self, one) and getattr(self, other):
+                raise ValueError(f"{one} and {other}: give one of them")
+        if self.chat and self.suite in SMALL_SUITES:
+            raise ValueError(f"chat: problems of {self.suite} are no questions")
+        if self.middle_length is not None and self.suite not in SMALL_SUITES:
+            raise ValueError(f"middle_length={self.middle_length!r}: problems of {self.suite} have no gap")
+        if self.n < 1:
+            raise ValueError(f"n={self.n}: must be at least 1")
+        if not self.k or not all(1 <= k <= self.n for k in self.k):
+            raise ValueError(f"k={' '.join(map(str, self.k))}: each must be between 1 and n={self.n}")
+        if self.timeout is not None and not 0 < self.timeout <= 3600:
+            raise ValueError(f"timeout={self.timeout}: must be above 0 and at most 3600 seconds")
+        options = self.generation
+        draws = options.temperature > 0 or options.alg_temp > 0 or options.alg in ("random", "origin")
+        if self.n > 1 and not draws and not (self.canonical or self.empty):
+            raise ValueError(f"n={self.n}: at temperature 0 all samples of a problem are equal")

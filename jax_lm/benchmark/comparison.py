@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from jax_lm.benchmark.worker import Request, ask
-from jax_lm.evaluation.journal import Record
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.charts import line_chart, rounded_up
 from jax_lm.reports.document import Document, Section, Verdict
+from jax_lm.reports.run_folder import Record
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 """Largest relative difference of a module's output. Measured on the built-in model: 1.1e-6 and 0.013."""
@@ -211,7 +211,7 @@ def document(result: Record, name: str, tolerance: float) -> Document:
     }
     return Document(
         title="PyTorch and JAX, side by side",
-        told=told,
+        metadata=told,
         verdicts=verdicts(result, tolerance),
         sections=[loading(ours, theirs), *speed(result), *numbers(result["differences"])],
     )

@@ -23,14 +23,13 @@ from jax_lm.benchmark.machine import (
     without_stored_compilations,
 )
 from jax_lm.conversion.verify import verify
-from jax_lm.evaluation.journal import Record
-from jax_lm.evaluation.pass_rate import evaluate
+from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
-from jax_lm.evaluation.prompting import Completing
 from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import OutOfMemoryError, device_bytes, explained, forward_cost
+from jax_lm.reports.run_folder import Record
 from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.results import DecodedBatch
 from jax_lm.roofline import Limits
@@ -278,10 +277,8 @@ class Experiment:
         options = GenerationOptions(max_new_tokens=TASK_TOKENS, temperature=0.0)
         problems = held_out_problems(self.settings.tasks)
         batch_size = min(TASK_BATCH, len(problems))
-        asked = evaluate(
-            self.engine, problems, options, batch_size=batch_size, executor=Local(tier), asking=Completing()
-        )
-        attempts = list(asked)
+        evaluator = Evaluator(engine=self.engine, executor=Local(tier), options=options, batch_size=batch_size)
+        attempts = list(evaluator.attempts(problems))
         return {
             "tasks": len(attempts),
             "passed": sum(attempt.passed for attempt in attempts),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_lm.benchmark.comparison import worst
-from jax_lm.evaluation.journal import Record
 from jax_lm.reports.charts import line_chart, rounded_up
 from jax_lm.reports.document import Document, Section, Verdict
+from jax_lm.reports.run_folder import Record
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Step
 
 SHOWN = 4
@@ -181,7 +181,7 @@ def document(outcomes: Mapping[str, Outcome], steps: Sequence[Step], name: str) 
         next_steps(verdicts),
     ]
     return Document(
-        title="Accelerator experiment", told=facts(found, name), verdicts=verdicts, sections=sections,
+        title="Accelerator experiment", metadata=facts(found, name), verdicts=verdicts, sections=sections,
     )  # fmt: skip
 
 

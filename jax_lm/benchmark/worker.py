@@ -36,9 +36,9 @@ from jax_lm.benchmark.machine import (
 )
 from jax_lm.benchmark.workload import padded_canvas, random_prompts
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.evaluation.journal import Record
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import GenerationOptions
+from jax_lm.reports.run_folder import Record
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "readme": {"temperature": 0.2, "top_p": 0.95, "top_k": 50},

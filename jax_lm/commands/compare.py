@@ -9,15 +9,15 @@ from jax_lm import terminal
 from jax_lm.arguments.benchmark import Compare
 from jax_lm.benchmark.comparison import TOLERANCES, Workload, compare, document, require_pytorch
 from jax_lm.checkpoints import huggingface
-from jax_lm.evaluation.journal import write_whole
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.reports.document import Document
+from jax_lm.reports.run_folder import write_whole
 
 
 def show(document: Document) -> None:
     """Print what a report depends on, and its verdicts."""
     console = Console(highlight=False)
-    for name, text in document.told.items():
+    for name, text in document.metadata.items():
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)
     table = Table("criterion", "wanted", "measured", "", title=document.title)
     colors = {True: "green", False: "red", None: "dim"}

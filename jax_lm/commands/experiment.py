@@ -16,8 +16,8 @@ from jax_lm.benchmark.experiment_report import document
 from jax_lm.benchmark.parity import read
 from jax_lm.checkpoints import huggingface
 from jax_lm.commands.compare import show
-from jax_lm.evaluation.journal import weights_digest, write_whole
 from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.reports.run_folder import weights_digest, write_whole
 from jax_lm.reports.steps import FAILED, Steps
 
 

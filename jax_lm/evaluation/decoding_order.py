@@ -1,4 +1,4 @@
-"""In which order positions were decided, and how autoregressive that is.
+"""Orders in which positions were decided, and how autoregressive they are.
 
 Definitions: arXiv 2506.20639 (DiffuCoder), appendix A.2. An order lists positions as they were decided, one per step.
 Pure functions of arrays; they know neither model nor sampler.
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 def decoding_order(
     commit_step: Int[np.ndarray, "t"], confidence: Float[np.ndarray, "t"] | None = None
 ) -> Int[np.ndarray, "t"]:
-    """Positions in the order in which they were decided.
+    """List positions in the order in which they were decided.
 
     Args:
         commit_step: step at which each position was decided.
@@ -30,19 +30,19 @@ def decoding_order(
 
 
 def within(order: Int[np.ndarray, "t"], end: int) -> Int[np.ndarray, "e"]:
-    """The order of the first `end` positions alone."""
+    """Restrict an order to the first `end` positions."""
     return order[order < end]
 
 
 def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
-    """Local AR-ness@k: how often the k steps before were the k positions to the left, in whatever order.
+    """Compute local AR-ness@k: how often the k steps before were the k positions to the left, in whatever order.
 
     The mean over the steps t > k, so that left to right is exactly 1; nan where there is no such step.
 
     Raises:
         ValueError: k below 1, or positions that are not 0, 1, …
     """
-    require(order, k)
+    require_order(order, k)
     if len(order) <= k:
         return math.nan
     windows = np.lib.stride_tricks.sliding_window_view(order, k + 1)
@@ -51,18 +51,19 @@ def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
 
 
 def global_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
-    """Global AR-ness@k: how often the position was among the k leftmost ones that were still masked.
+    """Compute global AR-ness@k: how often the position was among the k leftmost ones that were still masked.
 
     Raises:
         ValueError: k below 1, or positions that are not 0, 1, …
     """
-    require(order, k)
+    require_order(order, k)
     # Of the masked positions, those to the left of the chosen one are the smaller ones that come later.
     later_and_smaller = np.triu(order[None, :] < order[:, None], 1).sum(axis=1)
     return float(np.mean(later_and_smaller < k))
 
 
-def require(order: Int[np.ndarray, "t"], k: int) -> None:
+def require_order(order: Int[np.ndarray, "t"], k: int) -> None:
+    """Refuse, by ValueError, a k below 1 and what is no order of positions."""
     if k < 1:
         raise ValueError(f"k={k}: must be at least 1")
     if not len(order) or not np.array_equal(np.sort(order), np.arange(len(order))):
@@ -70,7 +71,7 @@ def require(order: Int[np.ndarray, "t"], k: int) -> None:
 
 
 def heat_map(orders: list[Int[np.ndarray, "t"]], cells: int = 64) -> Float[np.ndarray, "s p"]:
-    """Where decoding was when: share of the decisions of each stretch of steps (row) per stretch of positions (column).
+    """Compute the share of decisions of each stretch of steps (row) per stretch of positions (column).
 
     At most `cells` rows and columns; each row sums to 1.
 

@@ -8,7 +8,8 @@ A masked-diffusion model has no exact likelihood: what the harness gets is the M
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class DiffuCoderLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """By which the harness names cached requests."""
+        """Name under which the harness caches requests."""
         return self.name.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
@@ -98,56 +99,50 @@ class DiffuCoderLM(TemplateLM):
         return self.engine.tokenizer.apply_chat_template(chat_history, add_generation_prompt=add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Ids; Dream's tokenizer adds none of its own either way."""
+        """Encode a text; Dream's tokenizer adds no ids of its own either way."""
         return self.engine.tokenizer.encode(string)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """Estimate of each, and whether greedy decoding gives it. The name is the harness's."""
+        """Estimate each likelihood, and whether greedy decoding gives the text. The name is the harness's."""
         pairs = [self.fitting(context, target) for _, context, target in requests]
         greedy = self.are_greedy(pairs) if self.is_greedy else [False] * len(pairs)
         return list(zip(self.estimates(pairs, disable_tqdm), greedy, strict=True))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Estimate of whole texts; one that is longer than the context is scored window by window."""
+        """Estimate whole texts; one that is longer than the context is scored window by window."""
         texts = [self.windows(request.args[0]) for request in requests]
         scores = iter(self.estimates([window for windows in texts for window in windows], disable_tqdm))
         return [sum(next(scores) for _ in windows) for windows in texts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answers up to the first stop text, decoded in batches of requests with equal settings."""
-        groups: dict[tuple[GenerationOptions, int], list[int]] = defaultdict(list)
-        asked = [self.asked(request.args[1]) for request in requests]
-        for index, (settings, _) in enumerate(asked):
-            groups[settings].append(index)
+        """Answer up to the first stop text, in batches of requests with equal options."""
+        parsed = [self.request_options(request.args[1]) for request in requests]
+        groups: dict[GenerationOptions, list[int]] = defaultdict(list)
+        for index, (options, _) in enumerate(parsed):
+            groups[options].append(index)
         answers = [""] * len(requests)
-        for group in groups.values():
+        for options, group in groups.items():
             # The longest first: what does not fit into memory shows at once.
             ordered = sorted(group, key=lambda index: -len(requests[index].args[0]))
             for batch in chunks(ordered, self.batch_size):
-                (options, seed), _ = asked[batch[0]]
                 prompts = [self.prompt(requests[index].args[0], options.max_new_tokens) for index in batch]
-                for index, text in zip(batch, self.engine.complete(prompts, options, seed=seed), strict=True):
-                    answers[index] = postprocess_generated_text(text, asked[index][1], None)
+                for index, text in zip(batch, self.engine.complete(prompts, options, seed=self.seed), strict=True):
+                    answers[index] = postprocess_generated_text(text, parsed[index][1], None)
         return answers
 
-    def asked(self, given: dict[str, Any]) -> tuple[tuple[GenerationOptions, int], list[str]]:
-        """Options and seed, and stop texts, of a request; ValueError names what this model has no option for."""
-        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, self.options.max_new_tokens))
+    def request_options(self, kwargs: dict[str, Any]) -> tuple[GenerationOptions, list[str]]:
+        """Read options and stop texts of a request; ValueError names what this model has no option for."""
+        kwargs = dict(normalize_gen_kwargs(kwargs, self.options.max_new_tokens))
         if unknown := sorted(kwargs.keys() - GENERATION_KEYS):
             raise ValueError(f"generation_kwargs: {', '.join(unknown)} is none of {', '.join(sorted(GENERATION_KEYS))}")
-        options = GenerationOptions(
-            max_new_tokens=kwargs["max_gen_toks"],
-            temperature=float(kwargs.get("temperature", 0.0)),
-            top_p=kwargs.get("top_p", self.options.top_p),
-            top_k=kwargs.get("top_k", self.options.top_k),
-            decoding=Decoding(preset=kwargs.get("preset", self.options.decoding.preset)),
-        )
-        return (options, kwargs.get("seed", self.seed)), kwargs["until"]
+        drawn = {name: kwargs[name] for name in ("top_p", "top_k") if name in kwargs}
+        temperature, length = float(kwargs.get("temperature", 0.0)), kwargs["max_gen_toks"]
+        return replace(self.options, max_new_tokens=length, temperature=temperature, **drawn), kwargs["until"]
 
     def prompt(self, text: str, new_tokens: int) -> str:
-        """The end of a text that leaves room for the answer."""
+        """Cut the beginning of a text, so that there is room for the answer."""
         ids, room = self.tok_encode(text), self.max_length - new_tokens
         if len(ids) <= room:
             return text
@@ -157,7 +152,7 @@ class DiffuCoderLM(TemplateLM):
         return self.engine.tokenizer.decode(ids[-room:])
 
     def fitting(self, context: list[int], target: list[int]) -> tuple[list[int], list[int]]:
-        """The pair with the beginning of its context cut off where both do not fit."""
+        """Cut the beginning of the context where both do not fit."""
         room = self.max_length - len(target)
         if room < 1:
             raise ValueError(f"a text to score has {len(target)} tokens: the context holds {self.max_length}")
@@ -166,7 +161,7 @@ class DiffuCoderLM(TemplateLM):
         return context[-room:], target
 
     def windows(self, text: str) -> list[tuple[list[int], list[int]]]:
-        """Context and ids to score, so that each token of the text is scored once."""
+        """Split a text into contexts and ids to score, so that each token is scored once."""
         # A causal model predicts the token after its input; here both have to fit.
         pairs = get_rolling_token_windows(
             self.tok_encode(text), prefix_token=self.eot_token_id, max_seq_len=self.max_length - 1, context_len=1
@@ -174,19 +169,21 @@ class DiffuCoderLM(TemplateLM):
         return [make_disjoint_window(pair) for pair in pairs]
 
     def estimates(self, pairs: Sequence[tuple[list[int], list[int]]], is_quiet: bool) -> Iterator[float]:
-        """Log-likelihoods in nats; a target without tokens has 0."""
+        """Estimate log-likelihoods in nats."""
         with terminal.progress("scoring") as report:
             for done, (context, target) in enumerate(pairs, 1):
-                yield self.estimate(context, target) if target else 0.0
+                yield self.estimate(context, target)
                 if report and not is_quiet:
                     report(done, len(pairs))
 
     def estimate(self, context: list[int], target: list[int]) -> float:
-        score = log_likelihood(self.engine.sampler, context, target, samples=self.samples, seed=self.seed)
-        return score.log_likelihood
+        """Estimate one log-likelihood in nats; a target without tokens has 0."""
+        if not target:
+            return 0.0
+        return log_likelihood(self.engine.sampler, context, target, samples=self.samples, seed=self.seed).log_likelihood
 
     def are_greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
-        """Whether greedy decoding of a hole of its length gives the target; so it does of none."""
+        """Tell whether greedy decoding of a hole of its length gives each target; so it does of none."""
         answers = [not target for _, target in pairs]
         lengths = sorted({len(target) for _, target in pairs if target}, reverse=True)
         for length in lengths:
@@ -201,7 +198,7 @@ class DiffuCoderLM(TemplateLM):
     def decode_greedily(
         self, pairs: Sequence[tuple[list[int], list[int]]], length: int
     ) -> Int[np.ndarray, "b {length}"]:
-        """What fills the last `length` positions in as many steps, the surest first."""
+        """Fill the last `length` positions in as many steps, the surest first."""
         ids, mask = pad_left([c + t for c, t in pairs], self.engine.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
         holes = np.broadcast_to(np.arange(ids.shape[1]) >= ids.shape[1] - length, ids.shape)
         options = GenerationOptions(max_new_tokens=length, temperature=0.0, top_p=None)
@@ -209,9 +206,8 @@ class DiffuCoderLM(TemplateLM):
         return np.asarray(state.tokens)[:, -length:]
 
 
-def chunks(indices: Iterable[int], size: int) -> Iterator[list[int]]:
-    """The indices, `size` at a time."""
-    indices = list(indices)
+def chunks(indices: list[int], size: int) -> Iterator[list[int]]:
+    """Split indices, `size` at a time."""
     for start in range(0, len(indices), size):
         yield indices[start : start + size]
 

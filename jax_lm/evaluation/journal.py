@@ -1,202 +1,57 @@
-"""The folder of a run: its settings, its JSON lines (one per attempt of an evaluation), and where a killed run goes on.
+"""Journal of an evaluation: its settings, and a record per attempt, in a resumable run folder."""
 
-Knows nothing of models; what it holds is plain data. `settings.json` is written once and compared ever after.
-"""
-
-import fcntl
-import hashlib
-import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from jax_lm.evaluation.pass_rate import SANDBOX_ERROR, Attempt, Key
-
-SETTINGS, ATTEMPTS = "settings.json", "attempts.jsonl"
-SAMPLED_BYTES = 2**20
-
-Record = dict[str, Any]
-
-
-class Lines:
-    """JSON lines of a run in its folder, which one process holds at a time; complete lines survive a kill.
-
-    Args:
-        folder: made if it does not exist.
-        name: of the file.
-        settings: what the results depend on.
-
-    Raises:
-        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
-    """
-
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        # As they will be read: tuples become lists.
-        wanted = json.loads(json.dumps(settings))
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / name
-        self.file = self.path.open("a+", encoding="utf-8")
-        try:
-            lock(self.file, folder)
-            require_same(folder, name, wanted)
-            self.found = self.read()
-        except (OSError, ValueError):
-            self.file.close()
-            raise
-
-    def read(self) -> list[Any]:
-        """Complete lines; a line that was being written when the run was killed is cut off."""
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            self.file.truncate(len(whole))
-        records = []
-        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{self.path}: line {number} is damaged ({error})") from error
-        return records
-
-    def add(self, record: Record) -> None:
-        """Keep a record, on disk before this returns."""
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        self.file.close()
+from jax_lm.checkpoints import huggingface
+from jax_lm.evaluation.attempts import SANDBOX_ERROR, Attempt, Evaluator, Key
+from jax_lm.evaluation.problems import Problem
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
 
 
-class Journal:
-    """What has been attempted so far; kept in a folder if there is one.
+class Journal(RunLog):
+    """Attempts so far, by problem and sample."""
 
-    Args:
-        folder: made if it does not exist; None keeps everything in memory.
-        settings: what the results depend on.
-
-    Raises:
-        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
-    """
+    name, kind = "attempts.jsonl", "attempt"
 
     def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
         self.records: dict[Key, Record] = {}
-        self.lines = None if folder is None else Lines(folder, ATTEMPTS, settings)
-        for number, record in enumerate(self.lines.found if self.lines else (), 1):
-            try:
-                self.records[record["name"], record["sample"]] = record
-            except (TypeError, KeyError) as error:
-                self.close()
-                raise ValueError(f"{folder}/{ATTEMPTS}: line {number} is no attempt ({error})") from error
+        super().__init__(folder, settings)
 
     @property
     def done(self) -> set[Key]:
-        """What need not be attempted again; a failure of the sandbox said nothing."""
+        """Attempts that need not be made again; a failure of the sandbox said nothing."""
         return {key for key, record in self.records.items() if record["outcome"] != SANDBOX_ERROR}
+
+    def take(self, record: Record) -> None:
+        self.records[record["name"], record["sample"]] = record
 
     def add(self, attempt: Attempt) -> None:
         """Keep an attempt, on disk before this returns."""
-        record = record_of(attempt)
-        if self.lines is not None:
-            self.lines.add(record)
-        self.records[attempt.key] = record
-
-    def close(self) -> None:
-        if self.lines is not None:
-            self.lines.close()
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.append(attempt.record())
 
 
-def lock(file: IO[str], folder: Path) -> None:
-    """ValueError if another process has the file open for its own run; the end of either lets go."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
+def journal_settings(
+    evaluator: Evaluator, problems: Sequence[Problem], *, data: Path | None, model: str | None, **others: Any
+) -> Record:
+    """Collect all that the results depend on, the bytes of data and weights included; `others` as they are.
 
-
-def require_same(folder: Path, name: str, wanted: Record) -> None:
-    """Write the settings into a new folder; ValueError names the first that differs in an old one."""
-    path = folder / SETTINGS
-    if not path.exists():
-        if (folder / name).stat().st_size:
-            raise ValueError(f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder")
-        write_whole(path, json.dumps(wanted, indent=2) + "\n")
-        return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no settings")
-    found, wanted = flat(found), flat(wanted)
-    for key in sorted(found.keys() | wanted.keys()):
-        if found.get(key) != wanted.get(key):
-            raise ValueError(
-                f"out={str(folder)!r} was begun with {key}={found.get(key)!r}, not {wanted.get(key)!r}: "
-                "give another folder, or the same settings"
-            )
-
-
-def flat(settings: Record) -> Record:
-    """Settings within settings as their own."""
-    inner = {key: value for part in settings.values() if isinstance(part, dict) for key, value in part.items()}
-    return {name: value for name, value in settings.items() if not isinstance(value, dict)} | inner
-
-
-def record_of(attempt: Attempt) -> Record:
-    """An attempt as plain data."""
+    Raises:
+        ValueError: the data cannot be read.
+        CheckpointError: there is no such model.
+    """
     return {
-        "name": attempt.problem.name,
-        "sample": attempt.sample,
-        "group": attempt.problem.group,
-        "prompt": attempt.prompt,
-        "suffix": attempt.problem.suffix,
-        "completion": attempt.completion,
-        "program": attempt.program,
-        "outcome": attempt.outcome,
-        "detail": attempt.detail,
-        "tier": attempt.tier,
-        "forwards": attempt.forwards,
-        "seconds": round(attempt.seconds, 4),
+        **others,
+        "data": None if data is None else f"{data.name} sha256:{file_digest(data)}",
+        "problems": len(problems),
+        "model": model or "built-in model",
+        "weights": f"sampled sha256:{weights_digest(huggingface.resolve(model or BUILTIN_MODEL))}",
+        "dtype": evaluator.engine.dtype,
+        "prompts": evaluator.prompting.name,
+        "batch_size": evaluator.batch_size,
+        "seed": evaluator.seed,
+        "generation": asdict(evaluator.options),
     }
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that is there as a whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        try:
-            file.write(text)
-        except BaseException:  # whatever stopped it, nothing half-written stays
-            os.unlink(file.name)
-            raise
-    # Temporary files are for their owner alone.
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes; ValueError if it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ValueError(f"data={str(path)!r}: cannot be read ({error})") from error
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 of names, sizes and a mebibyte from the middle of each weight file: another training has another."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            file.seek(max(0, (size - SAMPLED_BYTES) // 2))
-            digest.update(file.read(SAMPLED_BYTES))
-    return digest.hexdigest()

@@ -1,14 +1,22 @@
-"""How often a model would pass, from how often it did. Numbers only."""
+"""Estimates of how often a model would pass, from how often it did, with 95 % intervals."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax_lm.evaluation.attempts import SANDBOX_ERROR
 
 NINETY_FIVE = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
 
+ALL = "all"
+RATE_COLUMNS = ("problems", "count", "samples", "passed", "measure", "estimate", "95 % interval")
+
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Unbiased estimate of the probability that one of `k` samples passes: 1 - C(n - c, k) / C(n, k).
+    """Estimate without bias the probability that one of `k` samples passes: 1 - C(n - c, k) / C(n, k).
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
 
@@ -21,12 +29,12 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """The mean over problems, of which each has (samples, passed)."""
+    """Average pass@k over problems, of which each has (samples, passed)."""
     return sum(pass_at_k(samples, passed, k) for samples, passed in counts) / len(counts)
 
 
 def wilson(rate: float, count: int, z: float = NINETY_FIVE) -> tuple[float, float]:
-    """Wilson's score interval of a rate over `count` problems.
+    """Compute Wilson's score interval of a rate over `count` problems.
 
     Meant for pass@1 with one sample, where each problem is a coin. For more samples or a larger k, it gives a number
     between 0 and 1 whose variance is at most that of a coin with the same mean, so that the interval is too wide
@@ -35,3 +43,47 @@ def wilson(rate: float, count: int, z: float = NINETY_FIVE) -> tuple[float, floa
     middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Estimated pass@k of a group of problems, with a 95 % interval."""
+
+    group: str
+    k: int
+    value: float
+    low: float
+    high: float
+    problems: int
+    samples: int
+    passed: int
+
+    def cells(self) -> list[str]:
+        """Format it for a table with the columns RATE_COLUMNS."""
+        interval = f"{self.low:.1%} to {self.high:.1%}"
+        counts = [str(self.problems), str(self.samples), str(self.passed)]
+        return [self.group, *counts, f"pass@{self.k}", f"{self.value:.1%}", interval]
+
+
+def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rate]:
+    """Estimate pass@k per group, then of all where there are several groups.
+
+    What the sandbox could not run does not count. A problem that is left with fewer than k samples is left out.
+    """
+    counted = [record for record in records if record["outcome"] != SANDBOX_ERROR]
+    groups = sorted({record["group"] for record in counted}, reverse=True)
+    found = []
+    for group in [*groups, ALL] if len(groups) > 1 else groups:
+        samples: Counter[str] = Counter()
+        passed: Counter[str] = Counter()
+        for record in counted:
+            if group in (ALL, record["group"]):
+                samples[record["name"]] += 1
+                passed[record["name"]] += record["outcome"] == "passed"
+        for k in ks:
+            counts = [(samples[name], passed[name]) for name in samples if samples[name] >= k]
+            if counts:
+                value = mean_pass_at_k(counts, k)
+                totals = (sum(n for n, _ in counts), sum(c for _, c in counts))
+                found.append(Rate(group, k, value, *wilson(value, len(counts)), len(counts), *totals))
+    return found

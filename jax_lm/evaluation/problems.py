@@ -14,22 +14,30 @@ from typing import Any, Literal
 
 from jax_lm.data.builtin_tasks import held_out_tasks
 
+HELD_OUT_COUNT = 300
 Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]
+SOURCES: dict[str, str] = {
+    "humaneval": "HumanEval.jsonl.gz of github.com/openai/human-eval",
+    "humaneval+": "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
+    "mbpp": "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz",
+    "mbpp+": "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release",
+    "infilling": "a file of github.com/openai/human-eval-infilling",
+}
 SINGLE_LINE = "SingleLineInfilling"
 FUNCTION_STOPS = (
     "\nclass ", "\ndef ", "\nif ", "\nfor ", "\nprint(", "\nassert ", "\nimport ", "\nfrom ", "\n#", "\n@", "\n```",
 )  # fmt: skip
-"""Where the completion of a function's body has left the function."""
+"""Texts at which the completion of a function's body has left the function."""
 
 SCRIPT_STOPS = ('\n"""', "\nassert ", "\nprint(", "\nif __name__", "\n```")
-"""Where a completed program has begun to test itself, or the next problem."""
+"""Texts at which a completed program has begun to test itself, or the next problem."""
 
 PLUS_SECONDS = 60.0
 """EvalPlus calls a function up to a thousand times, with inputs that are meant to take long: the canonical solution of
 MBPP/599 alone adds numbers for some 40 seconds."""
 
 GENERATED_INPUTS = "\n    inputs = ["
-"""What EvalPlus's HumanEval tests have and the original ones have not."""
+"""In EvalPlus's HumanEval tests, and not in the original ones."""
 
 UNCHECKED = "exact_match = exp == (out is not None)\n"
 CHECKED = (UNCHECKED, f"{UNCHECKED}    assert exact_match\n")
@@ -46,7 +54,7 @@ MENDED = {
     "MBPP/787": CHECKED,
     "MBPP/794": CHECKED,
 }
-"""What is wrong in the tests as generated upstream, and what stands here instead."""
+"""Errors of the tests as generated upstream, and what stands here instead."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Problem:
         is_line: the gap is one line, so that what comes after its end is cut off.
         stops: texts that are outside of the gap, so that a completion ends before the first of them.
         question: what a chat model is asked; empty for problems that are no question.
-        preamble: what its program needs before it: imports and functions given by the problem.
+        preamble: what its program needs before it: imports and functions of the problem.
         seconds: wall clock that its tests may take.
     """
 
@@ -81,16 +89,16 @@ class Problem:
     seconds: float = 5.0
 
     def filling(self, completion: str) -> str:
-        """As much of a completion as belongs into the gap."""
+        """Cut a completion to what belongs into the gap."""
         if self.is_line:
             completion = "".join(completion.splitlines(keepends=True)[:1])
         # A completion may begin outside, after a line break that is the prefix's.
         lead = "\n" if self.prefix.endswith("\n") else ""
-        places = [place for stop in self.stops if (place := f"{lead}{completion}".find(stop)) >= 0]
-        return f"{lead}{completion}"[len(lead) : min(places)] if places else completion
+        ends = [end for stop in self.stops if (end := f"{lead}{completion}".find(stop)) >= 0]
+        return f"{lead}{completion}"[len(lead) : min(ends)] if ends else completion
 
     def program(self, middle: str) -> str:
-        """The whole text with its gap filled."""
+        """Fill the gap of the whole text."""
         return self.prefix + middle + self.suffix
 
 
@@ -110,8 +118,25 @@ def held_out_problems(count: int) -> list[Problem]:
     ]
 
 
+def suite_problems(
+    suite: Suite | Literal["builtin"], data: Path | None, count: int | None = None
+) -> tuple[list[Problem], int]:
+    """Choose `count` problems of a suite, evenly spread over its file, or all; also say how many the suite has.
+
+    Raises:
+        ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.
+    """
+    if (suite == "builtin") != (data is None):
+        need = f"needs a file: {SOURCES[suite]}" if suite in SOURCES else "takes none"
+        raise ValueError(f"data={data}: {suite} {need}")
+    if suite == "builtin" or data is None:
+        problems = held_out_problems(HELD_OUT_COUNT if count is None else count)
+        return problems, max(HELD_OUT_COUNT, len(problems))
+    return file_problems(suite, data, count), len(file_problems(suite, data))
+
+
 def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Problem]:
-    """Problems of a benchmark's file (.jsonl or .jsonl.gz), evenly spread over it if `count` is given.
+    """Read a benchmark's file (.jsonl or .jsonl.gz); `count` problems are evenly spread over it.
 
     Raises:
         ValueError: the file is missing or none of this benchmark's, or `count` is below 1.
@@ -122,11 +147,11 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
     if not problems:
         raise ValueError(f"{path}: holds no problem")
     count = min(count or len(problems), len(problems))
-    return [problems[place * len(problems) // count] for place in range(count)]
+    return [problems[index * len(problems) // count] for index in range(count)]
 
 
 def read_problems(suite: Suite, path: Path) -> Iterator[Problem]:
-    """A problem per line; ValueError names the first line that is none."""
+    """Read a problem per line; ValueError names the first line that is none."""
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
@@ -143,7 +168,7 @@ def read_problems(suite: Suite, path: Path) -> Iterator[Problem]:
 
 
 def text(record: dict[str, Any], *names: str) -> str:
-    """The first of these fields that is there, which must be text; LookupError says that it is not."""
+    """Take the first of these fields that is there; LookupError if it is no text."""
     value = next((record[name] for name in names if record.get(name) is not None), None)
     if not isinstance(value, str):
         raise LookupError(f"has no text {names[0]!r}")
@@ -151,7 +176,7 @@ def text(record: dict[str, Any], *names: str) -> str:
 
 
 def texts(record: dict[str, Any], name: str, *, default: list[str] | None = None) -> list[str]:
-    """A field that is a list of texts."""
+    """Take a field; LookupError if it is no list of texts."""
     value = record.get(name, default)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise LookupError(f"has no list of texts {name!r}")
@@ -159,7 +184,7 @@ def texts(record: dict[str, Any], name: str, *, default: list[str] | None = None
 
 
 def infilling(record: dict[str, Any]) -> Problem:
-    """A line of a HumanEval-infilling file."""
+    """Read a line of a HumanEval-infilling file."""
     name, entry_point = text(record, "task_id"), text(record, "entry_point")
     return Problem(
         name=name,
@@ -174,7 +199,7 @@ def infilling(record: dict[str, Any]) -> Problem:
 
 
 def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
-    """A line of HumanEval, or of HumanEval+ in its OriginFmt."""
+    """Read a line of HumanEval, or of HumanEval+ in its OriginFmt."""
     name, prompt, test = text(record, "task_id"), text(record, "prompt"), text(record, "test")
     entry_point = text(record, "entry_point")
     if plus != (GENERATED_INPUTS in test):
@@ -195,7 +220,7 @@ def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
 
 
 def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
-    """A line of MBPP, of its sanitized part, or of MBPP+ in its OriginFmt.
+    """Read a line of MBPP, of its sanitized part, or of MBPP+ in its OriginFmt.
 
     The code stands before `test_setup_code`: the set-up of tasks 367 and 927 uses the classes of the solution.
     """
@@ -230,12 +255,12 @@ READERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
 
 
 def mended(name: str, test: str) -> str:
-    """A test without the flaw that is known of it."""
+    """Mend the flaw that is known of a test."""
     return test.replace(*MENDED[name]) if name in MENDED else test
 
 
 def before_function(prompt: str, name: str) -> str:
-    """What a prompt has before the function that it asks for: imports, functions to be used."""
+    """Cut from a prompt what stands before the function that it asks for: imports, functions to be used."""
     try:
         body = ast.parse(f"{prompt}\n    pass\n").body
     except SyntaxError as error:
@@ -247,7 +272,7 @@ def before_function(prompt: str, name: str) -> str:
 
 
 def without_bodies(code: str) -> str:
-    """The functions and classes of a program, as functions that do nothing."""
+    """Replace the functions and classes of a program by functions that do nothing."""
     try:
         nodes = ast.parse(code).body
     except SyntaxError as error:

@@ -1,10 +1,11 @@
-"""How a model is asked, and what of its answer is the program. Prompts are those of the published evaluation.
+"""Prompting: how a problem becomes a prompt, and an answer a program. Prompts are those of the published evaluation.
 
 A base model completes the text of a problem; a chat model answers a message, in a turn that is opened for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
@@ -17,37 +18,23 @@ OPENING = f"Here is the code to solve this problem:\n{FENCE}python\n"
 """How the assistant's turn begins, so that what follows is code."""
 
 
-@runtime_checkable
-class Asking(Protocol):
-    """A way of asking."""
-
-    def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
-        """What stands before the answer."""
-        ...
-
-    def templates(self, engine: DiffuCoderInference, problem: Problem, limit: int) -> list[Template]:
-        """What is to be decoded, `limit` tokens at most; of several templates the likeliest result is kept."""
-        ...
-
-    def program(self, problem: Problem, answer: str) -> str:
-        """The program that an answer makes."""
-        ...
-
-
 @dataclass(frozen=True)
-class Completing:
-    """The text goes on, or its gap is filled.
+class CompletionPrompting:
+    """Lets the model continue the text, or fill its gap.
 
     Attributes:
         middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling.
     """
 
+    name: ClassVar[str] = "base"
     middle_length: int | str | None = None
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
+        """Make the text that stands before the answer."""
         return problem.prefix
 
     def templates(self, engine: DiffuCoderInference, problem: Problem, limit: int) -> list[Template]:
+        """Make what is decoded, `limit` new tokens at most; of several templates the likeliest result is kept."""
         if self.middle_length == ORACLE:
             lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
         else:
@@ -55,12 +42,15 @@ class Completing:
         return [Template.infilling(problem.prefix, length, problem.suffix) for length in lengths]
 
     def program(self, problem: Problem, answer: str) -> str:
+        """Make the program of an answer."""
         return problem.program(problem.filling(answer))
 
 
 @dataclass(frozen=True)
-class Chatting:
-    """A user's message, and an answer whose code block has been opened."""
+class ChatPrompting:
+    """Asks in a user's message, and opens a code block for the answer."""
+
+    name: ClassVar[str] = "chat"
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         if not problem.question:
@@ -74,14 +64,27 @@ class Chatting:
         return f"{problem.preamble}\n{code_of(answer)}"
 
 
+Prompting = CompletionPrompting | ChatPrompting
+
+
+def choose_prompting(
+    engine: DiffuCoderInference, problems: Sequence[Problem], middle_length: int | str | None, *, chat: bool, base: bool
+) -> Prompting:
+    """Choose chat for questions to an instruct model, else completion; `chat` and `base` decide otherwise."""
+    has_questions = all(problem.question for problem in problems)
+    if has_questions and not base and (chat or is_instruct(engine)):
+        return ChatPrompting()
+    return CompletionPrompting(middle_length)
+
+
 def code_of(answer: str) -> str:
-    """The code of an answer to an opened block: up to the closing fence, or a block that the answer opens anew."""
+    """Extract the code of an answer to an opened block: up to the closing fence, or a block that it opens anew."""
     code = answer.partition(FENCE)[0]
     return code if code.strip() else extract_code(answer)
 
 
 def is_instruct(engine: DiffuCoderInference) -> bool:
-    """Whether a model was tuned to answer messages: of the published ones, those with a token of their own to pad with.
+    """Tell whether a model was tuned to answer messages: of the published ones, those with their own padding token.
 
     The built-in model has that token too, and answers both ways; it counts as a base model.
     """

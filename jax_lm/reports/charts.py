@@ -1,42 +1,30 @@
-"""Line charts and heat maps as SVG, without a library: small enough to be written out.
+"""Line charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
 
 Colours follow the page that they stand in (`currentColor`), so that they can be read on dark and on light.
 """
 
-import html
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
+from jax_lm.reports.pages import render
+from jax_lm.reports.run_folder import write_whole
+
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
+AREA = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 TICKS = 5
 MANY = 10
-"""Up to so many places along the axis have their own number."""
+"""Up to so many values along the axis have their own number."""
+
+PICTURE_COLOR = "#333"
+"""Of text and axes in a picture that stands alone; in a page they have the colour of its text."""
 
 Series = Mapping[str, Sequence[tuple[float | int, float | int]]]
-
-
-def frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:
-    """A picture with its title and the names of its axes."""
-    middle, centre = LEFT + (WIDTH - LEFT - RIGHT) / 2, TOP + (HEIGHT - TOP - BOTTOM) / 2
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            f'font-family="sans-serif" font-size="12" fill="currentColor" role="img" '
-            f'aria-label="{html.escape(title)}">',
-            f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{html.escape(title)}</text>',
-            *parts,
-            f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_label)}</text>',
-            f'<text transform="translate(14 {centre:.0f}) rotate(-90)" text-anchor="middle">'
-            f"{html.escape(y_label)}</text>",
-            "</svg>",
-            "",
-        ]
-    )
 
 
 def number(value: float | int) -> str:
@@ -44,65 +32,57 @@ def number(value: float | int) -> str:
 
 
 def rounded_up(value: float | int) -> float:
-    """The next of 1, 2, 5, 10, 20, …: where an axis may end."""
+    """Round up to the next of 1, 2, 5, 10, 20, …: where an axis may end."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
-    """Lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan are left out."""
+    """Draw lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan are left out."""
     drawn = {name: [point for point in points if not math.isnan(point[1])] for name, points in series.items()}
     xs = [x for points in drawn.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = float(high - low) or 1.0
 
-    def place(x: float | int, y: float | int) -> tuple[float, float]:
+    def point_of(x: float | int, y: float | int) -> tuple[float, float]:
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         return round(across, 1), round(HEIGHT - BOTTOM - float(y) / top * (HEIGHT - TOP - BOTTOM), 1)
 
-    parts = []
-    for mark in np.linspace(0, top, TICKS + 1).tolist():
-        left, y = place(low, mark)
-        parts += [
-            f'<line x1="{left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity=".15"/>',
-            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number(mark)}</text>',
-        ]
-    named = sorted(set(xs)) if len(set(xs)) <= MANY else np.linspace(low, high, TICKS + 1).round().tolist()
-    for value in named:
-        x, bottom = place(value, 0)
-        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{number(value)}</text>')
-    for index, (name, points) in enumerate(drawn.items()):
-        color = COLORS[index % len(COLORS)]
-        path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
-        legend = TOP + 8 + 18 * index
-        parts += [
-            f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>',
-            *(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color}"/>' for x, y in (place(*point) for point in points)),
-            f'<rect x="{WIDTH - RIGHT + 12}" y="{legend - 9}" width="10" height="10" fill="{color}"/>',
-            f'<text x="{WIDTH - RIGHT + 28}" y="{legend}">{html.escape(name)}</text>',
-        ]
-    return frame(title, x_label, y_label, parts)
+    ticks = sorted(set(xs)) if len(set(xs)) <= MANY else np.linspace(low, high, TICKS + 1).round().tolist()
+    return render(
+        "line_chart.svg",
+        area=AREA,
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        marks=[(point_of(low, mark), number(mark)) for mark in np.linspace(0, top, TICKS + 1).tolist()],
+        ticks=[(point_of(x, 0), number(x)) for x in ticks],
+        lines=[
+            (name, COLORS[index % len(COLORS)], [point_of(*point) for point in points])
+            for index, (name, points) in enumerate(drawn.items())
+        ],
+    )
 
 
 def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray, "rows columns"], length: int) -> str:
-    """Rows from top to bottom; the darker a cell, the larger its value, of the largest in the picture."""
+    """Draw rows from top to bottom; the darker a cell, the larger its value, of the largest in the picture."""
     rows, columns = values.shape
     width, height = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
-    largest = float(values.max()) or 1.0
-    parts = [
-        f'<rect x="{LEFT + column * width:.1f}" y="{TOP + row * height:.1f}" width="{width:.2f}" '
-        f'height="{height:.2f}" fill="{COLORS[0]}" fill-opacity="{values[row, column] / largest:.3f}"/>'
-        for row in range(rows)
-        for column in range(columns)
-        if values[row, column] > 0
-    ]
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    parts += [
-        f'<rect x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}" fill="none" '
-        'stroke="currentColor" stroke-opacity=".3"/>',
-        f'<text x="{LEFT}" y="{bottom + 16}">0</text>',
-        f'<text x="{right}" y="{bottom + 16}" text-anchor="end">{length - 1}</text>',
-        f'<text x="{LEFT - 6}" y="{TOP + 10}" text-anchor="end">0</text>',
-        f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{length - 1}</text>',
-    ]
-    return frame(title, x_label, y_label, parts)
+    shares = values / (float(values.max()) or 1.0)
+    return render(
+        "heat_chart.svg",
+        area=AREA,
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        width=width,
+        height=height,
+        color=COLORS[0],
+        cells=[(LEFT + j * width, TOP + i * height, shares[i, j]) for i, j in np.argwhere(values > 0)],
+        last=length - 1,
+    )
+
+
+def write_picture(path: Path, picture: str) -> None:
+    """Write an SVG that stands alone, whole or not at all."""
+    write_whole(path, picture.replace("currentColor", PICTURE_COLOR))

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jax_lm.evaluation.journal import write_whole
+from jax_lm.reports.charts import write_picture
 from jax_lm.reports.pages import render
-
-PICTURE_COLOR = "#333"
-"""Of text and axes in a picture that stands alone; in a page they have the colour of its text."""
+from jax_lm.reports.run_folder import write_whole
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether something is as it was wanted; `met` is None where it could not be measured."""
+    """A criterion, and whether it is met; `met` is None where it could not be measured."""
 
     name: str
     wanted: str
@@ -63,16 +61,23 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A report: what its numbers depend on, verdicts, sections."""
+    """A report.
+
+    Attributes:
+        title: its heading.
+        metadata: what its numbers depend on, by name.
+        verdicts: whether its criteria are met.
+        sections: what was measured.
+    """
 
     title: str
-    told: Mapping[str, str]
+    metadata: Mapping[str, str]
     verdicts: Sequence[Verdict]
     sections: Sequence[Section]
 
     @property
     def score(self) -> str:
-        """How many verdicts are what, in one line."""
+        """Count of verdicts met, missed and not measured, in one line."""
         counts = {mark: sum(verdict.mark == mark for verdict in self.verdicts) for mark in ("met", "missed")}
         unknown = len(self.verdicts) - sum(counts.values())
         return f"{counts['met']} of {len(self.verdicts)} met, {counts['missed']} missed, {unknown} not measured"
@@ -80,26 +85,25 @@ class Document:
     def markdown(self) -> str:
         boxes = {True: "[x]", False: "[ ]", None: "[-]"}
         rows = [[boxes[v.met], v.name, v.wanted, f"{v.measured} ({v.mark})"] for v in self.verdicts]
-        lines = [f"# {self.title}", "", *(f"- {name}: {text}" for name, text in self.told.items()), ""]
+        lines = [f"# {self.title}", "", *(f"- {name}: {text}" for name, text in self.metadata.items()), ""]
         lines += ["## Success criteria", "", self.score, "", *table(("", "criterion", "wanted", "measured"), rows), ""]
         return "\n".join([*lines, *(line for section in self.sections for line in section.markdown())])
 
     def page(self) -> str:
-        """One HTML file; every text in it is escaped, pictures are drawn by us."""
+        """Render one HTML file; every text in it is escaped, pictures are drawn by us."""
         return render("document.html", document=self)
 
     def write(self, folder: Path, name: str) -> None:
-        """`name`.md, `name`.html and the pictures, each whole or not at all."""
+        """Write `name`.md, `name`.html and the pictures, each whole or not at all."""
         for section in self.sections:
             if section.picture:
-                picture = section.picture.replace("currentColor", PICTURE_COLOR)
-                write_whole(folder / f"{section.name}.svg", picture)
+                write_picture(folder / f"{section.name}.svg", section.picture)
         write_whole(folder / f"{name}.md", self.markdown())
         write_whole(folder / f"{name}.html", self.page())
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Format a Markdown table, line by line."""
 
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"

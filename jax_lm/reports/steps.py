@@ -1,7 +1,6 @@
 """A run of named steps: what each found is kept, one that fails stops no other, and a killed run goes on.
 
-Knows nothing of what the steps do. The folder holds settings.json and steps.jsonl (`evaluation.journal`): a line when a
-step begins, and one when it ends.
+Knows nothing of what the steps do. steps.jsonl in its folder has a line when a step begins, and one when it ends.
 """
 
 import time
@@ -11,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax_lm.evaluation.journal import Lines, Record
+from jax_lm.reports.run_folder import Record, RunLog
 
-STEPS = "steps.jsonl"
 BEGUN, STOPPED, DONE, FAILED, LEFT_OUT = "begun", "stopped", "done", "failed", "left out"
 PATIENCE = 2
 """A step that ended the whole process so many times is not tried again: likely the system killed it for its memory."""
@@ -34,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended.
+    """Outcome of a step.
 
     Attributes:
         state: done, failed or left out.
@@ -49,30 +47,17 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Steps:
-    """The steps of a folder, and how those that were tried ended.
+class Steps(RunLog):
+    """Steps of a folder, and how those that were tried ended."""
 
-    Args:
-        folder: made if it does not exist.
-        settings: what the results depend on.
-
-    Raises:
-        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
-    """
+    name, kind = "steps.jsonl", "step"
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.lines = Lines(folder, STEPS, settings)
         self.outcomes: dict[str, Outcome] = {}
         self.unfinished: dict[str, int] = {}
-        try:
-            for record in self.lines.found:
-                self.take(record)
-        except (TypeError, KeyError) as error:
-            self.lines.close()
-            raise ValueError(f"{self.lines.path}: a line is no step ({error})") from error
+        super().__init__(folder, settings)
 
     def take(self, record: Record) -> None:
-        """Follow one line of the journal."""
         name, state = record["step"], record["state"]
         if state == BEGUN:
             self.unfinished[name] = self.unfinished.get(name, 0) + 1
@@ -80,11 +65,6 @@ class Steps:
         self.unfinished[name] = 0
         if state != STOPPED:
             self.outcomes[name] = Outcome(state, record["found"], record["reason"], record["seconds"])
-
-    def keep(self, name: str, outcome: Outcome) -> None:
-        fields = {"state": outcome.state, "found": outcome.found, "reason": outcome.reason, "seconds": outcome.seconds}
-        self.lines.add({"step": name, **fields})
-        self.take({"step": name, **fields})
 
     def run(self, steps: Sequence[Step], *, on_step: Callable[[int, int, str], None] | None = None) -> None:
         """Do what is not done yet, in order. A step that failed or was left out in an earlier run is tried again."""
@@ -103,7 +83,7 @@ class Steps:
             reason = f"ended the whole process {PATIENCE} times: perhaps the system killed it for its memory"
             self.outcomes[step.name] = Outcome(FAILED, reason=reason)
             return
-        self.lines.add({"step": step.name, "state": BEGUN})
+        self.append({"step": step.name, "state": BEGUN})
         found = {name: outcome.found for name, outcome in self.outcomes.items() if outcome.state == DONE}
         start = time.perf_counter()
         try:
@@ -111,24 +91,16 @@ class Steps:
         except LeftOut as error:
             state, result, reason = LEFT_OUT, {}, str(error)
         except KeyboardInterrupt:
-            self.lines.add({"step": step.name, "state": STOPPED})
+            self.append({"step": step.name, "state": STOPPED})
             raise
         except Exception as error:  # a step's failure is a result of the run
             state, result, reason = FAILED, {}, described(error)
-        self.keep(step.name, Outcome(state, result, reason, round(time.perf_counter() - start, 3)))
-
-    def close(self) -> None:
-        self.lines.close()
-
-    def __enter__(self) -> "Steps":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        seconds = round(time.perf_counter() - start, 3)
+        self.append({"step": step.name, "state": state, "found": result, "reason": reason, "seconds": seconds})
 
 
 def described(error: Exception) -> str:
-    """An error in one line; of a defect also where it happened."""
+    """Describe an error in one line; of a defect also where it happened."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ValueError | OSError):
         return text

@@ -1,12 +1,12 @@
-"""pass@1: batches, lengths of gaps, problems that do not fit."""
+"""Attempts: batches, lengths of gaps, problems that do not fit."""
 
 from dataclasses import replace
 
 import pytest
 
-from jax_lm.evaluation.pass_rate import TOO_LONG, Attempt, batch_seed, evaluate, judge
-from jax_lm.evaluation.problems import Problem, held_out_problems
-from jax_lm.evaluation.prompting import Completing
+from jax_lm.evaluation.attempts import TOO_LONG, Attempt, Evaluator, batch_seed, execute_attempts
+from jax_lm.evaluation.problems import Problem
+from jax_lm.evaluation.prompting import CompletionPrompting
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sandbox import Local
 
@@ -18,20 +18,15 @@ def gap(name, prefix="def double(x):\n    return ", suffix="\n", canonical="x * 
     return Problem(name, "gaps", prefix, suffix, ("assert double(3) == 6",), canonical)
 
 
+def evaluator_of(engine, options, **settings):
+    return Evaluator(engine=engine, executor=ANYWHERE, options=options, **settings)
+
+
 def test_every_problem_is_attempted_once(engine):
     problems = [gap("a"), gap("b", prefix="# longer\n" * 8 + "def double(x):\n    return "), gap("c")]
     progress = []
-    attempts = list(
-        evaluate(
-            engine,
-            problems,
-            TURBO,
-            batch_size=2,
-            executor=ANYWHERE,
-            asking=Completing(8),
-            on_progress=lambda *now: progress.append(now),
-        )
-    )
+    evaluator = evaluator_of(engine, TURBO, batch_size=2, prompting=CompletionPrompting(8))
+    attempts = list(evaluator.attempts(problems, on_progress=lambda *now: progress.append(now)))
     assert sorted(attempt.problem.name for attempt in attempts) == ["a", "b", "c"]
     assert progress == [(2, 3), (3, 3)]
     for attempt in attempts:
@@ -50,8 +45,8 @@ def test_samples_differ_and_a_run_goes_on_as_if_it_had_not_stopped(engine):
     )
 
     def attempts(done=frozenset()):
-        chosen = evaluate(engine, problems, drawn, batch_size=2, executor=ANYWHERE, asking=Completing(8), done=done)
-        return {attempt.key: attempt.completion for attempt in chosen}
+        evaluator = evaluator_of(engine, drawn, batch_size=2, prompting=CompletionPrompting(8))
+        return {attempt.key: attempt.completion for attempt in evaluator.attempts(problems, done=done)}
 
     whole = attempts()
     assert set(whole) == {(name, sample) for name in "abc" for sample in (0, 1)}
@@ -68,12 +63,12 @@ def test_seeds_of_batches_differ():
 
 def test_time_of_a_problem_is_its_limit():
     slow = replace(gap("slow"), tests=("import time\ntime.sleep(3)",), seconds=0.3)
-    (attempt,) = judge(ANYWHERE, [Attempt(slow, slow.program("x"))])
+    (attempt,) = execute_attempts(ANYWHERE, [Attempt(slow, slow.program("x"))])
     assert attempt.outcome == "timeout"
 
 
 def test_a_problem_beyond_the_context_is_not_passed(engine):
-    (attempt,) = evaluate(engine, [gap("long", prefix="x = 1\n" * 600)], TURBO, batch_size=1, executor=ANYWHERE)
+    (attempt,) = evaluator_of(engine, TURBO, batch_size=1).attempts([gap("long", prefix="x = 1\n" * 600)])
     assert attempt.outcome == TOO_LONG
     assert not attempt.passed
     assert "the context holds 512" in attempt.detail
@@ -81,4 +76,4 @@ def test_a_problem_beyond_the_context_is_not_passed(engine):
 
 def test_bad_batch_size_is_named(engine):
     with pytest.raises(ValueError, match="batch_size=0"):
-        next(evaluate(engine, held_out_problems(1), TURBO, batch_size=0, executor=ANYWHERE))
+        evaluator_of(engine, TURBO, batch_size=0)

@@ -1,0 +1,293 @@
+"""Analysis of how a model decodes: AR-ness, order, confidence and pass@k at several temperatures, with pictures.
+
+Measures are those of the DiffuCoder paper (`jax_lm.evaluation.decoding_order`). As there, stop tokens end nothing: all
+positions of the canvas are decided, and those after the text are split off afterwards.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jax_lm import terminal
+from jax_lm.evaluation.attempts import Attempt, execute_attempts
+from jax_lm.evaluation.decoding_order import decoding_order, global_ar_ness, heat_map, local_ar_ness, within
+from jax_lm.evaluation.pass_at_k import ALL, rates
+from jax_lm.evaluation.problems import Problem
+from jax_lm.inference import DiffuCoderInference, Progress
+from jax_lm.infilling import Template
+from jax_lm.options import EXACT, Decoding, GenerationOptions
+from jax_lm.reports.charts import heat_chart, line_chart, write_picture
+from jax_lm.reports.pages import render
+from jax_lm.reports.run_folder import Record, write_whole
+from jax_lm.sandbox import Executor
+
+LOCAL_K, GLOBAL_K = range(1, 10), range(1, 5)
+"""As plotted in the paper."""
+
+ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=0)
+
+REPLAYED = 4
+"""Traces per temperature that the page replays."""
+
+TEMPERATURE_CURVES: dict[str, Callable[[Record], float | None]] = {
+    "local@1": lambda row: row["local_text"][0],
+    "global@1": lambda row: row["global_text"][0],
+    "confidence": lambda row: row["confidence_text"],
+    "pass@1": lambda row: row["pass"]["pass@1"][0],
+    "pass@n": lambda row: row["pass"].get(f"pass@{row['samples']}", [None])[0],
+}
+"""Curves of the picture over temperatures, from a row of results."""
+
+ORDER_COLUMNS = ("temperature", "local@1", "global@1", "text: local@1", "text: global@1", "confidence", "pass@k")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One decoded canvas.
+
+    Attributes:
+        name: of the problem.
+        sample: 0, 1, … of the same problem.
+        temperature: that it was drawn with.
+        prompt: what stood before.
+        text: what was written, up to the first stop token.
+        pieces: text of each token.
+        commit_step: step at which each position was decided.
+        confidence: probability of each token when it was decided.
+        end: positions before the first stop token.
+    """
+
+    name: str
+    sample: int
+    temperature: float
+    prompt: str
+    text: str
+    pieces: tuple[str, ...]
+    commit_step: tuple[int, ...]
+    confidence: tuple[float, ...]
+    end: int
+
+    def order(self, *, by_confidence: bool) -> Int[np.ndarray, "t"]:
+        """List positions as they were decided; ValueError if several were at one step and not `by_confidence`."""
+        confidence = np.array(self.confidence) if by_confidence else None
+        return decoding_order(np.array(self.commit_step), confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderAnalysis:
+    """Measures of how a model decodes, at several temperatures.
+
+    Attributes:
+        by_confidence: whether confidence orders positions of one step, which the paper leaves open.
+        traces: per temperature, every decoded canvas.
+        rows: per temperature, its measures.
+        first_confidence: largest probability at each position while everything is masked, averaged over problems.
+    """
+
+    by_confidence: bool
+    traces: Sequence[Sequence[Trace]]
+    rows: Sequence[Record]
+    first_confidence: Sequence[float]
+
+    def cells(self) -> list[list[str]]:
+        """Format a table with the columns ORDER_COLUMNS."""
+        rows = []
+        for row in self.rows:
+            passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
+            values = [row[kind][0] for kind in ("local", "global", "local_text", "global_text")]
+            shown = ["-" if value is None else f"{value:.2f}" for value in [*values, row["confidence_text"]]]
+            rows.append([f"{row['temperature']:g}", *shown, passes])
+        return rows
+
+    def pictures(self) -> dict[str, str]:
+        """Draw SVGs by name; the page says what they show."""
+        first = self.traces[0]
+        orders = [trace.order(by_confidence=self.by_confidence) for trace in first]
+        decided = [sum(values) / len(values) for values in zip(*(trace.confidence for trace in first), strict=True)]
+        title = f"Decoding order at temperature {first[0].temperature:g}"
+        confidence = {
+            "at the first step": list(enumerate(self.first_confidence)),
+            "when decided": list(enumerate(decided)),
+        }
+        return {
+            "order": heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
+            "local": line_chart("Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")),
+            "global": line_chart("Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")),
+            "confidence": line_chart("Confidence by position", "position", "probability", confidence),
+            "temperature": line_chart("What temperature does", "temperature", "share", self.temperature_curves()),
+        }
+
+    def curves(self, kind: str) -> dict[str, list[tuple[float, float]]]:
+        """List a measure over k, by temperature."""
+        return {
+            f"temperature {row['temperature']:g}": [(float(k), v) for k, v in enumerate(row[kind], 1) if v is not None]
+            for row in self.rows
+        }
+
+    def temperature_curves(self) -> dict[str, list[tuple[float, float]]]:
+        """List each of TEMPERATURE_CURVES over temperature."""
+        return {
+            name: [(row["temperature"], value) for row in self.rows if (value := pick(row)) is not None]
+            for name, pick in TEMPERATURE_CURVES.items()
+        }
+
+    def write(self, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]) -> None:
+        """Write analysis.json (which begins with `facts`), analysis.html and the pictures."""
+        folder.mkdir(parents=True, exist_ok=True)
+        result = {
+            **facts,
+            "ordered_by_confidence": self.by_confidence,
+            "temperatures": self.rows,
+            "first_step_confidence": self.first_confidence,
+            "traces": [asdict(trace) for part in self.traces for trace in part],
+        }
+        write_whole(folder / "analysis.json", json.dumps(result, indent=1) + "\n")
+        pictures = self.pictures()
+        for name, picture in pictures.items():
+            write_picture(folder / f"{name}.svg", picture)
+        shown = [asdict(trace) for part in self.traces for trace in part[:REPLAYED]]
+        page = render("analysis.html", metadata=metadata, pictures=pictures, traces=shown)
+        write_whole(folder / "analysis.html", page)
+
+
+def analyze_order(
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    executor: Executor,
+    options: Sequence[GenerationOptions],
+    *,
+    samples: int,
+    seed: int = 0,
+) -> OrderAnalysis:
+    """Decode problems under each of the options, which differ in temperature, and execute the programs."""
+    traces = []
+    for each in options:
+        with terminal.progress(f"temperature {each.temperature:g}") as report:
+            # Greedy samples are all equal.
+            count = samples if each.temperature > 0 else 1
+            traces.append(decode_traces(engine, problems, each, samples=count, seed=seed, on_progress=report))
+    first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
+    by_confidence = decides_several(options[0])
+    return OrderAnalysis(
+        by_confidence=by_confidence,
+        traces=traces,
+        rows=[temperature_row(part, problems, executor, by_confidence=by_confidence) for part in traces],
+        first_confidence=[round(float(value), 4) for value in first],
+    )
+
+
+def decides_several(options: GenerationOptions) -> bool:
+    """Tell whether a step may decide several positions, so that only confidence orders them."""
+    return options.steps != options.max_new_tokens or options.decoding != EXACT
+
+
+def one_position_per_step(options: GenerationOptions) -> GenerationOptions:
+    """Make options that ask for as many steps as positions decide exactly one position at each."""
+    if decides_several(options):
+        return options
+    # The published schedule rounds: with as many steps as positions, some steps decide none and some several. A
+    # rule by probability with that many steps decides one position at each, the first in the order.
+    return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION)
+
+
+def decode_traces(
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    options: GenerationOptions,
+    *,
+    samples: int,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> list[Trace]:
+    """Decode the prompts of problems, `samples` times each and all together."""
+    rows = [(problem, sample) for problem in problems for sample in range(samples)]
+    canvas = engine.canvas([Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows])
+    holes = int(canvas.holes.sum())
+    options = replace(one_position_per_step(options), early_stop=False)
+    state = None
+    for state in engine.states(canvas, options, seed=seed, every=None if on_progress is None else 8):
+        if on_progress:
+            on_progress(holes - int(np.asarray(state.masked).sum()), holes)
+    assert state is not None
+    tokens, confidence, steps = (np.asarray(part) for part in (state.tokens, state.confidence, state.commit_step))
+    decode, stops = engine.tokenizer.decode, engine.tokenizer.stop_ids
+    traces = []
+    for row, (problem, sample) in enumerate(rows):
+        hole = canvas.holes[row]
+        ids = tokens[row][hole].tolist()
+        end = next((position for position, token in enumerate(ids) if token in stops), len(ids))
+        traces.append(
+            Trace(
+                name=problem.name,
+                sample=sample,
+                temperature=options.temperature,
+                prompt=problem.prefix,
+                text=decode(ids[:end], skip_special_tokens=True),
+                pieces=tuple(decode([token]) for token in ids),
+                commit_step=tuple(steps[row][hole].tolist()),
+                confidence=tuple(round(value, 4) for value in confidence[row][hole].tolist()),
+                end=end,
+            )
+        )
+    return traces
+
+
+def first_confidence(
+    engine: DiffuCoderInference, problems: Sequence[Problem], new_tokens: int
+) -> Float[np.ndarray, "b t"]:
+    """Find the largest probability at each position before anything is decided (temperature 1, no filters).
+
+    The paper calls its shape an entropy sink: high right after the prompt, low behind.
+    """
+    canvas = engine.canvas([Template.completion(problem.prefix, new_tokens) for problem in problems])
+    options = GenerationOptions(max_new_tokens=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None)
+    tokens = np.where(canvas.holes, engine.sampler.mask_id, canvas.tokens)
+    _, scores = engine.sampler.replay(tokens, canvas, options, 0)
+    return scores[canvas.holes].reshape(len(problems), new_tokens)
+
+
+def temperature_row(
+    traces: Sequence[Trace], problems: Sequence[Problem], executor: Executor, *, by_confidence: bool
+) -> Record:
+    """Measure one temperature: AR-ness, confidence, pass@1 and, of n samples, pass@n."""
+    named = {problem.name: problem for problem in problems}
+    written = [
+        Attempt(problem := named[trace.name], problem.program(problem.filling(trace.text)), sample=trace.sample)
+        for trace in traces
+    ]
+    with terminal.progress("executing") as report:
+        attempts = execute_attempts(executor, written, on_progress=report)
+    samples = len(traces) // len(problems)
+    found = rates([attempt.record() for attempt in attempts], sorted({1, samples}))
+    whole = [rate for rate in found if rate.group == ALL] or found
+    return {
+        "temperature": traces[0].temperature,
+        "samples": samples,
+        **order_measures(traces, by_confidence=by_confidence),
+        "pass": {f"pass@{rate.k}": [round(v, 4) for v in (rate.value, rate.low, rate.high)] for rate in whole},
+    }
+
+
+def order_measures(traces: Sequence[Trace], *, by_confidence: bool) -> Record:
+    """Average AR-ness over traces, of the whole canvas and of the text alone, and confidence of the text."""
+    orders = [trace.order(by_confidence=by_confidence) for trace in traces]
+    texts = [within(order, trace.end) for order, trace in zip(orders, traces, strict=True) if trace.end > 1]
+    decided = [value for trace in traces for value in trace.confidence[: trace.end]]
+    return {
+        "local": [mean(local_ar_ness(order, k) for order in orders) for k in LOCAL_K],
+        "global": [mean(global_ar_ness(order, k) for order in orders) for k in GLOBAL_K],
+        "local_text": [mean(local_ar_ness(order, k) for order in texts) for k in LOCAL_K],
+        "global_text": [mean(global_ar_ness(order, k) for order in texts) for k in GLOBAL_K],
+        "confidence_text": mean(decided),
+    }
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Average what is not nan, to four places; None of nothing."""
+    counted = [value for value in values if not np.isnan(value)]
+    return round(float(np.mean(counted)), 4) if counted else None

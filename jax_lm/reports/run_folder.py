@@ -1,0 +1,163 @@
+"""The folder of a run that may be killed and goes on: its settings, its JSON lines, files that are whole or not there.
+
+Knows nothing of models; what it holds is plain data. `settings.json` is written once and compared ever after.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, ClassVar, TypeVar
+
+SETTINGS = "settings.json"
+SAMPLED_BYTES = 2**20
+
+Record = dict[str, Any]
+Log = TypeVar("Log", bound="RunLog")
+
+
+class RunLog:
+    """JSON lines of a run in its folder, which one process holds at a time; complete lines survive a kill.
+
+    A subclass names its file and its records, and says in `take` what a record means.
+
+    Args:
+        folder: made if it does not exist; None keeps nothing on disk.
+        settings: what the results depend on.
+
+    Raises:
+        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+        self.file: IO[str] | None = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / self.name
+        self.file = path.open("a+", encoding="utf-8")
+        try:
+            lock(self.file, folder)
+            # As they will be read: tuples become lists.
+            require_same(folder, self.name, json.loads(json.dumps(settings)))
+            self.replay(path)
+        except (OSError, ValueError):
+            self.close()
+            raise
+
+    def replay(self, path: Path) -> None:
+        """Take the complete lines; cut off one that was being written when the run was killed."""
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+            try:
+                self.take(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number} is damaged ({error})") from error
+            except (TypeError, KeyError) as error:
+                raise ValueError(f"{path}: line {number} is no {self.kind} ({error})") from error
+
+    def take(self, record: Record) -> None:
+        """Follow one record, of an earlier run or of this one."""
+        raise NotImplementedError
+
+    def append(self, record: Record) -> None:
+        """Keep a record, on disk before this returns."""
+        if self.file is not None:
+            self.file.write(json.dumps(record) + "\n")
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        self.take(record)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def __enter__(self: Log) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lock(file: IO[str], folder: Path) -> None:
+    """Take the file for this process until either ends; ValueError if another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
+
+
+def require_same(folder: Path, name: str, wanted: Record) -> None:
+    """Write the settings into a new folder; ValueError names the first that differs in an old one.
+
+    A setting that one of them lacks counts as None.
+    """
+    path = folder / SETTINGS
+    if not path.exists():
+        if (folder / name).stat().st_size:
+            raise ValueError(f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder")
+        write_whole(path, json.dumps(wanted, indent=2) + "\n")
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no settings")
+    found, wanted = flat(found), flat(wanted)
+    for key in sorted(found.keys() | wanted.keys()):
+        if found.get(key) != wanted.get(key):
+            raise ValueError(
+                f"out={str(folder)!r} was begun with {key}={found.get(key)!r}, not {wanted.get(key)!r}: "
+                "give another folder, or the same settings"
+            )
+
+
+def flat(settings: Record) -> Record:
+    """Flatten settings within settings, to any depth: version 0.1 nested them otherwise."""
+    found: Record = {}
+    for name, value in settings.items():
+        found |= flat(value) if isinstance(value, dict) else {name: value}
+    return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        try:
+            file.write(text)
+        except BaseException:  # whatever stopped it, nothing half-written stays
+            os.unlink(file.name)
+            raise
+    # Temporary files are for their owner alone.
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def file_digest(path: Path) -> str:
+    """Digest a file's bytes by SHA-256; ValueError if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"data={str(path)!r}: cannot be read ({error})") from error
+
+
+def weights_digest(folder: Path) -> str:
+    """Digest names, sizes and a mebibyte from the middle of each weight file: another training has another digest."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            file.seek(max(0, (size - SAMPLED_BYTES) // 2))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()

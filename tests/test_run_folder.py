@@ -1,0 +1,41 @@
+"""The folder of a run: settings compared at any depth, digests, files that are whole or not there."""
+
+import pytest
+
+from jax_lm.reports.run_folder import RunLog, flat, weights_digest, write_whole
+
+
+class Notes(RunLog):
+    name, kind = "notes.jsonl", "note"
+
+    def take(self, record):
+        pass
+
+
+def test_settings_are_compared_at_any_depth(tmp_path):
+    nested = {"model": "m", "generation": {"steps": 3, "decoding": {"preset": "fast", "cache": None}}}
+    assert flat(nested) == {"model": "m", "steps": 3, "preset": "fast", "cache": None}
+    Notes(tmp_path, nested).close()
+    # What is absent counts as None, and where a setting stands does not matter.
+    Notes(tmp_path, {"model": "m", "steps": 3, "decoding": {"preset": "fast"}}).close()
+    with pytest.raises(ValueError, match="begun with cache=None, not 'dual'"):
+        Notes(tmp_path, nested | {"cache": "dual"} | {"generation": {"steps": 3, "preset": "fast"}})
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "report.md"
+    write_whole(path, "one")
+    with pytest.raises(TypeError):
+        write_whole(path, 3)
+    assert path.read_text() == "one"
+    assert [each.name for each in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_other_weights_have_another_digest(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(3 * 2**20))
+    before = weights_digest(tmp_path)
+    content = bytearray(3 * 2**20)
+    content[3 * 2**19] = 1
+    weights.write_bytes(content)
+    assert weights_digest(tmp_path) != before
