@@ -1,6 +1,6 @@
 """The shape of the package: which module may import which, sizes, names. Standard library only.
 
-Which module may import which is the table of docs/architecture.md; changing the shape of the package changes a line there.
+Which module may import which is the table of docs/architecture.md: changing the shape changes a line there.
 """
 
 import ast

@@ -33,7 +33,7 @@ from jax_lm.options import GenerationOptions
 from jax_lm.planning import OutOfMemoryError, device_bytes, explained, forward_cost
 from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.results import DecodedBatch
-from jax_lm.roofline import Limits
+from jax_lm.roofline import MachineLimits
 from jax_lm.sandbox import Local
 from jax_lm.sandbox.runner import choose
 from jax_lm.sandbox.tiers import SandboxUnavailableError
@@ -180,7 +180,7 @@ class Experiment:
         """Forward passes with the logits of every position, beside the roofline of the measured limits."""
         engine = self.engine
         width = min(FORWARD_TOKENS, engine.config.max_position_embeddings)
-        limits = Limits(**found["environment"]["limits"]) if "environment" in found else None
+        limits = MachineLimits(**found["environment"]["limits"]) if "environment" in found else None
         rows = []
         for batch in self.settings.batch_sizes:
             try:

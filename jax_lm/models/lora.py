@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from safetensors.numpy import save_file
 
 from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints.stored import CheckpointError, check_names
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.products import product
 from jax_lm.sharding import whole
@@ -114,7 +115,7 @@ def load_adapter(model: DreamForCausalLM, folder: Path) -> None:
     try:
         config = LoraConfig(rank=fields["rank"], alpha=fields["alpha"], targets=tuple(fields["targets"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise huggingface.CheckpointError(f"{folder / CONFIG}: {error!r}") from error
+        raise CheckpointError(f"{folder / CONFIG}: {error!r}") from error
     add_lora(model, config, seed=0)
     shapes = {name: value.shape for name, value in parameters(model).items() if is_lora(name)}
     tensors = read_tensors(folder / WEIGHTS, shapes)
@@ -125,16 +126,14 @@ def load_adapter(model: DreamForCausalLM, folder: Path) -> None:
 def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
     """Exactly these tensors of a file, in float32."""
     if not path.is_file():
-        raise huggingface.CheckpointError(f"{path.parent} has no {path.name}")
-    with huggingface.opened(path) as file:
+        raise CheckpointError(f"{path.parent} has no {path.name}")
+    with huggingface.open_safetensors(path) as file:
         held = dict.fromkeys(file.keys(), path)
-        huggingface.check_names(path, held, shapes, ())
+        check_names(path, held, shapes, ())
         tensors = {name: jnp.asarray(file.get_tensor(name), jnp.float32) for name in shapes}
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
-            raise huggingface.CheckpointError(
-                f"{name!r} in {path} has shape {tensors[name].shape}, the model needs {shape}"
-            )
+            raise CheckpointError(f"{name!r} in {path} has shape {tensors[name].shape}, the model needs {shape}")
     return tensors
 
 
