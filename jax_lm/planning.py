@@ -203,9 +203,9 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
 def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
     """Estimate the memory of an update of all weights with AdamW on one device.
 
-    Masters and moments are exact. The rest is float32 gradients, weights and gradients in the compute dtype, what layers
-    keep for their gradient, and the widest point of a forward pass with its gradient. SFT keeps the input of each layer
-    and computes the rest again; coupled-GRPO keeps all of a layer, but of one sample's copies at a time.
+    Masters and moments are exact. The rest is float32 gradients, weights and gradients in the compute dtype, what
+    layers keep for their gradient, and the widest point of a forward pass with its gradient. SFT keeps the input of
+    each layer and computes the rest again; coupled-GRPO keeps all of a layer, but of one sample's copies at a time.
     """
     masters = device_bytes(config, replace(planned, precision="float32"), mesh)
     size = jnp.dtype(planned.dtype).itemsize

@@ -35,7 +35,7 @@ from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.results import DecodedBatch
 from jax_lm.roofline import MachineLimits
 from jax_lm.sandbox import Local
-from jax_lm.sandbox.runner import choose
+from jax_lm.sandbox.runner import choose_tier
 from jax_lm.sandbox.tiers import SandboxUnavailableError
 
 PROMPTS = (
@@ -272,7 +272,7 @@ class Experiment:
     def quality(self, found: Mapping[str, Record]) -> Record:
         """How many small functions pass their tests, decoded greedily."""
         try:
-            tier = choose("auto")
+            tier = choose_tier("auto")
         except SandboxUnavailableError as error:
             raise LeftOut(str(error)) from error
         options = GenerationOptions(max_new_tokens=TASK_TOKENS, temperature=0.0)

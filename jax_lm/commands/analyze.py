@@ -22,7 +22,7 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart
 from jax_lm.reports.pages import render
 from jax_lm.sandbox import Local
-from jax_lm.sandbox.runner import choose
+from jax_lm.sandbox.runner import choose_tier
 
 REPLAYED = 4
 """Traces per temperature that the page replays."""
@@ -61,7 +61,7 @@ def run(arguments: Analyze) -> int:
         chosen_problems(arguments),
         [options_at(arguments, temperature) for temperature in arguments.temperatures],
     )
-    tier = choose(arguments.executor)
+    tier = choose_tier(arguments.executor)
     engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
     traces: list[list[Trace]] = []
     for each in options:

@@ -18,7 +18,7 @@ from jax_lm.evaluation.report import RATE_COLUMNS, facts, markdown, outcomes, pa
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sandbox import Local
-from jax_lm.sandbox.runner import choose
+from jax_lm.sandbox.runner import choose_tier
 
 HELD_OUT_LIMIT = 300
 BUILTIN = "builtin"
@@ -45,7 +45,7 @@ def run(arguments: Evaluate) -> int:
     require_consistent(arguments)
     problems, total = chosen_problems(arguments)
     # A host that cannot contain programs is better told before the model has written them.
-    tier = choose(arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
+    tier = choose_tier(arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
     executor = Local(tier, allow_unsafe=arguments.allow_unsafe_exec, packages=PACKAGES)
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)

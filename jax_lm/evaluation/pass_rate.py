@@ -12,7 +12,7 @@ from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.results import Generation
-from jax_lm.sandbox import Executor, Job, Limits
+from jax_lm.sandbox import Executor, Limits, Program
 
 TOO_LONG = "too long"
 SANDBOX_ERROR = "sandbox_error"
@@ -70,13 +70,13 @@ def judge(executor: Executor, attempts: Sequence[Attempt], *, on_progress: Progr
     ]
 
 
-def job_of(attempt: Attempt) -> Job:
+def job_of(attempt: Attempt) -> Program:
     """Assertions are tests of their own; statements that build on each other are one."""
     tests, seconds = attempt.problem.tests, attempt.problem.seconds
     if not all(test.startswith("assert ") for test in tests):
         tests = ("\n".join(tests),)
     limits = Limits(seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES)
-    return Job(attempt.program, tests, limits)
+    return Program(attempt.program, tests, limits)
 
 
 @dataclass(frozen=True)

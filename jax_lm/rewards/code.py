@@ -22,9 +22,6 @@ PYTHON = "python"
 SANDBOX_ERROR = "sandbox_error"
 BINARY_THRESHOLD = 0.99
 
-Program = tuple[str, Sequence[str]]
-"""Code, and the assert statements that judge it."""
-
 
 @runtime_checkable
 class Judgement(Protocol):
@@ -37,15 +34,17 @@ class Judgement(Protocol):
     def share(self) -> float: ...
 
 
-Executor = Callable[[Sequence[Program]], Sequence[Judgement]]
+CodeAndTests = tuple[str, Sequence[str]]
+RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Judgement]]
+"""Runs programs, each given by its code and the assert statements that judge it."""
 
 
-def run_locally(programs: Sequence[Program]) -> Sequence[Judgement]:
-    """The default executor: the sandbox of this machine."""
+def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
+    """Run programs in the sandbox of this machine."""
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
-    from jax_lm.sandbox import Job, run_many
+    from jax_lm.sandbox import Local, Program
 
-    return run_many([Job(code, tuple(tests)) for code, tests in programs])
+    return Local().run_many([Program(code, tuple(tests)) for code, tests in programs])
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:
@@ -132,7 +131,7 @@ class Code(Reward):
 
     name: ClassVar[str] = "code"
     needs: ClassVar[tuple[str, ...]] = ("test_cases",)
-    executor: Executor = run_locally
+    executor: RunPrograms = run_locally
     strict_reference: bool = False
 
     def applies(self, columns: Mapping[str, Sequence[Any]], row: int) -> bool:
