@@ -87,7 +87,7 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """From v5e:2x2, v4:2x2x1 or h100:8.
+        """Read a topology from v5e:2x2, v4:2x2x1 or h100:8.
 
         Raises:
             ValueError: a chip that is not known, or no shape of its kind.
@@ -118,5 +118,5 @@ class Topology:
         return f"{self.family}:{'x'.join(map(str, self.shape))}"
 
     def same_family(self) -> list["Topology"]:
-        """All topologies of these chips, smallest first."""
+        """List all topologies of these chips, smallest first."""
         return [Topology.parse(f"{self.family}:{shape}") for shape in self.chip.topologies]

@@ -67,7 +67,7 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> "MeshShape":
-        """From `data=2,tensor=4`; axes that are not named are 1.
+        """Read a shape from `data=2,tensor=4`; axes that are not named are 1.
 
         Raises:
             ValueError: not such a list, or an axis of no such name.
@@ -82,27 +82,21 @@ class MeshShape:
 
     @classmethod
     def of(cls, mesh: AnyMesh) -> "MeshShape":
-        """The shape of a mesh with these axes."""
+        """Take the shape of a mesh with these axes."""
         return cls(**{name: mesh.shape[name] for name in AXES})
 
     @classmethod
     def for_generation(cls, config: DreamConfig, devices: int) -> "MeshShape":
-        """As many devices on `tensor` as can share the key/value heads (each token sooner), the rest on `data`."""
-        return next(
-            shape
-            for tensor in sorted(divisors(devices), reverse=True)
-            if (shape := cls(tensor=tensor, data=devices // tensor)).fits(config)
-            and config.num_key_value_heads % tensor == 0
-        )
+        """Put as many devices on `tensor` as can share the key/value heads (each token sooner), the rest on `data`."""
+        sizes = (tensor for tensor in divisors(devices) if config.num_key_value_heads % tensor == 0)
+        shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in sizes)
+        return next(shape for shape in shapes if shape.fits(config))
 
     @classmethod
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
-        """As many devices on `fsdp` as divide the model evenly, the rest on `data`."""
-        return next(
-            shape
-            for fsdp in sorted(divisors(devices), reverse=True)
-            if (shape := cls(fsdp=fsdp, data=devices // fsdp)).fits(config)
-        )
+        """Put as many devices on `fsdp` as divide the model evenly, the rest on `data`."""
+        shapes = (cls(fsdp=fsdp, data=devices // fsdp) for fsdp in divisors(devices))
+        return next(shape for shape in shapes if shape.fits(config))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -118,7 +112,7 @@ class MeshShape:
         return ",".join(f"{name}={value}" for name, value in self.sizes.items() if value > 1) or "one device"
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh over these devices; all there are (on all hosts) if not given.
+        """Make the mesh over these devices; all there are (on all hosts) if not given.
 
         Raises:
             ValueError: the axes do not multiply to the number of devices.
@@ -130,11 +124,11 @@ class MeshShape:
         return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
     def fits(self, config: DreamConfig) -> bool:
-        """Whether every parameter splits evenly."""
+        """Tell whether every parameter splits evenly."""
         return not self.obstacles(config)
 
     def require(self, config: DreamConfig) -> None:
-        """ValueError unless every parameter splits evenly; names the axis and the size that it does not divide."""
+        """Raise ValueError, naming axis and size, unless every parameter splits evenly."""
         if obstacles := self.obstacles(config):
             raise ValueError(f"mesh {obstacles[0]}")
 
@@ -150,7 +144,8 @@ class MeshShape:
 
 
 def divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    """List the divisors of a number, the largest first."""
+    return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
 def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> PartitionSpec:

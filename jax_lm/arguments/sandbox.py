@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
+from jax_lm.sandbox.tiers import ExecutorName
 
 
 @dataclass(frozen=True, kw_only=True)

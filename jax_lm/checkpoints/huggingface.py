@@ -22,7 +22,7 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, first_line
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, first_line, grouped
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -194,11 +194,7 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
     Args:
         sizes: bytes of each tensor, in the order in which they come.
     """
-    shards: list[list[str]] = [[]]
-    for name, size in sizes.items():
-        if shards[-1] and sum(sizes[other] for other in shards[-1]) + size > SHARD_BYTES:
-            shards.append([])
-        shards[-1].append(name)
+    shards = grouped(sizes, SHARD_BYTES)
     files = [f"model-{n + 1:05}-of-{len(shards):05}.safetensors" for n in range(len(shards))]
     if len(shards) == 1:
         files = [WEIGHTS]

@@ -103,31 +103,31 @@ def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
 
 
 def empty(*_: Any) -> Elements:
-    """In place of numpy's maker of empty arrays, which would make one of any size."""
+    """Replace numpy's maker of empty arrays, which would make one of any size."""
     return Elements()
 
 
 def from_bytes(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
-    """In place of numpy's maker of arrays in protocol 5."""
+    """Replace numpy's maker of arrays in protocol 5."""
     return Elements(array(content, dtype, shape, order))
 
 
 def jax_array(make: Any, arguments: Any, state: Any, *_: Any) -> Elements:
-    """In place of JAX's maker of arrays, which is numpy's and a state."""
+    """Replace JAX's maker of arrays, which is numpy's and a state."""
     elements = Elements()
     elements.__setstate__(state)
     return elements
 
 
 def encoded(text: Any, encoding: Any) -> bytes:
-    """In place of _codecs.encode, by which old protocols write bytes."""
+    """Replace _codecs.encode, by which old protocols write bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise CheckpointError(f"encodes with {encoding!r}")
     return text.encode("latin1")
 
 
 def same_dict(values: Any) -> dict:
-    """In place of flax's FrozenDict."""
+    """Replace flax's FrozenDict."""
     if not isinstance(values, dict):
         raise CheckpointError("holds a FrozenDict of something that is no dict")
     return values

@@ -5,7 +5,7 @@ neither host nor devices ever hold the unquantised model. Knows formats and name
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.quantization import is_kernel, quantize, scale_name
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, check_names, read_views
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, check_names, grouped, read_views
 
 Progress = Callable[[int, int], None]
 ORBAX_FOLDER = "weights.orbax"
@@ -62,11 +62,11 @@ class WantedTensors:
         return self.shardings.get(name) or SingleDeviceSharding(jax.local_devices()[0])
 
     def holds_int8(self, name: str) -> bool:
-        """Whether the checkpoint should hold this tensor quantised."""
+        """Tell whether the checkpoint should hold this tensor quantised."""
         return is_kernel(name) and scale_name(name) in self.shapes
 
     def becomes_int8(self, name: str) -> bool:
-        """Whether this tensor is quantised on the way."""
+        """Tell whether this tensor is quantised on the way."""
         return self.quantize and is_kernel(name) and not self.holds_int8(name)
 
     def request(self, name: str, tensor: StoredTensor) -> TensorRequest:
@@ -109,7 +109,7 @@ def open_checkpoint(folder: Path) -> CheckpointTensors:
     if (folder / ORBAX_FOLDER).is_dir():
         from jax_lm.checkpoints import orbax  # takes half a second, and few need it
 
-        return CheckpointTensors(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read)
+        return CheckpointTensors(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read_arrays)
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
         raise CheckpointError(f"{folder / PICKLE} is a pickle of an old port: `diffucoder convert` reads it, with care")
@@ -128,31 +128,18 @@ def load_tensors(
         CheckpointError: a tensor is missing, unknown, misshapen, of a wrong dtype, or a file is damaged.
     """
     requests = wanted.requests(checkpoint)
-    total, read = sum(request.tensor.nbytes for request in requests.values()), 0
+    sizes = {name: request.tensor.nbytes for name, request in requests.items()}
+    read = 0
     tensors: dict[str, Array] = {}
-    for names in groups(requests):
+    for names in grouped(sizes, GROUP_BYTES):
         arrays = checkpoint.read([requests[name] for name in names])
-        while arrays:
-            name = names[-len(arrays)]
+        for name in names:
+            # Off the list first: what is quantised must not stay.
             tensors |= as_wanted(name, arrays.pop(0), wanted)
-            read += requests[name].tensor.nbytes
+            read += sizes[name]
             if on_progress:
-                on_progress(read, total)
+                on_progress(read, sum(sizes.values()))
     return tensors
-
-
-def groups(requests: Mapping[str, TensorRequest]) -> Iterator[list[str]]:
-    """Yield the names that are read together."""
-    group: list[str] = []
-    size = 0
-    for name, request in requests.items():
-        if group and size + request.tensor.nbytes > GROUP_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += request.tensor.nbytes
-    if group:
-        yield group
 
 
 def as_wanted(name: str, tensor: Array, wanted: WantedTensors) -> dict[str, Array]:

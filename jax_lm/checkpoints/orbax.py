@@ -43,7 +43,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     }
 
 
-def read(requests: Sequence[TensorRequest]) -> list[Array]:
+def read_arrays(requests: Sequence[TensorRequest]) -> list[Array]:
     """Read tensors, each device its slices of them."""
     wanted = {}
     for request in requests:

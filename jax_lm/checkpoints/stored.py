@@ -1,4 +1,4 @@
-"""What every checkpoint format shares: a tensor that is stored somewhere, a request to read it, and the error."""
+"""The parts that checkpoint formats share: a tensor that is stored somewhere, a request to read it, and the error."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -55,8 +55,21 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
     return [read_one(request) for request in requests]
 
 
+def grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Group names in their order, so that a group has no more bytes than the limit, or one name."""
+    groups: list[list[str]] = []
+    total = limit
+    for name, size in sizes.items():
+        if not groups or total + size > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
+        total += size
+    return groups
+
+
 def first_line(error: Exception) -> str:
-    """The first line of what an error says; its class if it says nothing."""
+    """Take the first line of what an error says; its class if it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

@@ -1,4 +1,4 @@
-"""From one checkpoint format to another, verified; a target appears whole or not at all.
+"""Convert a checkpoint from one format to another, verified; a target appears whole or not at all.
 
 The new checkpoint is written to a hidden sibling, read back and compared (names, shapes, dtypes, checksums, a forward
 pass of both), and renamed last. A run that is killed leaves at most that sibling, which the next run removes.

@@ -1,4 +1,4 @@
-"""Checkpoints to the hub: what is sent, the model card, one commit.
+"""Send checkpoints to the hub: files, model card, one commit.
 
 Only weights, configuration, tokenizer and card are sent: no code, no pickles, nothing else that lies beside them. The
 token comes from the environment. Reading from the hub is `huggingface.resolve`.

@@ -38,7 +38,7 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
     except ValueError as error:
         yield Check("checkpoint", str(error), passed=False)
         return
-    yield check_tokenizer(folder, config.mask_token_id, config.vocab_size)
+    yield tokenizer_check(folder, config.mask_token_id, config.vocab_size)
     try:
         results = list(checksums.check_sums(folder, on_progress=on_progress))
     except CheckpointError as error:
@@ -52,7 +52,7 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
         yield Check("checksums", known if results else f"none known: no {checksums.SUMS}, not from the hub's cache")
 
 
-def check_tokenizer(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:
+def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:
     """Check that the tokenizer beside the weights belongs to them; none is fine."""
     try:
         found = DiffuCoderTokenizer.from_pretrained(folder)

@@ -29,7 +29,7 @@ def attend(
     v: Float[Array, "b k s h"],
     attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
 ) -> Float[Array, "b t n h"]:
-    """Grouped-query attention over all keys that the mask admits, to all queries or to each; softmax in float32.
+    """Attend to all keys that the mask admits, to all queries or to each; grouped queries, softmax in float32.
 
     The query heads of a group become further rows of their key head, so that keys are never repeated.
     """

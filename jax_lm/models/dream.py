@@ -33,6 +33,8 @@ from jax_lm.models.products import product
 Batch = Int[Array, "b t"]
 Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
 Hidden = Float[Array, "b t d"]
+Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
+KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | None
 
 
 class DreamLinear(nnx.Module):
@@ -81,7 +83,7 @@ class DreamRotaryEmbedding(nnx.Module):
         self.head_dim = head_dim
         self.theta = theta
 
-    def __call__(self, position_ids: Int[Array, "b t"]) -> tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]:
+    def __call__(self, position_ids: Int[Array, "b t"]) -> Rotary:
         exponents = jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim
         angles = position_ids[..., None].astype(jnp.float32) * (1.0 / self.theta**exponents)
         angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
@@ -110,12 +112,12 @@ class DreamAttention(nnx.Module):
     def __call__(
         self,
         x: Hidden,
-        rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
+        rotary: Rotary,
+        attention_mask: KeyMask,
         past: KeyValues | None = None,
         start: Int[Array, ""] | None = None,
     ) -> tuple[Hidden, KeyValues]:
-        """The rows of `x` attend to themselves, or to `past` with themselves written in at `start`."""
+        """Let the rows of `x` attend to themselves, or to `past` with themselves written in at `start`."""
         b, t, _ = x.shape
         q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
         k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
@@ -152,8 +154,8 @@ class DreamDecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Hidden,
-        rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
+        rotary: Rotary,
+        attention_mask: KeyMask,
         past: KeyValues | None = None,
         start: Int[Array, ""] | None = None,
     ) -> tuple[Hidden, KeyValues]:
@@ -223,7 +225,7 @@ class DreamModel(nnx.Module):
         cache: tuple[KeyValues, ...],
         start: Int[Array, ""],
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
-        """Last hidden states of the rows [start, start + t) alone, with every other position taken from the cache.
+        """Compute the last hidden states of rows [start, start + t) alone; every other position is taken from the cache.
 
         Args:
             input_ids: of these rows.
@@ -242,7 +244,7 @@ class DreamModel(nnx.Module):
         return self.norm(x), tuple(rewritten)
 
     def empty_cache(self, batch: int, length: int) -> tuple[KeyValues, ...]:
-        """Zeros for every layer; the first `recompute` must cover every position that is attended to."""
+        """Fill a cache with zeros; the first `recompute` must cover every position that is attended to."""
         weight = self.embed_tokens.weight[...]
 
         def zeros(layer: DreamDecoderLayer) -> Array:
@@ -289,7 +291,7 @@ class DreamForCausalLM(nnx.Module):
         return self.logits(self.model(input_ids, attention_mask, position_ids))
 
     def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
-        """Float32 logits of any rows of the last hidden state."""
+        """Compute float32 logits of any rows of the last hidden state."""
         if self.lm_head is None:
             return product(hidden, self.model.embed_tokens.weight[...])
         return self.lm_head(hidden, dtype=jnp.float32)
@@ -307,7 +309,7 @@ class DreamForCausalLM(nnx.Module):
 
     @classmethod
     def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False) -> "DreamForCausalLM":
-        """The model with shapes in place of arrays; takes no memory."""
+        """Make the model with shapes in place of arrays; takes no memory."""
         return nnx.eval_shape(lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype))
 
     @property
@@ -316,7 +318,7 @@ class DreamForCausalLM(nnx.Module):
         return self.model.mesh
 
     def on_mesh(self, mesh: Mesh) -> "DreamForCausalLM":
-        """The same model with its parameters spread over a mesh.
+        """Spread the parameters over a mesh; returns the model that has them there.
 
         Raises:
             ValueError: the mesh does not split the model evenly.
@@ -329,7 +331,7 @@ class DreamForCausalLM(nnx.Module):
 
     @staticmethod
     def read_config(folder: Path) -> DreamConfig:
-        """The configuration of a checkpoint folder."""
+        """Read the configuration of a checkpoint folder."""
         fields = huggingface.read_json(folder, "config.json")
         if fields.get("quantization_config") == quantization.QUANTIZATION:
             del fields["quantization_config"]
@@ -337,7 +339,7 @@ class DreamForCausalLM(nnx.Module):
 
     @staticmethod
     def is_int8(folder: Path) -> bool:
-        """Whether the kernels of a checkpoint are stored as int8."""
+        """Tell whether the kernels of a checkpoint are stored as int8."""
         return huggingface.read_json(folder, "config.json").get("quantization_config") == quantization.QUANTIZATION
 
     @classmethod
@@ -415,7 +417,7 @@ class Initializer:
 
 
 def default_positions(input_ids: Batch, attention_mask: Bool[Array, "b t"] | None) -> Batch:
-    """Positions count the real tokens, so that left padding moves nothing."""
+    """Count the real tokens, so that left padding moves nothing."""
     if attention_mask is None:
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
     return jnp.maximum(jnp.cumsum(attention_mask, axis=1) - 1, 0)

@@ -48,13 +48,13 @@ def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:
-    """The content of the first fenced block of that language; empty if there is none."""
+    """Take the content of the first fenced block of that language; empty if there is none."""
     block = re.search(rf"{FENCE}{re.escape(language)}\n(.*?){FENCE}", text, re.DOTALL)
     return block[1] if block else ""
 
 
 def is_well_formed(text: str, language: str, *, strict_reference: bool) -> bool:
-    """Whether text is anything, one block fenced with the language's name, and nothing but whitespace.
+    """Tell whether text is anything, one block fenced with the language's name, and nothing but whitespace.
 
     The reference wants exactly one newline after the closing fence, so that an answer which ends on the fence,
     as most do, scores nothing.
@@ -66,7 +66,7 @@ def is_well_formed(text: str, language: str, *, strict_reference: bool) -> bool:
 
 
 def parses(code: str) -> bool:
-    """Whether Python's parser accepts the code; nothing is executed."""
+    """Tell whether Python's parser accepts the code; nothing is executed."""
     try:
         with warnings.catch_warnings():
             # A doubtful escape is no error, wherever the user's filters turn warnings into errors.
@@ -79,14 +79,14 @@ def parses(code: str) -> bool:
 
 
 def format_score(text: str, language: str, *, strict_reference: bool) -> float:
-    """1.0 for one well-formed block, 0.5 if it is Python that does not parse, else 0.0."""
+    """Give 1.0 for one well-formed block, 0.5 if it is Python that does not parse, else 0.0."""
     if not is_well_formed(text, language, strict_reference=strict_reference):
         return 0.0
     return 1.0 if language != PYTHON or parses(extract_code(text).strip()) else 0.5
 
 
 def read_tests(cell: Any) -> list[str]:
-    """A cell of the column `test_cases`: a list of assert statements, or the same in JSON."""
+    """Read a cell of the column `test_cases`: a list of assert statements, or the same in JSON."""
     try:
         tests = json.loads(cell) if isinstance(cell, str) else list(cell)
     except (json.JSONDecodeError, TypeError):

@@ -261,7 +261,7 @@ class AttackTarget:
         self.victim.wait()
 
     def program(self, body: str) -> str:
-        """The attack with its target's particulars; `attack()` lists what it reached."""
+        """Write the attack with its target's particulars; `attack()` lists what it reached."""
         values = {
             "FOLDER": str(self.folder),
             "SECRET": self.secret,
@@ -280,7 +280,7 @@ class AttackTarget:
         return "\n".join([PRELUDE, *lines, attack])
 
     def harm(self) -> list[str]:
-        """What has been done to the target."""
+        """List what has been done to the target."""
         found = [f"{name} heard something" for name, server in self.listeners.items() if heard(server)]
         names = sorted(path.name for path in self.folder.iterdir())
         found += [f"files: {names}"] if names != ["secret"] else []

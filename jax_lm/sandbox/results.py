@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -11,13 +12,8 @@ Outcome = Literal["passed", "failed", "timeout", "out_of_memory", "sandbox_error
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "timeout", "out_of_memory", "sandbox_error")
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
-
-
-@runtime_checkable
-class Cancel(Protocol):
-    """A `threading.Event`, or anything else that says whether to stop."""
-
-    def is_set(self) -> bool: ...
+Cancel = threading.Event
+"""Stops a run when it is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +143,7 @@ class Result:
 
     @property
     def detail(self) -> str:
-        """Why it did not pass: the first test's reason."""
+        """The reason why it did not pass: the first test's reason."""
         return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
 
 

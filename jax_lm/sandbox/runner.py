@@ -4,7 +4,6 @@ import functools
 import json
 import logging
 import os
-import queue
 import secrets
 import signal
 import threading
@@ -166,9 +165,7 @@ class Pool:
         self.stop = Stop(cancel)
         start = functools.partial(Session, tier, self.stop, packages)
         self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
-        self.free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
-        for sandbox in self.sandboxes:
-            self.free.put(sandbox)
+        self.free = list(self.sandboxes)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
 
     def submit(self, program: Program) -> "Future[Result]":
@@ -176,11 +173,12 @@ class Pool:
         return self.threads.submit(self.work, program)
 
     def work(self, program: Program) -> Result:
-        sandbox = self.free.get()
+        # There are as many sandboxes as threads, and `pop` and `append` are atomic.
+        sandbox = self.free.pop()
         try:
             return sandbox.run(program)
         finally:
-            self.free.put(sandbox)
+            self.free.append(sandbox)
 
     def __enter__(self) -> "Pool":
         return self
