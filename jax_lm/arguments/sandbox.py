@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from jax_lm.sandbox.tiers import ExecutorName
+ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
 Hidden = Float[Array, "b t d"]
 Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
 KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | None
+Row = Int[Array, ""]
 
 
 class DreamLinear(nnx.Module):
@@ -110,22 +111,17 @@ class DreamAttention(nnx.Module):
         self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
 
     def __call__(
-        self,
-        x: Hidden,
-        rotary: Rotary,
-        attention_mask: KeyMask,
-        past: KeyValues | None = None,
-        start: Int[Array, ""] | None = None,
+        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: tuple[KeyValues, Row] | None = None
     ) -> tuple[Hidden, KeyValues]:
-        """Let the rows of `x` attend to themselves, or to `past` with themselves written in at `start`."""
+        """Let the rows of `x` attend to themselves, or to all of `past` with themselves written in at its row."""
         b, t, _ = x.shape
         q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
         k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
         v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
         seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         if past is not None:
-            assert start is not None
-            seen = past.rewritten(seen, start)
+            cached, start = past
+            seen = cached.rewritten(seen, start)
         return self.o_proj(attend(q, *seen, attention_mask).reshape(b, t, -1)), seen
 
 
@@ -152,14 +148,9 @@ class DreamDecoderLayer(nnx.Module):
         self.mlp = DreamMLP(config, init=init)
 
     def __call__(
-        self,
-        x: Hidden,
-        rotary: Rotary,
-        attention_mask: KeyMask,
-        past: KeyValues | None = None,
-        start: Int[Array, ""] | None = None,
+        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: tuple[KeyValues, Row] | None = None
     ) -> tuple[Hidden, KeyValues]:
-        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past, start)
+        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), seen
 
@@ -223,9 +214,9 @@ class DreamModel(nnx.Module):
         attention_mask: Bool[Array, "b s"],
         position_ids: Batch,
         cache: tuple[KeyValues, ...],
-        start: Int[Array, ""],
+        start: Row,
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
-        """Compute the last hidden states of rows [start, start + t) alone; every other position is taken from the cache.
+        """Compute the last hidden states of rows [start, start + t) alone; all other positions come from the cache.
 
         Args:
             input_ids: of these rows.
@@ -239,7 +230,7 @@ class DreamModel(nnx.Module):
         x = self.embed_tokens(input_ids, self.mesh)
         rewritten = []
         for layer, past in zip(self.layers, cache, strict=True):
-            x, seen = layer(x, rotary, attention_mask, past, start)
+            x, seen = layer(x, rotary, attention_mask, (past, start))
             rewritten.append(seen)
         return self.norm(x), tuple(rewritten)
 
