@@ -101,14 +101,15 @@ class PlannedStep:
     kind: str = "generate"
 
     def __post_init__(self) -> None:
-        if self.kind not in STEPS:
-            raise ValueError(f"step={self.kind!r}: must be one of {', '.join(STEPS)}")
+        for name, value, known in (
+            ("step", self.kind, STEPS),
+            ("dtype", self.precision, PRECISIONS),
+            ("preset", self.preset, PRESETS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
         if self.is_training and self.is_int8:
             raise ValueError(f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"dtype={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset={self.preset!r}: must be one of {', '.join(PRESETS)}")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch}: must be at least 1")
         if not 1 <= self.new_tokens <= self.canvas:

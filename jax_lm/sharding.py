@@ -28,17 +28,9 @@ ROW_AXES = ("data", "fsdp")
 SPLIT_OUTPUTS, SPLIT_INPUTS = PartitionSpec("tensor", "fsdp"), PartitionSpec("fsdp", "tensor")
 """Kernels are [out, in]: what a layer begins with is split by its outputs, what it ends with by its inputs."""
 
-KERNELS = {
-    "embed_tokens": SPLIT_OUTPUTS,
-    "q_proj": SPLIT_OUTPUTS,
-    "k_proj": SPLIT_OUTPUTS,
-    "v_proj": SPLIT_OUTPUTS,
-    "o_proj": SPLIT_INPUTS,
-    "gate_proj": SPLIT_OUTPUTS,
-    "up_proj": SPLIT_OUTPUTS,
-    "down_proj": SPLIT_INPUTS,
-    "lm_head": SPLIT_OUTPUTS,
-}
+BEGINNING = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+ENDING = ("o_proj", "down_proj")
+KERNELS: dict[str, PartitionSpec] = {**dict.fromkeys(BEGINNING, SPLIT_OUTPUTS), **dict.fromkeys(ENDING, SPLIT_INPUTS)}
 KEY_VALUE = ("k_proj", "v_proj")
 LAST_NAMES = re.compile(r"(\w+?)(?:\W+base)?\W+(weight|bias|scale|lora_a|lora_b)\W*$")
 

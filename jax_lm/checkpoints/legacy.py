@@ -102,12 +102,7 @@ def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     return values.reshape(shape, order="F" if order == "F" else "C")
 
 
-def empty(*_: Any) -> Elements:
-    """Replace numpy's maker of empty arrays, which would make one of any size."""
-    return Elements()
-
-
-def from_bytes(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
+def protocol_5_array(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
     """Replace numpy's maker of arrays in protocol 5."""
     return Elements(array(content, dtype, shape, order))
 
@@ -139,10 +134,11 @@ STAND_INS: dict[tuple[str, str], StandIn] = {
         ("numpy", "ndarray", None),
         ("numpy", "dtype", lambda name, *_: ElementType(name)),
         ("ml_dtypes", "bfloat16", None),
-        ("numpy.core.multiarray", "_reconstruct", empty),
-        ("numpy._core.multiarray", "_reconstruct", empty),
-        ("numpy.core.numeric", "_frombuffer", from_bytes),
-        ("numpy._core.numeric", "_frombuffer", from_bytes),
+        # numpy's own would make an empty array of any size.
+        ("numpy.core.multiarray", "_reconstruct", lambda *_: Elements()),
+        ("numpy._core.multiarray", "_reconstruct", lambda *_: Elements()),
+        ("numpy.core.numeric", "_frombuffer", protocol_5_array),
+        ("numpy._core.numeric", "_frombuffer", protocol_5_array),
         ("jax._src.array", "_reconstruct_array", jax_array),
         ("_codecs", "encode", encoded),
         ("flax.core.frozen_dict", "FrozenDict", same_dict),

@@ -12,23 +12,10 @@ from jax_lm.rewards.reward import Reward, RewardFunction
 from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
 from jax_lm.rewards.weighted_sum import WeightedSum
 
-REWARDS: dict[str, Reward] = {
-    reward.name: reward
-    for reward in (
-        Code(),
-        BinaryCode(),
-        CodeFormat(),
-        CompletedCode(),
-        Accuracy(),
-        Format(),
-        TagCount(),
-        ReasoningSteps(),
-        Cosine(),
-        Length(),
-        RepetitionPenalty(),
-        SoftOverlongPunishment(),
-    )
-}
+CODE = (Code, BinaryCode, CodeFormat, CompletedCode)
+MATHEMATICS = (Accuracy, Cosine, Length)
+TEXT = (Format, TagCount, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment)
+REWARDS: dict[str, Reward] = {kind.name: kind() for kind in (*CODE, *MATHEMATICS, *TEXT)}
 """Each with its default settings. The names are those of open-r1."""
 
 

@@ -146,24 +146,13 @@ class Local:
         return [future.result() for future in futures]
 
 
-class Stop(threading.Event):
-    """Set by whoever holds it, or by the caller's `cancel`."""
-
-    def __init__(self, cancel: Cancel | None) -> None:
-        super().__init__()
-        self.cancel = cancel
-
-    def is_set(self) -> bool:
-        return super().is_set() or (self.cancel is not None and self.cancel.is_set())
-
-
 class Pool:
     """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
 
     def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
         self.tier = tier
-        self.stop = Stop(cancel)
-        start = functools.partial(Session, tier, self.stop, packages)
+        self.stop = threading.Event()
+        start = functools.partial(Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages)
         self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
         self.free = list(self.sandboxes)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")

@@ -12,12 +12,13 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
-from jax_lm.sandbox.results import Cancel, Limits
+from jax_lm.sandbox.results import Limits
 from jax_lm.sandbox.tiers import (
     BOOTSTRAP,
     INSIDE,
@@ -72,8 +73,10 @@ class Child:
 class Session:
     """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
 
-    def __init__(self, tier: Tier, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
-        self.tier, self.cancel = tier, cancel
+    def __init__(
+        self, tier: Tier, is_cancelled: Callable[[], Any] = lambda: False, packages: tuple[str, ...] = ()
+    ) -> None:
+        self.tier, self.is_cancelled = tier, is_cancelled
         self.limits = Limits()
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.control, far = socket.socketpair()
@@ -217,7 +220,7 @@ class Session:
     def wait(self, done: Any, deadline: float) -> bool:
         """Read what comes until `done()`; False if the deadline passes first."""
         while not done():
-            if self.cancel is not None and self.cancel.is_set():
+            if self.is_cancelled():
                 raise CancelledError
             left = deadline - time.monotonic()
             if left <= 0:
