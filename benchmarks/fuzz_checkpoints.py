@@ -105,8 +105,8 @@ def outcome(folder: Path, original: dict[str, np.ndarray]) -> str:
     """`refused` with a ValueError, or `equal`: what was loaded has the same names and numbers; anything else raises."""
     try:
         config = DreamForCausalLM.read_config(folder)
-        target = loading.Target(shapes=parameter_shapes(config))
-        tensors = loading.load(loading.source(folder), target)
+        wanted = loading.WantedTensors(shapes=parameter_shapes(config))
+        tensors = loading.load_tensors(loading.open_checkpoint(folder), wanted)
     except ValueError:
         return "refused"
     assert set(tensors) == set(original), "loaded other names"

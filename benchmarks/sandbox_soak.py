@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from jax_lm.sandbox import Job, Limits, Local
+from jax_lm.sandbox import Limits, Local, Program
 from jax_lm.sandbox.runner import why_not
 from jax_lm.sandbox.tiers import SAFE
 
@@ -77,7 +77,7 @@ def main() -> int:
     limits = Limits(seconds=0.3, memory_bytes=128 * 2**20)
     mix = [*CANDIDATES, *["passes", "fails"] * 3]
     names = (mix * (options.runs // len(mix) + 1))[: options.runs]
-    jobs = [Job(CANDIDATES[name], TESTS, limits) for name in names]
+    jobs = [Program(CANDIDATES[name], TESTS, limits) for name in names]
     worst = 0
     for tier in [options.tier] if options.tier else SAFE:
         if reason := why_not(tier):

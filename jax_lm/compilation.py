@@ -1,10 +1,14 @@
-"""Compiles the real generation for a TPU that is not here, and reports what the compiler says of its memory.
+"""Compile real programs for a machine that is not here, and read what the compiler says of its memory.
 
     pip install 'jax-diffucoder[plan]'      # libtpu: the compiler, no TPU needed
 
-Uses `jax.experimental.topologies`; nothing runs. Entry: `diffucoder plan`.
+Uses `jax.experimental.topologies`; nothing runs. The programs are the loop of a generation, and the updates of SFT and
+coupled-GRPO. `StepPlan` puts this beside the arithmetic of `jax_lm.planning`. Entry: `diffucoder plan`.
 """
 
+import functools
+import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -12,27 +16,49 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_lm.config import DreamConfig
+from jax_lm.data.batches import Batch
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, Window
 from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import Job
-from jax_lm.roofline import Topology
-from jax_lm.sharding import AXES, MeshShape, tree_shardings
+from jax_lm.planning import RESERVED, Memory, PlannedStep, bound, estimated_memory, fits
+from jax_lm.roofline import GIB, Topology
+from jax_lm.sharding import AXES, MeshShape, row_spec, tree_shardings
+from jax_lm.training import coupled_grpo, masked_diffusion
+from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.policy_batches import PolicyBatch, policy_scores
+from jax_lm.training.settings import LossConfig, OptimizerConfig
+from jax_lm.training.update import make_update
+
+QUIET_COMPILER = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
+"""libtpu as a compiler alone: it looks for no TPU, and lets others use it."""
 
 SMALLEST_HOST = 4
 USED = re.compile(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm")
+OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
+STEPS = 1000
+"""Of the schedule; no number of it changes what a step takes."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one device.
+    """The compiler's figures of one device.
 
     Attributes:
         arguments: bytes of weights, cache and state.
@@ -54,17 +80,19 @@ class Compiled:
         return None if self.refusal else self.arguments + self.working
 
 
+def prepare_compiler() -> None:
+    """Set up libtpu as a compiler alone. Call it before any backend of JAX is initialised."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()})
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+
+
 def is_available() -> bool:
-    """Whether the TPU compiler is installed."""
-    try:
-        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        return False
-    return True
+    """Tell whether the TPU compiler is installed."""
+    return importlib.util.find_spec("libtpu") is not None
 
 
 def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
-    """A mesh over the devices of a topology that need not be here.
+    """Make a mesh over the devices of a topology that need not be here.
 
     Raises:
         ValueError: the compiler knows no such topology, or the mesh does not have its size.
@@ -84,13 +112,15 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
     return Mesh(np.asarray(found.devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def compile_generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOptions) -> Compiled:
-    """Compile the loop over a block that `Sampler` runs, the one that recomputes most."""
-    return compiled(*generation(config, job, mesh, options))
+def compile_step(config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions) -> Compiled:
+    """Compile a planned step for the devices of a mesh: the loop over a block that recomputes most, or an update."""
+    if planned.is_training:
+        return compile_program(*update_program(config, planned, mesh))
+    return compile_program(*generation_program(config, planned, mesh, options))
 
 
-def compiled(program: Any, arguments: tuple) -> Compiled:
-    """What the compiler says of a program and the shapes, with shardings, of its arguments."""
+def compile_program(program: Any, arguments: tuple) -> Compiled:
+    """Compile a program for arguments given as shapes with shardings."""
     try:
         compiled = program.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -101,6 +131,7 @@ def compiled(program: Any, arguments: tuple) -> Compiled:
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     assert memory is not None
     cost = cost if isinstance(cost, dict) else {}
+    # The peak covers the arguments; without one, all temporary buffers are taken to live at once.
     kept = memory.argument_size_in_bytes
     peak = max(memory.peak_memory_in_bytes, kept + memory.temp_size_in_bytes)
     return Compiled(
@@ -108,20 +139,22 @@ def compiled(program: Any, arguments: tuple) -> Compiled:
     )
 
 
-def generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOptions) -> tuple[Any, tuple]:
-    """The compiled loop and its arguments as shapes with shardings."""
-    model = DreamForCausalLM.abstract(config, jnp.dtype(job.dtype), int8=job.is_int8)
+def generation_program(
+    config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions
+) -> tuple[Any, tuple]:
+    """Make the loop over a block that `Sampler` runs, and its arguments as shapes with shardings."""
+    model = DreamForCausalLM.abstract(config, jnp.dtype(planned.dtype), int8=planned.is_int8)
     model.model.mesh = mesh
     sampler = Sampler(model)
-    prompt = np.zeros((job.batch, job.canvas - job.new_tokens), np.int32)
-    canvas = Canvas.after(prompt, None, job.new_tokens)
+    prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
+    canvas = Canvas.after(prompt, None, planned.new_tokens)
     decoding = options.decoding.resolved
-    block = next(canvas.blocks(options.decoding.block_columns(job.new_tokens)))
+    block = next(canvas.blocks(options.decoding.block_columns(planned.new_tokens)))
     step_config, _ = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))[0]
     params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
     everywhere = NamedSharding(mesh, PartitionSpec())
     state = jax.eval_shape(lambda: sampler.start(canvas, 0))
-    window = Window.of(block=block.start, rows=0, first_step=0, until=job.new_tokens, forwards=job.new_tokens)
+    window = Window.of(block=block.start, rows=0, first_step=0, until=planned.new_tokens, forwards=planned.new_tokens)
     params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
     inputs = jax.eval_shape(lambda: BatchInputs(CanvasArrays.of(canvas), window, params_of_block))
     cache = KVCache()
@@ -132,14 +165,134 @@ def generation(config: DreamConfig, job: Job, mesh: Mesh, options: GenerationOpt
 
 
 def empty_cache(sampler: Sampler, canvas: Canvas, has_tail: bool, params: dict) -> KVCache:
-    """The cache as the program that makes it lays it out."""
+    """Lay out the cache as the program that makes it does."""
     lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, has_tail)
     shapes = jax.eval_shape(lambda: run_empty_cache(sampler.graph, params, canvas.tokens.shape, has_tail))
     return placed(shapes, lowered.compile().output_shardings)
 
 
 def placed(tree: Any, shardings: Any) -> Any:
-    """Shapes with their shardings."""
+    """Give shapes their shardings."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
     )
+
+
+def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tuple[Any, tuple]:
+    """Make one update of all weights (AdamW, float32 masters) as the trainer does, and its arguments as shapes."""
+    model = DreamForCausalLM.abstract(config, jnp.float32)
+    model.model.mesh = mesh
+    graph, state = nnx.split(model)
+    params = nnx.to_pure_dict(state)
+    loss, batch = {"sft": supervised, "grpo": policy_gradient}[planned.kind](graph, config, planned, mesh)
+    transform = make_optimizer(OPTIMIZER, STEPS)
+    optimizer = jax.eval_shape(transform.init, params)
+    where = tree_shardings(params, config, mesh), tree_shardings(optimizer, config, mesh)
+    rate = schedule(OPTIMIZER, STEPS, OPTIMIZER.learning_rate)
+    update = make_update(loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=where)
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    return update, (placed(params, where[0]), placed(optimizer, where[1]), {}, step, batch)
+
+
+def supervised(graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tuple[Any, Batch]:
+    """Make the masked-diffusion loss, layers computed again for their gradient, and a batch split by rows."""
+    loss = masked_diffusion.make_loss(
+        graph, LossConfig(normalisation="sequence", remat=True), config.mask_token_id or 0
+    )
+    b, t = planned.batch, planned.canvas
+    shaped: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, row_spec(b, mesh)))
+    arrays = (((b, t), jnp.int32), ((b, t), bool), ((b, t), jnp.int32), ((b,), jnp.float32))
+    return loss, Batch(*(shaped(shape, dtype) for shape, dtype in arrays))
+
+
+def policy_gradient(
+    graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
+) -> tuple[Any, PolicyBatch]:
+    """Make the coupled-GRPO loss in its published settings, and rows that lie whole on every device."""
+    settings = GRPOConfig()
+    b, t, c = planned.batch, planned.canvas, planned.new_tokens
+
+    def score(params: Any, rows: tuple) -> jax.Array:
+        return policy_scores(
+            graph, params, rows, completion_length=c, mask_id=config.mask_token_id or 0, masks=settings.masks,
+            chunk=settings.score_chunk,
+        )  # fmt: skip
+
+    keys = jax.eval_shape(lambda: jax.random.key_data(jax.random.split(jax.random.key(0), b)))
+    shaped: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
+    batch = PolicyBatch(
+        tokens=shaped((b, t), jnp.int32),
+        attention_mask=shaped((b, t), bool),
+        completion_mask=shaped((b, c), bool),
+        advantages=shaped((b,), jnp.float32),
+        keys=shaped(keys.shape, keys.dtype),
+        old_scores=shaped((b, c), jnp.float32),
+        reference_scores=shaped((b, c), jnp.float32),
+    )
+    return coupled_grpo.make_loss(score, settings), batch
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A planned step on a machine: the arithmetic, and the compiler's figures if it was asked."""
+
+    config: DreamConfig
+    planned: PlannedStep
+    mesh: MeshShape
+    topology: Topology
+    compiled: Compiled | None = None
+
+    @functools.cached_property
+    def estimated(self) -> Memory:
+        return estimated_memory(self.config, self.planned, self.mesh)
+
+    @property
+    def fits(self) -> bool:
+        """By the compiler's word, else by the estimate."""
+        total = self.estimated.total if self.compiled is None else self.compiled.total
+        return total is not None and fits(total, self.topology)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """List what is known, each with its name."""
+        planned, memory = self.planned, self.estimated
+        new = f", {planned.new_tokens} of them new" if planned.kind != "sft" else ""
+        how = f"one {planned.kind} update of all weights" if planned.is_training else f"preset {planned.preset}"
+        rows = [
+            ("plan", f"{planned.batch} x {planned.canvas} tokens{new}, {how}, {planned.precision}"),
+            ("devices", f"{self.topology}: {self.topology.devices}, mesh {self.mesh}"),
+            ("basis", "arithmetic, an estimate" if self.compiled is None else "compiled for it by libtpu"),
+            ("masters and moments" if planned.is_training else "weights per device", gib(memory.weights)),
+        ]
+        rows += [("keys and values", gib(memory.cache))] if memory.cache else []
+        return rows + self.memory_rows() + self.speed_rows()
+
+    def memory_rows(self) -> list[tuple[str, str]]:
+        """List what a step needs beyond the weights, and all of it against what there is."""
+        limit = f"{gib(self.topology.chip.memory)}, of which {RESERVED:.0%} must stay free"
+        if self.compiled is None:
+            about = ("working memory", f"about {gib(self.estimated.working)}")
+            return [about, ("in all", f"about {gib(self.estimated.total)} of {limit}")]
+        if self.compiled.total is None:
+            return [("in all", f"refused by the compiler: {self.compiled.refusal}")]
+        return [("working memory", gib(self.compiled.working)), ("in all", f"{gib(self.compiled.total)} of {limit}")]
+
+    def speed_rows(self) -> list[tuple[str, str]]:
+        """List the cost of a step and what follows from it."""
+        least = bound(self.config, self.planned, self.mesh, self.topology)
+        rows = [("step at least", f"{least.step.flops / 1e12:.3f} TFLOP and {gib(least.step.bytes)} per device")]
+        if self.compiled is not None and self.compiled.flops and self.compiled.bytes is not None:
+            counted = f"{self.compiled.flops / 1e12:.3f} TFLOP and {gib(self.compiled.bytes)}"
+            rows.append(("step as compiled", f"{counted} per device, one loop body"))
+        rate = "depends on how many a step commits"
+        if least.tokens_per_second is not None:
+            unit = " learnt from" if self.planned.is_training else ", at one token per row and step"
+            rate = f"at most {least.tokens_per_second:,.0f}{unit}"
+        return [
+            *rows,
+            ("roofline", f"{least.seconds * 1e3:.2f} ms per step, bound by {least.limit}"),
+            ("tokens/s", rate),
+        ]
+
+
+def gib(size: int | float) -> str:
+    return f"{size / GIB:.2f} GiB"

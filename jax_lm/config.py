@@ -129,7 +129,7 @@ class DreamConfig:
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields for a config.json that `from_dict` and the PyTorch implementation both read."""
+        """Write fields for a config.json that `from_dict` and the PyTorch implementation both read."""
         published = {
             "architectures": ["DreamModel"],
             "auto_map": {

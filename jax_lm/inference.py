@@ -27,7 +27,7 @@ from jax_lm.diffusion.step import SamplerState
 from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
-from jax_lm.planning import Job, explained, parameter_count
+from jax_lm.planning import PlannedStep, explained, parameter_count
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
@@ -266,9 +266,11 @@ class DiffuCoderInference:
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
             yield from states
 
-    def job(self, *, batch: int, canvas: int) -> Job:
+    def job(self, *, batch: int, canvas: int) -> PlannedStep:
         """A generation of this size, to plan with."""
-        return Job(precision="int8" if self.is_int8 else self.dtype, batch=batch, canvas=canvas, new_tokens=canvas)
+        return PlannedStep(
+            precision="int8" if self.is_int8 else self.dtype, batch=batch, canvas=canvas, new_tokens=canvas
+        )
 
     def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
         """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""

@@ -42,7 +42,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, default_length: int) -> "Template":
-        """Text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens."""
+        """Read a text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens."""
         parts: list[str | int] = []
         end = 0
         for marker in HOLE.finditer(text):
@@ -51,7 +51,7 @@ class Template:
         return cls((*parts, text[end:]))
 
     def encoded(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
-        """Ids, and 1 where there is a hole. Parts are encoded apart, as what fills a hole cannot be known."""
+        """Encode to ids, and 1 where there is a hole. Parts are encoded apart, as what fills a hole cannot be known."""
         ids: list[int] = []
         holes: list[int] = []
         for part in self.parts:
@@ -62,13 +62,13 @@ class Template:
         return ids, holes
 
     def filled(self, texts: Sequence[str]) -> str:
-        """The whole text with the holes' texts in their places."""
+        """Fill the holes with texts, one for each in turn."""
         remaining = iter(texts)
         return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)
 
 
 def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
-    """Lengths of the hole to try; ValueError names the argument that is out of range."""
+    """List the lengths of the hole to try; ValueError names the argument that is out of range."""
     if limit < 1:
         raise ValueError(f"max_new_tokens={limit}: must be at least 1")
     if middle_length == "auto":

@@ -1,4 +1,4 @@
-"""What a model takes before it is loaded, or the machine rented: parameters, memory, least time, from its shape alone.
+"""Parameters, memory and least time of a model from its shape alone, before it is loaded or a machine rented.
 
 Everything here is arithmetic and says so; `jax_lm.compilation` asks the compiler.
 """
@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_lm.models.dream import DreamConfig, parameter_shapes
+from jax_lm.checkpoints.quantization import is_kernel
+from jax_lm.config import DreamConfig
+from jax_lm.models.dream import parameter_shapes
 from jax_lm.options import PRESETS, Decoding
 from jax_lm.roofline import Cost, Topology
-from jax_lm.sharding import MeshShape, partition_spec
+from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", "int8")
 STEPS = ("generate", "sft", "grpo")
@@ -28,14 +30,14 @@ RESERVED = 0.1
 
 
 def parameter_count(config: DreamConfig) -> int:
-    """Number of weights, biases included."""
+    """Count the weights, biases included."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def memory_estimate(config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas: int) -> tuple[int, int]:
-    """Bytes of the weights, and an estimate of the working memory of one denoising step.
+    """Estimate the bytes of the weights, and of the working memory of one denoising step.
 
-    The estimate counts what lives at the widest point: either the float32 logits and their filtered copy, or
+    The second counts what lives at the widest point: either the float32 logits and their filtered copy, or
     the activations of one layer (float32 attention scores, and the two feed-forward branches).
 
     Raises:
@@ -46,6 +48,8 @@ def memory_estimate(config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas
             raise ValueError(f"{name}={value}: must be at least 1")
     size = jnp.dtype(dtype).itemsize
     rows = batch * canvas
+    # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate and up branch. XLA
+    # reuses the space of one point for the next, so that only the widest counts, over the residual and its copies.
     logits = 2 * 4 * rows * config.vocab_size
     scores = 2 * 4 * rows * canvas * config.num_attention_heads
     branches = 2 * 4 * rows * config.intermediate_size
@@ -54,7 +58,7 @@ def memory_estimate(config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas
 
 
 def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int, canvas: int, head_rows: int) -> Cost:
-    """Operations and bytes of one forward pass.
+    """Count the operations and bytes of one forward pass.
 
     Args:
         rows: rows recomputed per row of the batch; they attend to `canvas` positions.
@@ -69,6 +73,7 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
     head = config.vocab_size * config.hidden_size
     # Scores, and values weighted by them: two products over the width of all heads, which is the hidden size.
     attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
+    # A weight costs a multiplication and an addition for each row.
     flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
     key_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
     size = jnp.dtype(dtype).itemsize
@@ -76,8 +81,8 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A generation, or a training step of all weights, to plan for.
+class PlannedStep:
+    """A step of a generation, or of a training of all weights, to plan for.
 
     Attributes:
         precision: bfloat16, float32, or int8 kernels with bfloat16 around them; what a training step computes in.
@@ -85,7 +90,7 @@ class Job:
         canvas: tokens of a row, prompt and answer.
         new_tokens: of them, those that are generated.
         preset: as in `GenerationOptions`.
-        step: generate, sft (masked diffusion) or grpo (coupled-GRPO's update, `new_tokens` of a row its completion).
+        kind: generate, sft (masked diffusion) or grpo (coupled-GRPO's update, `new_tokens` of a row its completion).
     """
 
     precision: str = "bfloat16"
@@ -93,17 +98,18 @@ class Job:
     canvas: int = 512
     new_tokens: int = 256
     preset: str = "exact"
-    step: str = "generate"
+    kind: str = "generate"
 
     def __post_init__(self) -> None:
-        if self.step not in STEPS:
-            raise ValueError(f"step={self.step!r}: must be one of {', '.join(STEPS)}")
+        for name, value, known in (
+            ("step", self.kind, STEPS),
+            ("dtype", self.precision, PRECISIONS),
+            ("preset", self.preset, PRESETS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
         if self.is_training and self.is_int8:
-            raise ValueError(f"dtype={self.precision!r}: step={self.step} trains all weights; bfloat16 or float32")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"dtype={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset={self.preset!r}: must be one of {', '.join(PRESETS)}")
+            raise ValueError(f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch}: must be at least 1")
         if not 1 <= self.new_tokens <= self.canvas:
@@ -111,7 +117,7 @@ class Job:
 
     @property
     def is_training(self) -> bool:
-        return self.step != "generate"
+        return self.kind != "generate"
 
     @property
     def is_int8(self) -> bool:
@@ -121,6 +127,11 @@ class Job:
     def dtype(self) -> str:
         """Of everything but int8 kernels."""
         return "bfloat16" if self.is_int8 else self.precision
+
+    def default_mesh(self, config: DreamConfig, devices: int) -> MeshShape:
+        """Choose the mesh that is used if none is asked for."""
+        choose = MeshShape.for_training if self.is_training else MeshShape.for_generation
+        return choose(config, devices)
 
 
 @dataclass(frozen=True)
@@ -160,136 +171,128 @@ class Bound:
     tokens_per_second: float | None
 
 
-def device_bytes(config: DreamConfig, job: Job, mesh: MeshShape) -> int:
-    """Bytes of the parameters on one device."""
-    sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
+def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
+    """Count the bytes of the parameters on one device."""
     total = 0
-    for name, shape in parameter_shapes(config, int8=job.is_int8).items():
-        parts = math.prod(sizes[axis] for axis in partition_spec(name, config, mesh) if axis)
-        has_scale = job.is_int8 and name.removesuffix("weight") + "scale" in parameter_shapes(config, int8=True)
-        item = 4 if name.endswith(".scale") else 1 if has_scale else jnp.dtype(job.dtype).itemsize
+    for name, shape in parameter_shapes(config, int8=planned.is_int8).items():
+        parts = math.prod(mesh.sizes[axis] for axis in partition_spec(name, config, mesh) if axis)
+        is_int8 = planned.is_int8 and is_kernel(name)
+        item = 4 if name.endswith(".scale") else 1 if is_int8 else jnp.dtype(planned.dtype).itemsize
         total += math.prod(shape) * item // parts
     return total
 
 
-def rows_per_device(job: Job, mesh: MeshShape) -> int:
-    """Rows of the batch that one device computes; a batch that does not divide is computed everywhere."""
-    ways = [ways for ways in (mesh.data * mesh.fsdp, mesh.data, mesh.fsdp, 1) if job.batch % ways == 0]
-    return job.batch // max(ways)
+def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
+    """Count the rows of the batch that one device computes; a batch that does not divide is computed everywhere."""
+    return planned.batch // math.prod(mesh.sizes[axis] for axis in row_axes(planned.batch, mesh.sizes) or ())
 
 
-def estimated_memory(config: DreamConfig, job: Job, mesh: MeshShape) -> Memory:
-    """Memory of a device; weights and cache exactly, the rest as `memory_estimate` does it."""
-    if job.is_training:
-        return training_memory(config, job, mesh)
-    rows = rows_per_device(job, mesh)
+def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
+    """Estimate the memory of a device: weights and cache exactly, the rest as `memory_estimate` does."""
+    if planned.is_training:
+        return training_memory(config, planned, mesh)
+    rows = rows_per_device(planned, mesh)
     heads = config.num_key_value_heads
     heads = heads // mesh.tensor if heads % mesh.tensor == 0 else heads
-    size = jnp.dtype(job.dtype).itemsize
-    cached = Decoding(preset=job.preset).resolved.cache != "none"
-    cache = cached * 2 * config.num_hidden_layers * rows * heads * job.canvas * config.head_dim * size
-    _, working = memory_estimate(config, job.dtype, batch=rows, canvas=job.canvas)
-    return Memory(device_bytes(config, job, mesh), cache, working // mesh.tensor)
+    size = jnp.dtype(planned.dtype).itemsize
+    cached = Decoding(preset=planned.preset).resolved.cache != "none"
+    cache = cached * 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim * size
+    _, working = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
+    return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
 
 
-def training_memory(config: DreamConfig, job: Job, mesh: MeshShape) -> Memory:
-    """The same of an update of all weights with AdamW: masters and moments stay; the rest is an estimate.
+def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
+    """Estimate the memory of an update of all weights with AdamW on one device.
 
-    That is float32 gradients, weights and gradients in the compute dtype, what layers keep for their gradient, and the
-    widest point of a forward pass with its gradient. SFT keeps the input of each layer and computes the rest again;
-    coupled-GRPO keeps all of a layer, but of one sample's copies at a time.
+    Masters and moments are exact. The rest is float32 gradients, weights and gradients in the compute dtype, what
+    layers keep for their gradient, and the widest point of a forward pass with its gradient. SFT keeps the input of
+    each layer and computes the rest again; coupled-GRPO keeps all of a layer, but of one sample's copies at a time.
     """
-    masters = device_bytes(config, replace(job, precision="float32"), mesh)
-    size = jnp.dtype(job.dtype).itemsize
-    rows, width = rows_per_device(job, mesh), config.hidden_size
-    if job.step == "grpo":
+    masters = device_bytes(config, replace(planned, precision="float32"), mesh)
+    size = jnp.dtype(planned.dtype).itemsize
+    rows, width = rows_per_device(planned, mesh), config.hidden_size
+    if planned.kind == "grpo":
+        # About what a layer makes: eight arrays of the hidden width, and three of the feed-forward's.
         rows, width = COPIES, 8 * config.hidden_size + 3 * config.intermediate_size
-    kept = rows * job.canvas * width * config.num_hidden_layers * size
-    _, widest = memory_estimate(config, job.dtype, batch=rows, canvas=job.canvas)
-    gradients = masters + 2 * device_bytes(config, job, mesh)
+    kept = rows * planned.canvas * width * config.num_hidden_layers * size
+    _, widest = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
+    gradients = masters + 2 * device_bytes(config, planned, mesh)
     return Memory(3 * masters, 0, gradients + kept // mesh.tensor + 2 * widest // mesh.tensor)
 
 
-def chosen_mesh(config: DreamConfig, job: Job, devices: int) -> MeshShape:
-    """The mesh that is used if none is asked for."""
-    choose = MeshShape.for_training if job.is_training else MeshShape.for_generation
-    return choose(config, devices)
-
-
 def fits(size: int, topology: Topology) -> bool:
-    """Whether so many bytes on a device leave what must stay free."""
+    """Tell whether so many bytes on a device leave what must stay free."""
     return size <= topology.chip.memory * (1 - RESERVED)
 
 
-def bound(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) -> Bound:
-    """What a device must do at least, averaged over the steps of a block, and how long that takes."""
-    if job.is_training:
-        return training_bound(config, job, mesh, topology)
-    decoding = Decoding(preset=job.preset)
-    block = decoding.block_columns(job.new_tokens)
+def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
+    """Find the least that a device must do, averaged over the steps of a block, and how long that takes."""
+    if planned.is_training:
+        return training_bound(config, planned, mesh, topology)
+    decoding = Decoding(preset=planned.preset)
+    block = decoding.block_columns(planned.new_tokens)
     # The head runs on the masked rows alone: from all of the block down to one.
     masked = (block + 1) // 2
-    whole = forward_cost(
-        config, job.precision, batch=rows_per_device(job, mesh), rows=job.canvas, canvas=job.canvas, head_rows=masked
-    )
-    steps = [whole]
+
+    def cost(rows: int) -> Cost:
+        batch = rows_per_device(planned, mesh)
+        return forward_cost(config, planned.precision, batch=batch, rows=rows, canvas=planned.canvas, head_rows=masked)
+
+    steps = [cost(planned.canvas)]
     if decoding.resolved.cache != "none":
-        window = forward_cost(
-            config, job.precision, batch=rows_per_device(job, mesh), rows=block + 1, canvas=job.canvas, head_rows=masked
-        )
-        steps += [window] * (block - 1)
-    split = mesh.tensor
-    mean = Cost(
-        sum(step.flops for step in steps) // len(steps) // split,
-        sum(step.bytes for step in steps) // len(steps) // split,
-    )
+        # After one step over all rows, the others recompute the block and the row before it.
+        steps += [cost(block + 1)] * (block - 1)
+    mean = Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps)) // len(steps) // mesh.tensor
     limits = topology.chip.limits
-    seconds = sum(Cost(s.flops // split, s.bytes // split).seconds(limits) for s in steps) / len(steps)
-    rate = job.batch / seconds if decoding.resolved.commit == "steps" else None
+    seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
+    rate = planned.batch / seconds if decoding.resolved.commit == "steps" else None
     return Bound(mean, seconds, mean.limit(limits), rate)
 
 
-def training_bound(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) -> Bound:
-    """The same of an update: passes over the rows, and three numbers a weight that the optimizer reads and writes."""
-    is_grpo, rows = job.step == "grpo", rows_per_device(job, mesh)
-    head = job.new_tokens if is_grpo else job.canvas
-    forward = forward_cost(config, job.dtype, batch=rows, rows=job.canvas, canvas=job.canvas, head_rows=head)
+def training_bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
+    """Find the least that a device must do in an update: passes over the rows, and the optimizer's three numbers."""
+    is_grpo, rows = planned.kind == "grpo", rows_per_device(planned, mesh)
+    head = planned.new_tokens if is_grpo else planned.canvas
+    forward = forward_cost(
+        config, planned.dtype, batch=rows, rows=planned.canvas, canvas=planned.canvas, head_rows=head
+    )
     flops = PASSES * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
-    masters = device_bytes(config, replace(job, precision="float32"), mesh)
+    masters = device_bytes(config, replace(planned, precision="float32"), mesh)
+    # The optimizer reads and writes a master and its two moments.
     cost = Cost(flops, PASSES * forward.bytes // mesh.tensor + 6 * masters)
     limits = topology.chip.limits
     seconds = cost.seconds(limits)
-    return Bound(cost, seconds, cost.limit(limits), job.batch * job.canvas / seconds)
+    return Bound(cost, seconds, cost.limit(limits), planned.batch * planned.canvas / seconds)
 
 
-def smallest_topology(config: DreamConfig, job: Job, family: Topology) -> tuple[Topology, MeshShape] | None:
-    """The smallest topology of these chips that an estimate fits on, and its mesh."""
+def smallest_topology(config: DreamConfig, planned: PlannedStep, family: Topology) -> tuple[Topology, MeshShape] | None:
+    """Find the smallest topology of these chips that an estimate fits on, and its mesh."""
     for topology in family.same_family():
-        mesh = chosen_mesh(config, job, topology.devices)
-        if fits(estimated_memory(config, job, mesh).total, topology):
+        mesh = planned.default_mesh(config, topology.devices)
+        if fits(estimated_memory(config, planned, mesh).total, topology):
             return topology, mesh
     return None
 
 
-def cheaper(config: DreamConfig, job: Job, mesh: MeshShape) -> list[tuple[str, Memory]]:
-    """Options that each take less memory, the least loss first, with what an estimate says of them."""
-    half = max(1, job.canvas // 2)
+def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[tuple[str, Memory]]:
+    """List options that each take less memory, the least loss first, with an estimate of each."""
+    half = max(1, planned.canvas // 2)
     variants = (
-        ("--dtype int8", job if job.is_training else replace(job, precision="int8")),
-        (f"--batch {max(1, job.batch // 2)}", replace(job, batch=max(1, job.batch // 2))),
-        (f"--canvas {half}", replace(job, canvas=half, new_tokens=max(1, min(job.new_tokens, half // 2)))),
+        ("--dtype int8", planned if planned.is_training else replace(planned, precision="int8")),
+        (f"--batch {max(1, planned.batch // 2)}", replace(planned, batch=max(1, planned.batch // 2))),
+        (f"--canvas {half}", replace(planned, canvas=half, new_tokens=max(1, min(planned.new_tokens, half // 2)))),
     )
-    return [(name, estimated_memory(config, changed, mesh)) for name, changed in variants if changed != job]
+    return [(name, estimated_memory(config, changed, mesh)) for name, changed in variants if changed != planned]
 
 
-def remedies(config: DreamConfig, job: Job, mesh: MeshShape, topology: Topology) -> list[str]:
-    """The cheapest changes with which an estimate fits here, at most three; each is tried alone."""
+def cheapest_changes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> list[str]:
+    """Name the cheapest changes with which an estimate fits here, at most three; each is tried alone."""
     found = [
         f"{name} (about {memory.total / 2**30:.1f} GiB per device)"
-        for name, memory in cheaper(config, job, mesh)
+        for name, memory in cheaper(config, planned, mesh)
         if fits(memory.total, topology)
     ]
-    place = smallest_topology(config, job, topology)
+    place = smallest_topology(config, planned, topology)
     if place and place[0].devices > topology.devices:
         found.append(f"--topology {place[0]} (mesh {place[1]})")
     return found[:3]
@@ -300,8 +303,8 @@ class OutOfMemoryError(ValueError):
 
 
 @contextmanager
-def explained(config: DreamConfig, job: Job, mesh: MeshShape) -> Iterator[None]:
-    """Turns a device's out-of-memory error into one that says what the work takes, and three remedies.
+def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
+    """Turn a device's out-of-memory error into one that says what the work takes, and three remedies.
 
     Raises:
         OutOfMemoryError: the block ran out of memory.
@@ -311,11 +314,11 @@ def explained(config: DreamConfig, job: Job, mesh: MeshShape) -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        need = estimated_memory(config, job, mesh)
-        options = [f"{name} (about {memory.total / 2**30:.2f} GiB)" for name, memory in cheaper(config, job, mesh)]
+        need = estimated_memory(config, planned, mesh)
+        options = [f"{name} (about {memory.total / 2**30:.2f} GiB)" for name, memory in cheaper(config, planned, mesh)]
         options.append(f"more devices on the tensor axis (now {mesh.tensor})")
         raise OutOfMemoryError(
-            f"out of memory: {job.batch} x {job.canvas} tokens in {job.precision} take about "
+            f"out of memory: {planned.batch} x {planned.canvas} tokens in {planned.precision} take about "
             f"{need.weights / 2**30:.2f} GiB of weights and {(need.cache + need.working) / 2**30:.2f} GiB beside them "
             f"per device. Try {', or '.join(options[:3])}; `diffucoder plan` says more"
         ) from error

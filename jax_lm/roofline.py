@@ -1,4 +1,4 @@
-"""What accelerators do at best, and how long work must take on them. Knows no model.
+"""Limits of accelerators, and how long work must take on them at least. Knows no model.
 
 Figures of TPUs are those of Google Cloud's documentation of each version, of GPUs those of NVIDIA's data sheets (dense
 bfloat16, SXM where there is a choice).
@@ -12,8 +12,8 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a machine does at best.
+class MachineLimits:
+    """The most that a machine can do.
 
     Attributes:
         matmul_flops: floating-point operations per second of a large product with operands of the model's dtype.
@@ -31,12 +31,16 @@ class Cost:
     flops: int
     bytes: int
 
-    def seconds(self, limits: Limits) -> float:
-        """The roofline: no implementation is faster on this machine."""
+    def seconds(self, limits: MachineLimits) -> float:
+        """Take the roofline: no implementation is faster on this machine."""
+        # Products and copies can overlap fully at best, so that the slower of the two alone counts.
         return max(self.flops / limits.matmul_flops, self.bytes / limits.copy_bytes)
 
-    def limit(self, limits: Limits) -> str:
-        """Which of the two limits it is."""
+    def __floordiv__(self, parts: int) -> "Cost":
+        return Cost(self.flops // parts, self.bytes // parts)
+
+    def limit(self, limits: MachineLimits) -> str:
+        """Name the limit that the seconds come from."""
         is_compute = self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes
         return "compute" if is_compute else "memory"
 
@@ -53,7 +57,7 @@ class Chip:
     """
 
     memory: int
-    limits: Limits
+    limits: MachineLimits
     topologies: tuple[str, ...]
     cores: int = 1
 
@@ -62,14 +66,14 @@ SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8")
 CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
 COUNTS = ("1", "2", "4", "8")
 CHIPS = {
-    "v4": Chip(16 * GIB, Limits(275e12 / 2, 1228e9 / 2), CUBES, cores=2),
-    "v5e": Chip(16 * GIB, Limits(197e12, 819e9), SQUARES),
-    "v5p": Chip(95 * GIB, Limits(459e12, 2765e9), CUBES),
-    "v6e": Chip(32 * GIB, Limits(918e12, 1640e9), SQUARES),
-    "a100": Chip(80 * GIB, Limits(312e12, 2039e9), COUNTS),
-    "h100": Chip(80 * GIB, Limits(989e12, 3350e9), COUNTS),
-    "h200": Chip(141 * GIB, Limits(989e12, 4800e9), COUNTS),
-    "l4": Chip(24 * GIB, Limits(121e12, 300e9), COUNTS),
+    "v4": Chip(16 * GIB, MachineLimits(275e12 / 2, 1228e9 / 2), CUBES, cores=2),
+    "v5e": Chip(16 * GIB, MachineLimits(197e12, 819e9), SQUARES),
+    "v5p": Chip(95 * GIB, MachineLimits(459e12, 2765e9), CUBES),
+    "v6e": Chip(32 * GIB, MachineLimits(918e12, 1640e9), SQUARES),
+    "a100": Chip(80 * GIB, MachineLimits(312e12, 2039e9), COUNTS),
+    "h100": Chip(80 * GIB, MachineLimits(989e12, 3350e9), COUNTS),
+    "h200": Chip(141 * GIB, MachineLimits(989e12, 4800e9), COUNTS),
+    "l4": Chip(24 * GIB, MachineLimits(121e12, 300e9), COUNTS),
 }
 TPUS = ("v4", "v5e", "v5p", "v6e")
 
@@ -83,7 +87,7 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """From v5e:2x2, v4:2x2x1 or h100:8.
+        """Read a topology from v5e:2x2, v4:2x2x1 or h100:8.
 
         Raises:
             ValueError: a chip that is not known, or no shape of its kind.
@@ -114,5 +118,5 @@ class Topology:
         return f"{self.family}:{'x'.join(map(str, self.shape))}"
 
     def same_family(self) -> list["Topology"]:
-        """All topologies of these chips, smallest first."""
+        """List all topologies of these chips, smallest first."""
         return [Topology.parse(f"{self.family}:{shape}") for shape in self.chip.topologies]

@@ -11,7 +11,7 @@ sizes of parameters, no model.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -28,17 +28,9 @@ ROW_AXES = ("data", "fsdp")
 SPLIT_OUTPUTS, SPLIT_INPUTS = PartitionSpec("tensor", "fsdp"), PartitionSpec("fsdp", "tensor")
 """Kernels are [out, in]: what a layer begins with is split by its outputs, what it ends with by its inputs."""
 
-KERNELS = {
-    "embed_tokens": SPLIT_OUTPUTS,
-    "q_proj": SPLIT_OUTPUTS,
-    "k_proj": SPLIT_OUTPUTS,
-    "v_proj": SPLIT_OUTPUTS,
-    "o_proj": SPLIT_INPUTS,
-    "gate_proj": SPLIT_OUTPUTS,
-    "up_proj": SPLIT_OUTPUTS,
-    "down_proj": SPLIT_INPUTS,
-    "lm_head": SPLIT_OUTPUTS,
-}
+BEGINNING = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+ENDING = ("o_proj", "down_proj")
+KERNELS: dict[str, PartitionSpec] = {**dict.fromkeys(BEGINNING, SPLIT_OUTPUTS), **dict.fromkeys(ENDING, SPLIT_INPUTS)}
 KEY_VALUE = ("k_proj", "v_proj")
 LAST_NAMES = re.compile(r"(\w+?)(?:\W+base)?\W+(weight|bias|scale|lora_a|lora_b)\W*$")
 
@@ -61,13 +53,13 @@ class MeshShape:
     tensor: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name, value in self.sizes.items():
             if value < 1:
                 raise ValueError(f"mesh {name}={value}: must be at least 1")
 
     @classmethod
     def parse(cls, text: str) -> "MeshShape":
-        """From `data=2,tensor=4`; axes that are not named are 1.
+        """Read a shape from `data=2,tensor=4`; axes that are not named are 1.
 
         Raises:
             ValueError: not such a list, or an axis of no such name.
@@ -82,38 +74,37 @@ class MeshShape:
 
     @classmethod
     def of(cls, mesh: AnyMesh) -> "MeshShape":
-        """The shape of a mesh with these axes."""
+        """Take the shape of a mesh with these axes."""
         return cls(**{name: mesh.shape[name] for name in AXES})
 
     @classmethod
     def for_generation(cls, config: DreamConfig, devices: int) -> "MeshShape":
-        """As many devices on `tensor` as can share the key/value heads (each token sooner), the rest on `data`."""
-        return next(
-            shape
-            for tensor in sorted(divisors(devices), reverse=True)
-            if (shape := cls(tensor=tensor, data=devices // tensor)).fits(config)
-            and config.num_key_value_heads % tensor == 0
-        )
+        """Put as many devices on `tensor` as can share the key/value heads (each token sooner), the rest on `data`."""
+        sizes = (tensor for tensor in divisors(devices) if config.num_key_value_heads % tensor == 0)
+        shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in sizes)
+        return next(shape for shape in shapes if shape.fits(config))
 
     @classmethod
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
-        """As many devices on `fsdp` as divide the model evenly, the rest on `data`."""
-        return next(
-            shape
-            for fsdp in sorted(divisors(devices), reverse=True)
-            if (shape := cls(fsdp=fsdp, data=devices // fsdp)).fits(config)
-        )
+        """Put as many devices on `fsdp` as divide the model evenly, the rest on `data`."""
+        shapes = (cls(fsdp=fsdp, data=devices // fsdp) for fsdp in divisors(devices))
+        return next(shape for shape in shapes if shape.fits(config))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Devices by the name of their axis."""
+        return asdict(self)
 
     @property
     def size(self) -> int:
         """Number of devices."""
-        return math.prod(asdict(self).values())
+        return math.prod(self.sizes.values())
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value > 1) or "one device"
+        return ",".join(f"{name}={value}" for name, value in self.sizes.items() if value > 1) or "one device"
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh over these devices; all there are (on all hosts) if not given.
+        """Make the mesh over these devices; all there are (on all hosts) if not given.
 
         Raises:
             ValueError: the axes do not multiply to the number of devices.
@@ -121,20 +112,20 @@ class MeshShape:
         devices = jax.devices() if devices is None else devices
         if self.size != len(devices):
             raise ValueError(f"mesh {self}: takes {self.size} devices, there are {len(devices)}")
-        sizes = tuple(asdict(self).values())
+        sizes = tuple(self.sizes.values())
         return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
     def fits(self, config: DreamConfig) -> bool:
-        """Whether every parameter splits evenly."""
+        """Tell whether every parameter splits evenly."""
         return not self.obstacles(config)
 
     def require(self, config: DreamConfig) -> None:
-        """ValueError unless every parameter splits evenly; names the axis and the size that it does not divide."""
+        """Raise ValueError, naming axis and size, unless every parameter splits evenly."""
         if obstacles := self.obstacles(config):
             raise ValueError(f"mesh {obstacles[0]}")
 
     def obstacles(self, config: DreamConfig) -> list[str]:
-        """What does not split evenly."""
+        """List what does not split evenly."""
         split = {"fsdp": ("hidden_size",), "tensor": ("hidden_size", "intermediate_size", "vocab_size")}
         return [
             f"{axis}={getattr(self, axis)}: does not divide {name}={getattr(config, name)}"
@@ -145,11 +136,12 @@ class MeshShape:
 
 
 def divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    """List the divisors of a number, the largest first."""
+    return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
 def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> PartitionSpec:
-    """How a parameter is split, by the last two names of its path; what is no matrix of the model lies everywhere.
+    """Split a parameter by the last two names of its path; what is no matrix of the model lies everywhere.
 
     An adapter is split as its layer is: A [rank, in] by inputs, B [out, rank] by outputs. The rule also holds for
     gradients and for moments of an optimizer. With more devices on `tensor` than can share the key/value heads evenly,
@@ -159,6 +151,7 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
     if names is None or names[1] not in KERNELS:
         return PartitionSpec()
     spec = KERNELS[names[1]]
+    # A head is never cut: attention over half a head would need another sum over devices in each layer.
     if names[1] in KEY_VALUE and config.num_key_value_heads % shape.tensor:
         spec = PartitionSpec(None, "fsdp")
     by_kind = {"weight": spec, "lora_a": PartitionSpec(None, spec[1]), "lora_b": PartitionSpec(spec[0], None)}
@@ -166,7 +159,7 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
 
 
 def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
-    """The same tree with a sharding for each leaf: parameters, or anything whose paths end in their names.
+    """Give each leaf of a tree its sharding: parameters, or anything whose paths end in their names.
 
     Raises:
         ValueError: the mesh does not split the model evenly.
@@ -182,27 +175,32 @@ def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
+def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+    """Choose the axes that split so many rows: `data` and `fsdp`, or one of them or none if they are uneven."""
+    parts = {axes: math.prod(sizes[axis] for axis in axes) for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])}
+    even = [axes for axes in parts if rows % parts[axes] == 0]
+    return max(even, key=parts.__getitem__, default=None)
+
+
 def row_spec(rows: int, mesh: AnyMesh) -> PartitionSpec:
-    """How a batch of that many rows is split: over `data` and `fsdp`, or over one of them or not at all if uneven."""
-    ways = {axes: math.prod(mesh.shape[axis] for axis in axes) for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])}
-    even = [axes for axes, parts in ways.items() if rows % parts == 0]
-    return PartitionSpec(max(even, key=ways.__getitem__, default=None))
+    """Split a batch of that many rows over the devices of a mesh (see `row_axes`)."""
+    return PartitionSpec(row_axes(rows, mesh.shape))
 
 
 def shard_rows(x: Array, mesh: AnyMesh | None, *others: str | None) -> Array:
-    """Inside a compiled function: `x` is split by rows (its first axis), and by `others` along the axes after it."""
+    """Split `x`, inside a compiled function, by rows (its first axis), and by `others` along the axes after it."""
     return x if mesh is None else constrain(x, mesh, *row_spec(len(x), mesh), *others)
 
 
 def constrain(x: Array, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | None) -> Array:
-    """Inside a compiled function: `x` is split along its axes by these axes of the mesh."""
+    """Split `x`, inside a compiled function, along its axes by these axes of the mesh."""
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
-    """Leaves where they are; by their names those that are not on the mesh yet, as new adapters are."""
+    """Put leaves on a mesh by their names that are not there yet, as new adapters are; leave the others."""
     if mesh is None:
         return tree
 
@@ -213,12 +211,12 @@ def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
 
 
 def whole(leaf: Array) -> Array | np.ndarray:
-    """All of an array, also where other hosts hold parts of it; then every host must ask at once."""
+    """Fetch all of an array, also where other hosts hold parts of it; then every host must ask at once."""
     return leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
 
 
 def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:
-    """Inside a compiled function: every device (of every host) gets the whole of each leaf."""
+    """Give every device (of every host), inside a compiled function, the whole of each leaf."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))

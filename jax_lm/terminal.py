@@ -1,4 +1,4 @@
-"""What the terminal shows besides results: progress bars, and errors as one line.
+"""The terminal besides results: progress bars, and errors as one line.
 
 Bars go to standard error, and only when that is a terminal and `NO_RICH_LOGGING=1` is not set.
 """
@@ -19,7 +19,7 @@ USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 def shows_progress() -> bool:
-    """Whether standard error is a terminal that may be drawn on."""
+    """Tell whether standard error is a terminal that may be drawn on."""
     return sys.stderr.isatty() and os.environ.get("NO_RICH_LOGGING") != "1"
 
 
@@ -32,7 +32,7 @@ class Report(Protocol):
 
 @contextmanager
 def progress(description: str) -> Iterator[Report | None]:
-    """A progress bar as a callback of (done, total, note); None where bars are off."""
+    """Show a progress bar as a callback of (done, total, note); None where bars are off."""
     if not shows_progress():
         yield None
         return
@@ -47,14 +47,14 @@ def progress(description: str) -> Iterator[Report | None]:
 
 
 def show_log() -> None:
-    """What the library logs goes to standard error; of the libraries below it, warnings alone."""
+    """Send what the library logs to standard error; of the libraries below it, warnings alone."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in ("jax", "orbax", "absl"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 text file that the user names; ValueError names it if it cannot be read."""
+def read_text_file(path: Path) -> str:
+    """Read a UTF-8 text file that the user names; ValueError names it if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

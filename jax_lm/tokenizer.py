@@ -114,36 +114,36 @@ class DiffuCoderTokenizer:
         return tuple(token_id for token_id in ids if token_id is not None)
 
     def token_id(self, token: str) -> int:
-        """Id of a token; KeyError if it has none."""
+        """Find the id of a token; KeyError if it has none."""
         token_id = self.backend.token_to_id(token)
         if token_id is None:
             raise KeyError(token)
         return token_id
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; special tokens written out in it become their ids, none is added."""
+        """Encode a text; special tokens written out in it become their ids, none is added."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     @cached_property
     def plain_backend(self) -> Tokenizer:
-        """The same pipeline without special tokens."""
+        """The pipeline of `backend`, in which the text of a special token is ordinary text."""
         backend = Tokenizer.from_str(self.backend.to_str())
         backend.encode_special_tokens = True
         return backend
 
     @cached_property
     def special_text(self) -> re.Pattern[str]:
-        """What special tokens look like in a text."""
+        """A pattern that finds the text of any special token."""
         added = self.backend.get_added_tokens_decoder().values()
         texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text from outside: a special token written out in it is nothing but its characters."""
+        """Encode a text from outside: a special token written out in it is nothing but its characters."""
         return self.plain_backend.encode(text, add_special_tokens=False).ids
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation from outside: only the template itself makes special tokens.
+        """Encode a conversation from outside: only the template itself makes special tokens.
 
         A special token's text in a message passes the template as a mark that nobody can guess, and is encoded apart.
         """
@@ -161,18 +161,12 @@ class DiffuCoderTokenizer:
             ids += self.encode_plain(found[int(piece)]) if place % 2 else self.encode(piece)
         return ids
 
-    def encode_batch(
-        self, texts: Sequence[str], *, multiple_of: int = 1
-    ) -> tuple[Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
-        """Left-padded ids and attention mask (1 = real), as wide as the longest text rounded up."""
-        return pad_left([self.encode(text) for text in texts], self.pad_id, multiple_of=multiple_of)
-
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
+        """Decode ids; bytes that are not UTF-8 become U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def decode_until_stop(self, ids: Iterable[int]) -> str:
-        """Text up to the first stop token."""
+        """Decode ids up to the first stop token."""
         kept = []
         for token_id in map(int, ids):
             if token_id in self.stop_ids:
@@ -209,7 +203,7 @@ class DiffuCoderTokenizer:
 
 
 def byte_level_bpe(model: models.BPE, word_pattern: str = QWEN_WORDS) -> Tokenizer:
-    """Qwen2's pipeline around a BPE model: NFC, a word pattern, byte-level alphabet, no added ids."""
+    """Build Qwen2's pipeline around a BPE model: NFC, a word pattern, byte-level alphabet, no added ids."""
     backend = Tokenizer(model)
     backend.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(word_pattern), behavior="isolated")
@@ -237,7 +231,7 @@ def add_in_order(backend: Tokenizer, folder: Path) -> None:
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """chat_template.jinja, or the field of tokenizer_config.json, or None."""
+    """Read chat_template.jinja, or the field of tokenizer_config.json, or None."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if (folder / "tokenizer_config.json").is_file():
@@ -253,7 +247,7 @@ def raise_template_error(message: str) -> None:
 def pad_left(
     rows: Sequence[Sequence[int]], pad_id: int, *, multiple_of: int = 1
 ) -> tuple[Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
-    """Rows of ids as one left-padded array with its attention mask (1 = real)."""
+    """Put rows of ids into one left-padded array with its attention mask (1 = real)."""
     width = max(map(len, rows), default=0)
     width += -width % multiple_of
     ids = np.full((len(rows), width), pad_id, np.int32)
@@ -273,7 +267,7 @@ def train_bpe(
     chat_template: str | None = None,
     word_pattern: str = QWEN_WORDS,
 ) -> DiffuCoderTokenizer:
-    """A small tokenizer of the same kind, trained on `texts`; `vocab_size` counts the special tokens.
+    """Train a small tokenizer of this kind on `texts`; `vocab_size` counts the special tokens.
 
     `word_pattern` is a regular expression; no token reaches over the end of one of its matches.
     """

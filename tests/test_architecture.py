@@ -25,7 +25,7 @@ MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_INNER_IMPORTS = 450, 60, 8, 2
 MANY_PARAMETERS = {"DiffuCoderInference.generate": 12, "DiffuCoderLM.__init__": 10}
 """The signature is the published interface, or the harness's command line."""
 
-SHARED_NAMES = set()
+SHARED_NAMES = {"save", "stored_tensors"}
 """Names that several modules define because they implement one interface: the formats of checkpoints."""
 
 RESTRICTED_PICKLE = "checkpoints.legacy"

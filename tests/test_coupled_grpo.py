@@ -136,7 +136,7 @@ def test_the_reference_moves_a_share_of_the_way(rollout):
     trainer, _, _ = rollout
     reference, params = trainer.source.reference, jax.tree.map(lambda leaf: leaf + 1, trainer.state.params)
     moved = mixed(reference, params, 0.6)
-    for name, leaf in flatten(moved):
+    for name, leaf in flatten(moved).items():
         expected = 0.4 * dict(flatten(reference))[name] + 0.6 * dict(flatten(params))[name]
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=name)
 

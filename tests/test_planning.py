@@ -12,15 +12,15 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.planning import (
-    Job,
     OutOfMemoryError,
+    PlannedStep,
     bound,
+    cheapest_changes,
     device_bytes,
     estimated_memory,
     fits,
     memory_estimate,
     parameter_count,
-    remedies,
     smallest_topology,
 )
 from jax_lm.roofline import Topology
@@ -80,39 +80,41 @@ def test_empty_canvas_is_refused(tiny_config, name, value):
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8"])
 def test_weights_on_one_device_are_those_of_the_model(tiny_config, precision):
-    job = Job(precision=precision, canvas=8, new_tokens=4)
-    model = DreamForCausalLM.abstract(tiny_config, job.dtype, int8=job.is_int8)
+    planned = PlannedStep(precision=precision, canvas=8, new_tokens=4)
+    model = DreamForCausalLM.abstract(tiny_config, planned.dtype, int8=planned.is_int8)
     wanted = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters(model).values())
-    assert device_bytes(tiny_config, job, MeshShape()) == wanted
+    assert device_bytes(tiny_config, planned, MeshShape()) == wanted
 
 
 def test_weights_of_the_published_shape():
-    assert device_bytes(DIFFUCODER_7B, Job(), MeshShape()) == 2 * 7_615_616_512
+    assert device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape()) == 2 * 7_615_616_512
     # Norms lie everywhere; everything else is split in four.
-    quarter = device_bytes(DIFFUCODER_7B, Job(), MeshShape(tensor=4)) - 7_615_616_512 // 2
+    quarter = device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape(tensor=4)) - 7_615_616_512 // 2
     assert 0 <= quarter < 2 * (2 * 28 + 1) * 3584
     # With eight, keys and values lie everywhere.
-    assert device_bytes(DIFFUCODER_7B, Job(), MeshShape(tensor=8)) > 2 * 7_615_616_512 // 8 + 28 * 3584 * 512 * 2
-    assert device_bytes(DIFFUCODER_7B, Job(precision="int8"), MeshShape()) < 0.54 * 2 * 7_615_616_512
+    assert (
+        device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape(tensor=8)) > 2 * 7_615_616_512 // 8 + 28 * 3584 * 512 * 2
+    )
+    assert device_bytes(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()) < 0.54 * 2 * 7_615_616_512
 
 
 def test_bfloat16_needs_more_than_one_small_chip_and_int8_does_not():
     chip = Topology.parse("v5e:1x1")
-    assert not fits(estimated_memory(DIFFUCODER_7B, Job(), MeshShape()).total, chip)
-    assert fits(estimated_memory(DIFFUCODER_7B, Job(precision="int8"), MeshShape()).total, chip)
-    assert smallest_topology(DIFFUCODER_7B, Job(), chip) == (Topology.parse("v5e:2x2"), MeshShape(tensor=4))
-    assert smallest_topology(DIFFUCODER_7B, Job(precision="int8"), chip) == (chip, MeshShape())
-    found = remedies(DIFFUCODER_7B, Job(), MeshShape(), chip)
+    assert not fits(estimated_memory(DIFFUCODER_7B, PlannedStep(), MeshShape()).total, chip)
+    assert fits(estimated_memory(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()).total, chip)
+    assert smallest_topology(DIFFUCODER_7B, PlannedStep(), chip) == (Topology.parse("v5e:2x2"), MeshShape(tensor=4))
+    assert smallest_topology(DIFFUCODER_7B, PlannedStep(precision="int8"), chip) == (chip, MeshShape())
+    found = cheapest_changes(DIFFUCODER_7B, PlannedStep(), MeshShape(), chip)
     assert found[0].startswith("--dtype int8 (about 8.")
     assert found[-1] == "--topology v5e:2x2 (mesh tensor=4)"
 
 
 def test_bound_by_hand():
     chip = Topology.parse("v5e:2x2")
-    job = Job(canvas=512, new_tokens=256)
+    planned = PlannedStep(canvas=512, new_tokens=256)
     body, head = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944), 152064 * 3584
     flops = 512 * (2 * body + 4 * 3584 * 512 * 28) + 128 * 2 * head
-    found = bound(DIFFUCODER_7B, job, MeshShape(tensor=4), chip)
+    found = bound(DIFFUCODER_7B, planned, MeshShape(tensor=4), chip)
     assert found.step.flops == flops // 4
     assert found.seconds == pytest.approx(flops / 4 / 197e12)
     assert (found.limit, found.tokens_per_second) == ("compute", pytest.approx(4 * 197e12 / flops))
@@ -120,13 +122,17 @@ def test_bound_by_hand():
 
 def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     chip, mesh = Topology.parse("v6e:1x1"), MeshShape()
-    exact, fast, turbo = (bound(DIFFUCODER_7B, Job(preset=name), mesh, chip) for name in ("exact", "fast", "turbo"))
+    exact, fast, turbo = (
+        bound(DIFFUCODER_7B, PlannedStep(preset=name), mesh, chip) for name in ("exact", "fast", "turbo")
+    )
     assert fast.step.flops < exact.step.flops / 5
     assert fast.limit == "memory"
     assert turbo.tokens_per_second is None
     keys_and_values = 2 * 28 * 4 * 128 * 512 * 2
-    assert estimated_memory(DIFFUCODER_7B, Job(preset="fast"), mesh).cache == keys_and_values
-    assert estimated_memory(DIFFUCODER_7B, Job(preset="fast"), MeshShape(tensor=4)).cache == keys_and_values // 4
+    assert estimated_memory(DIFFUCODER_7B, PlannedStep(preset="fast"), mesh).cache == keys_and_values
+    assert (
+        estimated_memory(DIFFUCODER_7B, PlannedStep(preset="fast"), MeshShape(tensor=4)).cache == keys_and_values // 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,10 +146,10 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
 )
 def test_jobs_that_make_no_sense_are_refused(fields, named):
     with pytest.raises(ValueError, match=named):
-        Job(**fields)
+        PlannedStep(**fields)
 
 
-def test_running_out_of_memory_is_answered_with_numbers_and_remedies(engine, monkeypatch):
+def test_running_out_of_memory_is_answered_with_numbers_and_cheapest_changes(engine, monkeypatch):
     def full(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
         yield
@@ -174,36 +180,39 @@ def test_other_errors_of_the_runtime_stay_what_they_are(engine, monkeypatch):
 
 @pytest.mark.parametrize("step", ["sft", "grpo"])
 def test_training_keeps_three_float32_numbers_per_weight(step):
-    job = Job(batch=8, canvas=512, step=step)
-    memory = estimated_memory(DIFFUCODER_7B, job, MeshShape())
+    planned = PlannedStep(batch=8, canvas=512, kind=step)
+    memory = estimated_memory(DIFFUCODER_7B, planned, MeshShape())
     assert memory.weights == 3 * 4 * parameter_count(DIFFUCODER_7B)
     # Gradients in float32, weights and gradients in bfloat16.
     assert memory.working > (4 + 2 + 2) * parameter_count(DIFFUCODER_7B)
-    spread = estimated_memory(DIFFUCODER_7B, job, MeshShape(fsdp=8))
+    spread = estimated_memory(DIFFUCODER_7B, planned, MeshShape(fsdp=8))
     # All but the norms, which lie everywhere.
     assert spread.weights == pytest.approx(memory.weights / 8, rel=1e-3)
 
 
 def test_training_takes_the_smallest_machine_that_holds_it():
-    job = Job(batch=8, canvas=2048, step="sft")
-    place, mesh = smallest_topology(DIFFUCODER_7B, job, Topology.parse("v5p:2x2x1"))
+    planned = PlannedStep(batch=8, canvas=2048, kind="sft")
+    place, mesh = smallest_topology(DIFFUCODER_7B, planned, Topology.parse("v5p:2x2x1"))
     assert mesh == MeshShape.for_training(DIFFUCODER_7B, place.devices)
     assert not any(
-        "int8" in remedy for remedy in remedies(DIFFUCODER_7B, job, MeshShape(), Topology.parse("v5p:2x2x1"))
+        "int8" in remedy
+        for remedy in cheapest_changes(DIFFUCODER_7B, planned, MeshShape(), Topology.parse("v5p:2x2x1"))
     )
 
 
 def test_an_update_costs_four_forward_passes():
     place = Topology.parse("v5p:2x2x1")
-    job = Job(batch=4, canvas=512, new_tokens=512, step="sft")
-    learnt, one = (bound(DIFFUCODER_7B, j, MeshShape(fsdp=4), place) for j in (job, Job(batch=4, canvas=512)))
+    planned = PlannedStep(batch=4, canvas=512, new_tokens=512, kind="sft")
+    learnt, one = (
+        bound(DIFFUCODER_7B, j, MeshShape(fsdp=4), place) for j in (planned, PlannedStep(batch=4, canvas=512))
+    )
     assert 3.9 < learnt.step.flops / one.step.flops < 4.3
     assert learnt.tokens_per_second == pytest.approx(4 * 512 / learnt.seconds)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"), [({"step": "rl"}, "step='rl'"), ({"step": "sft", "precision": "int8"}, "dtype='int8'")]
+    ("fields", "message"), [({"kind": "rl"}, "step='rl'"), ({"kind": "sft", "precision": "int8"}, "dtype='int8'")]
 )
 def test_a_training_step_that_is_not_there_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        Job(**fields)
+        PlannedStep(**fields)

@@ -120,7 +120,7 @@ def test_a_card_of_their_own_goes_as_it_is(folder, tmp_path):
     own = tmp_path / "own"
     shutil.copytree(folder, own)
     (own / "README.md").write_text("ours")
-    upload = hub.prepare(own, REPO)
+    upload = hub.prepare_upload(own, REPO)
     assert upload.card is None
     assert own / "README.md" in upload.files
 
@@ -128,7 +128,7 @@ def test_a_card_of_their_own_goes_as_it_is(folder, tmp_path):
 @pytest.mark.parametrize("repo", ["tiny", "me/tiny@main", "me/a/b", ""])
 def test_a_repository_has_an_owner_and_a_name(folder, repo):
     with pytest.raises(ValueError, match=re.escape(f"repo={repo!r}: must be like owner/name")):
-        hub.prepare(folder, repo)
+        hub.prepare_upload(folder, repo)
 
 
 def test_a_damaged_checkpoint_is_not_sent(folder, tmp_path):
@@ -137,6 +137,6 @@ def test_a_damaged_checkpoint_is_not_sent(folder, tmp_path):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"hidden_size": 48}))
     with pytest.raises(CheckpointError, match="is not sent"):
-        hub.prepare(broken, REPO)
+        hub.prepare_upload(broken, REPO)
     with pytest.raises(CheckpointError, match="no folder"):
-        hub.prepare(tmp_path / "absent", REPO)
+        hub.prepare_upload(tmp_path / "absent", REPO)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_lm.roofline import CHIPS, Cost, Limits, Topology
+from jax_lm.roofline import CHIPS, Cost, MachineLimits, Topology
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_families_grow():
 
 
 def test_the_slower_limit_counts():
-    limits = Limits(matmul_flops=100.0, copy_bytes=10.0)
+    limits = MachineLimits(matmul_flops=100.0, copy_bytes=10.0)
     assert (Cost(1000, 50).seconds(limits), Cost(1000, 50).limit(limits)) == (10.0, "compute")
     assert (Cost(100, 50).seconds(limits), Cost(100, 50).limit(limits)) == (5.0, "memory")

@@ -1,5 +1,7 @@
 """What a result says, that one test cannot spoil another, and that nothing is left behind."""
 
+import functools
+import json
 import os
 import signal
 import socket
@@ -11,22 +13,19 @@ import jax.numpy as jnp
 import pytest
 
 from jax_lm.sandbox import (
-    Job,
     Limits,
     Local,
+    Program,
     Result,
     SandboxFailureError,
     SandboxUnavailableError,
     TestResult,
     run,
-    run_many,
 )
-from jax_lm.sandbox import runner as runner_module
 from jax_lm.sandbox.assertions import Call, read_call, split_tests
 from jax_lm.sandbox.inside.wire import decode, encode, matches
-from jax_lm.sandbox.results import job_from_json, job_to_json, result_from_json, result_to_json
-from jax_lm.sandbox.runner import choose, why_not
-from jax_lm.sandbox.session import Child
+from jax_lm.sandbox.runner import Sandbox, choose_tier, says_why, why_not
+from jax_lm.sandbox.session import Child, Session
 from jax_lm.sandbox.tiers import SAFE
 
 TIERS = [tier for tier in SAFE if not why_not(tier)]
@@ -83,7 +82,7 @@ def test_a_program_says_why_even_if_only_the_tester_saw_its_end(status, ended, e
     with socket.socket() as one, socket.socket() as other:
         program = Child(one, {}, ended=ended, status=status)
         tester = Child(other, {}, answer={"raised": "EOFError"})
-        assert runner_module.says_why(program, tester) is expected
+        assert says_why(program, tester) is expected
 
 
 @pytest.mark.parametrize(
@@ -322,70 +321,75 @@ def test_limits_refuse_bad_values(name, value):
         Limits(**{name: value})
 
 
-def test_jobs_and_results_survive_json():
-    job = Job("x = 1", ("assert x == 1",), Limits(seconds=2))
+def test_programs_and_results_survive_json():
+    program = Program("x = 1", ("assert x == 1",), Limits(seconds=2))
     result = Result.of([TestResult("passed"), TestResult("timeout", "no end")], "out", "err", "unsafe")
-    assert job_from_json(job_to_json(job)) == job
-    assert result_from_json(result_to_json(result)) == result
+    assert Program.from_json(json.loads(json.dumps(program.to_json()))) == program
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
     for bad in ([], {"code": 1}, {"code": "", "tests": "a"}, {"code": "", "limits": {"speed": 1}}):
         with pytest.raises(ValueError, match="must be"):
-            job_from_json(bad)
+            Program.from_json(bad)
     with pytest.raises(ValueError, match="not a result"):
-        result_from_json({"tests": []})
+        Result.from_json({"tests": []})
 
 
-def test_a_host_without_containment_is_refused(monkeypatch):
-    monkeypatch.setattr(runner_module, "why_not", lambda tier: f"no {tier} here")
+def test_a_host_without_containment_is_refused():
+    def probe(tier):
+        return f"no {tier} here"
+
     with pytest.raises(
         SandboxUnavailableError, match=r"no bubblewrap here.*no landlock here.*install bubblewrap"
     ) as caught:
-        run("x = 1")
+        choose_tier("auto", probe=probe)
     assert "\n" not in str(caught.value)
     with pytest.raises(SandboxUnavailableError, match="landlock: no landlock here"):
-        choose("landlock")
-    result = run("x = 1", allow_unsafe=True)
-    assert (result.outcome, result.tier, result.unsafe) == ("passed", "unsafe", True)
+        choose_tier("landlock", probe=probe)
+    assert choose_tier("auto", allow_unsafe=True, probe=probe) == "unsafe"
 
 
 def test_unsafe_must_be_allowed():
     with pytest.raises(SandboxUnavailableError, match="must be allowed"):
         run("x = 1", executor="unsafe")
     with pytest.raises(ValueError, match="executor='docker'"):
-        choose("docker")
+        choose_tier("docker")
 
 
-def test_a_failure_of_the_sandbox_is_tried_again_and_then_named(monkeypatch):
-    genuine, calls = runner_module.run_in, []
+class TiredSession(Session):
+    """A session that dies when it is to run a program."""
 
-    def failing(session, job):
-        calls.append(job)
-        session.process.kill()
-        if len(calls) <= failures:
-            raise SandboxFailureError("the host is tired")
-        return genuine(runner_module.Session(TIER), job)
+    def begin(self, limits):
+        self.process.kill()
+        raise SandboxFailureError("the host is tired")
 
-    failures = 2
-    monkeypatch.setattr(runner_module, "run_in", failing)
-    monkeypatch.setattr(runner_module, "choose", lambda *_, **__: TIER)
-    assert run("x = 1").outcome == "passed"
-    failures = 100
-    result = run("x = 1", ["assert x == 1"] * 2)
-    assert (result.outcome, result.detail, len(result.tests), result.share) == (
-        "sandbox_error", "the host is tired", 2, 0)  # fmt: skip
+
+@pytest.mark.parametrize(("failures", "outcome"), [(2, "passed"), (100, "sandbox_error")])
+def test_a_failure_of_the_sandbox_is_tried_again_and_then_named(failures, outcome):
+    started = []
+
+    def start():
+        started.append(TiredSession(TIER) if len(started) < failures else Session(TIER))
+        return started[-1]
+
+    sandbox = Sandbox(TIER, start)
+    result = sandbox.run(Program("x = 1", ("assert x == 1",) * 2))
+    sandbox.close()
+    assert (result.outcome, len(result.tests), result.tier) == (outcome, 2, TIER)
+    if outcome == "sandbox_error":
+        assert (result.detail, result.share) == ("the host is tired", 0)
 
 
 def test_a_zygote_that_dies_is_replaced():
-    sandbox = runner_module.Sandbox(TIER)
-    assert sandbox.run(Job("x = 1")).passed
+    sandbox = Sandbox(TIER, functools.partial(Session, TIER))
+    assert sandbox.run(Program("x = 1")).passed
     os.killpg(sandbox.session.process.pid, 9)
-    assert sandbox.run(Job("x = 1")).passed
+    assert sandbox.run(Program("x = 1")).passed
     sandbox.close()
 
 
 def test_many_at_once_keep_their_order_and_report():
     seen = []
     local = Local(TIER, allow_unsafe=True, workers=2)
-    jobs = [Job(f"def f(): return {n}", ("assert f() == 3",)) for n in range(6)]
+    jobs = [Program(f"def f(): return {n}", ("assert f() == 3",)) for n in range(6)]
     results = local.run_many(jobs, on_progress=lambda done, total: seen.append((done, total)))
     assert [result.passed for result in results] == [n == 3 for n in range(6)]
     assert seen == [(n, 6) for n in range(1, 7)]
@@ -393,14 +397,14 @@ def test_many_at_once_keep_their_order_and_report():
     with pytest.raises(ValueError, match="workers=0"):
         Local(workers=0)
     if TIERS:
-        assert run_many(jobs[:1])[0].tier == TIERS[0]
+        assert Local().run_many(jobs[:1])[0].tier == TIERS[0]
 
 
 def test_cancelled_programs_are_no_wrong_answers():
     cancel = threading.Event()
     threading.Timer(0.5, cancel.set).start()
     start = time.monotonic()
-    jobs = [Job("import time\ntime.sleep(60)", (), Limits(seconds=60))] * 4
+    jobs = [Program("import time\ntime.sleep(60)", (), Limits(seconds=60))] * 4
     results = Local(TIER, allow_unsafe=True).run_many(jobs, cancel=cancel)
     assert time.monotonic() - start < 10
     assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "cancelled")] * 4
@@ -413,7 +417,7 @@ def test_a_caller_that_leaves_waits_for_nothing():
         raise KeyboardInterrupt
 
     start = time.monotonic()
-    jobs = [Job("pass"), Job("import time\ntime.sleep(60)", (), Limits(seconds=60))]
+    jobs = [Program("pass"), Program("import time\ntime.sleep(60)", (), Limits(seconds=60))]
     with pytest.raises(KeyboardInterrupt):
         Local(TIER, allow_unsafe=True, workers=2).run_many(jobs, on_progress=leave)
     assert time.monotonic() - start < 20
@@ -436,7 +440,7 @@ def children():
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
 def test_nothing_is_left_behind():
     jnp.ones(1).block_until_ready()
-    jobs = [Job(code, ("assert f() == 1",), Limits(seconds=0.5)) for code in (
+    jobs = [Program(code, ("assert f() == 1",), Limits(seconds=0.5)) for code in (
         "def f(): return 1", "def f():\n    while True: pass", "import os\ndef f(): os._exit(0)", "def f(:",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\ndef f(): return 1",
     )]  # fmt: skip
@@ -454,9 +458,9 @@ def test_an_allowed_package_can_be_imported_and_nothing_beside_it(tier):
     script = "import numpy as np\nassert np.isclose(total(3), np.ones(3).sum())"
     used, refused, listed = place.run_many(
         [
-            Job(code, (script,), Limits(seconds=20, memory_bytes=2**30)),
-            Job(code, ("other()",), Limits(seconds=20, memory_bytes=2**30)),
-            Job(
+            Program(code, (script,), Limits(seconds=20, memory_bytes=2**30)),
+            Program(code, ("other()",), Limits(seconds=20, memory_bytes=2**30)),
+            Program(
                 "import os\nimport numpy\ndef beside(): return os.listdir(os.path.dirname(numpy.__path__[0]))",
                 ("names = beside()\nassert not [name for name in names if name.startswith('jaxtyping')]",),
                 Limits(seconds=20, memory_bytes=2**30),

@@ -126,8 +126,8 @@ def test_filters_are_well_formed(machine):
         code = int.from_bytes(line[:2], "little")
         if code == confinement.BPF_JUMP_EQUAL:
             assert position + 1 + max(line[2], line[3]) < len(lines)
-    assert set(syscalls.numbers(syscalls.GUARDED[machine])) == set(syscalls.conditions(1))
-    allowed = syscalls.numbers(syscalls.ALLOWED[machine])
+    assert set(syscalls.parse_table(syscalls.GUARDED[machine])) == set(syscalls.conditions(1))
+    allowed = syscalls.parse_table(syscalls.ALLOWED[machine])
     assert len(set(allowed.values())) == len(allowed)
 
 
@@ -142,5 +142,5 @@ def test_numbers_are_those_of_the_kernels_headers():
     table = {words[i + 1].removeprefix("__NR_").removeprefix("__NR3264_"): words[i + 2]
              for i, word in enumerate(words[:-2]) if word == "#define"}  # fmt: skip
     table.setdefault("newfstatat", table.get("fstatat", ""))
-    ours = syscalls.numbers(syscalls.ALLOWED[machine]) | syscalls.numbers(syscalls.GUARDED[machine])
+    ours = syscalls.parse_table(syscalls.ALLOWED[machine]) | syscalls.parse_table(syscalls.GUARDED[machine])
     assert {name: table.get(name) for name in ours} == {name: str(number) for name, number in ours.items()}

@@ -12,17 +12,17 @@ import urllib.request
 
 import pytest
 
-from jax_lm.sandbox import Executor, Job, Limits, Local
+from jax_lm.sandbox import Executor, Limits, Local, Program
 from jax_lm.sandbox.e2b import E2B, HOME
 from jax_lm.sandbox.http import MAX_BODY, TOKEN_VARIABLE, HttpWorkers, Worker
 from jax_lm.sandbox.ray import RayCluster
 
 TOKEN = "a-token-of-the-tests-0123456789"
-JOBS = [
-    Job("def f(): return 1", ("assert f() == 1", "assert f() == 2")),
-    Job("def f(:", ("assert f() == 1",)),
-    Job("while True: pass", (), Limits(seconds=0.5)),
-    Job("x = 1", ("assert x == 1",)),
+PROGRAMS = [
+    Program("def f(): return 1", ("assert f() == 1", "assert f() == 2")),
+    Program("def f(:", ("assert f() == 1",)),
+    Program("while True: pass", (), Limits(seconds=0.5)),
+    Program("x = 1", ("assert x == 1",)),
 ]
 OUTCOMES = [("failed", 0.5), ("failed", 0.0), ("timeout", 0.0), ("passed", 1.0)]
 
@@ -65,8 +65,8 @@ def ask(url, path="/run", body=None, **headers):
 def test_a_worker_gives_what_the_local_sandbox_gives(url):
     seen = []
     workers = HttpWorkers(urls=(url,), batch=2)
-    results = workers.run_many(JOBS, on_progress=lambda done, total: seen.append((done, total)))
-    local = Local(allow_unsafe=True).run_many(JOBS)
+    results = workers.run_many(PROGRAMS, on_progress=lambda done, total: seen.append((done, total)))
+    local = Local(allow_unsafe=True).run_many(PROGRAMS)
     assert outcomes(results) == outcomes(local) == OUTCOMES
     assert [result.tests for result in results] == [result.tests for result in local]
     assert [result.tier for result in results] == [result.tier for result in local]
@@ -83,7 +83,7 @@ def test_a_wrong_token_gets_nothing(url, given):
 def test_a_client_with_a_wrong_token_says_so(url, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "another-token-0123456789")
     with pytest.raises(ValueError, match=r"answered 401.*DIFFUCODER_SANDBOX_TOKEN") as caught:
-        HttpWorkers(urls=(url,)).run_many(JOBS)
+        HttpWorkers(urls=(url,)).run_many(PROGRAMS)
     assert "another-token" not in str(caught.value)
 
 
@@ -95,7 +95,7 @@ def test_without_a_token_nothing_starts(monkeypatch, given):
     with pytest.raises(ValueError, match=TOKEN_VARIABLE):
         Worker(("127.0.0.1", 0))
     with pytest.raises(ValueError, match=TOKEN_VARIABLE):
-        HttpWorkers(urls=("http://127.0.0.1:1",)).run_many(JOBS)
+        HttpWorkers(urls=("http://127.0.0.1:1",)).run_many(PROGRAMS)
 
 
 @pytest.mark.parametrize(
@@ -116,20 +116,20 @@ def test_a_body_that_is_too_large_is_not_read(url):
 
 
 def test_a_full_queue_refuses_and_the_client_waits(url, worker):
-    slow = [Job("import time\ntime.sleep(1)", (), Limits(seconds=10))] * 8
+    slow = [Program("import time\ntime.sleep(1)", (), Limits(seconds=10))] * 8
     background = threading.Thread(target=HttpWorkers(urls=(url,)).run_many, args=(slow,))
     background.start()
     while worker.accepted < 8:
         pass
     status, answer = ask(url, body=json.dumps({"jobs": [{"code": "x = 1"}]}).encode())
     assert (status, answer) == (503, {"error": "the queue is full"})
-    assert HttpWorkers(urls=(url,), attempts=6).run_many([Job("x = 1")])[0].passed
+    assert HttpWorkers(urls=(url,), attempts=6).run_many([Program("x = 1")])[0].passed
     background.join()
 
 
 def test_a_worker_that_is_not_there_is_no_wrong_answer(token):
     places = HttpWorkers(urls=("http://127.0.0.1:9",), attempts=2, pause=0.01)
-    results = places.run_many(JOBS)
+    results = places.run_many(PROGRAMS)
     assert [result.outcome for result in results] == ["sandbox_error"] * 4
     assert [len(result.tests) for result in results] == [2, 1, 1, 1]
     assert "127.0.0.1:9" in results[0].detail
@@ -137,7 +137,7 @@ def test_a_worker_that_is_not_there_is_no_wrong_answer(token):
 
 def test_from_a_worker_that_fails_to_the_next(url):
     places = HttpWorkers(urls=("http://127.0.0.1:9", url), pause=0.01)
-    assert outcomes(places.run_many(JOBS)) == OUTCOMES
+    assert outcomes(places.run_many(PROGRAMS)) == OUTCOMES
 
 
 @pytest.mark.parametrize(("name", "value"), [("urls", ()), ("urls", ("ftp://a",)), ("batch", 0), ("attempts", 0)])
@@ -159,13 +159,13 @@ def test_a_local_ray_runs_programs():
     try:
         seen = []
         cluster = RayCluster(batch=2, allow_unsafe=True)
-        assert outcomes(cluster.run_many(JOBS, on_progress=lambda *pair: seen.append(pair))) == OUTCOMES
+        assert outcomes(cluster.run_many(PROGRAMS, on_progress=lambda *pair: seen.append(pair))) == OUTCOMES
         assert seen == [(2, 4), (4, 4)]
         cancel = threading.Event()
         cancel.set()
-        assert [result.detail for result in cluster.run_many(JOBS, cancel=cancel)] == ["cancelled"] * 4
+        assert [result.detail for result in cluster.run_many(PROGRAMS, cancel=cancel)] == ["cancelled"] * 4
         # An exception of a task is Ray's word for a host that broke.
-        broken = RayCluster(executor="unsafe", allow_unsafe=False).run_many(JOBS)
+        broken = RayCluster(executor="unsafe", allow_unsafe=False).run_many(PROGRAMS)
         assert [result.outcome for result in broken] == ["sandbox_error"] * 4
     finally:
         ray.shutdown()
@@ -175,9 +175,9 @@ def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "e2b", None)
     with pytest.raises(ValueError, match=r"jax-diffucoder\[ray\]"):
-        RayCluster().run_many(JOBS)
+        RayCluster().run_many(PROGRAMS)
     with pytest.raises(ValueError, match=r"jax-diffucoder\[e2b\]"):
-        E2B().run_many(JOBS)
+        E2B().run_many(PROGRAMS)
 
 
 class RecordedE2B(types.ModuleType):
@@ -217,7 +217,7 @@ def test_e2b_machines_get_what_they_need(tmp_path, monkeypatch):
     monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
     recorded = RecordedE2B(tmp_path, failures=1)
     monkeypatch.setitem(sys.modules, "e2b", recorded)
-    assert outcomes(E2B(batch=3, allow_unsafe=True).run_many(JOBS)) == OUTCOMES
+    assert outcomes(E2B(batch=3, allow_unsafe=True).run_many(PROGRAMS)) == OUTCOMES
     names = [call[0] for call in recorded.calls]
     assert names == ["create", "create", "run", "kill", "create", "run", "kill"]
     assert all(call[1]["allow_internet_access"] is False for call in recorded.calls if call[0] == "create")
@@ -228,9 +228,9 @@ def test_e2b_failures_are_no_wrong_answers(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "e2b", RecordedE2B(tmp_path, failures=100))
     monkeypatch.delenv("E2B_API_KEY", raising=False)
     with pytest.raises(ValueError, match="E2B_API_KEY"):
-        E2B().run_many(JOBS)
+        E2B().run_many(PROGRAMS)
     monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
-    results = E2B(attempts=2).run_many(JOBS)
+    results = E2B(attempts=2).run_many(PROGRAMS)
     assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "E2B: no machine is free")] * 4
 
 

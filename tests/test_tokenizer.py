@@ -338,7 +338,7 @@ def test_nothing_to_pad(rows):
 
 def test_batch_of_texts_is_padded_with_the_pad_token(small):
     texts = ["def add(a, b):", "", "x"]
-    ids, mask = small.encode_batch(texts, multiple_of=8)
+    ids, mask = pad_left([small.encode(text) for text in texts], small.pad_id, multiple_of=8)
     assert ids.shape[1] % 8 == 0
     assert ids.shape[1] - max(mask.sum(axis=1)) < 8
     for row, present, text in zip(ids, mask, texts, strict=True):

@@ -12,7 +12,7 @@ import pytest
 from jax_lm import cli
 from jax_lm.benchmark import machine
 from jax_lm.benchmark import workload as speed
-from jax_lm.benchmark.machine import Limits
+from jax_lm.benchmark.machine import MachineLimits
 from jax_lm.benchmark.workload import Workload
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.masking import shift_right
@@ -21,7 +21,7 @@ from jax_lm.models.dream import parameter_shapes, parameters
 from jax_lm.planning import forward_cost
 from jax_lm.roofline import Cost
 
-LIMITS = Limits(matmul_flops=1e11, copy_bytes=1e10)
+LIMITS = MachineLimits(matmul_flops=1e11, copy_bytes=1e10)
 RESULT_KEYS = {"about", "model", "workload", "limits", "load_seconds", "peak_memory", "generations", "forwards"}
 
 

@@ -142,6 +142,6 @@ class Plan:
 
     @staticmethod
     def implied(words: Sequence[str]) -> list[str]:
-        """Half of the canvas is new, unless something else is typed."""
+        """Take half of the canvas as new, unless something else is typed."""
         canvas = option(words, "--canvas", str(Plan.canvas))
         return ["--max-new-tokens", str(max(1, int(canvas) // 2))] if canvas.isdecimal() else []

@@ -32,9 +32,9 @@ from jax_lm.planning import OutOfMemoryError, device_bytes, explained, forward_c
 from jax_lm.reports.run_folder import Record
 from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.results import DecodedBatch
-from jax_lm.roofline import Limits
+from jax_lm.roofline import MachineLimits
 from jax_lm.sandbox import Local
-from jax_lm.sandbox.runner import choose
+from jax_lm.sandbox.runner import choose_tier
 from jax_lm.sandbox.tiers import SandboxUnavailableError
 
 PROMPTS = (
@@ -179,7 +179,7 @@ class Experiment:
         """Forward passes with the logits of every position, beside the roofline of the measured limits."""
         engine = self.engine
         width = min(FORWARD_TOKENS, engine.config.max_position_embeddings)
-        limits = Limits(**found["environment"]["limits"]) if "environment" in found else None
+        limits = MachineLimits(**found["environment"]["limits"]) if "environment" in found else None
         rows = []
         for batch in self.settings.batch_sizes:
             try:
@@ -271,7 +271,7 @@ class Experiment:
     def quality(self, found: Mapping[str, Record]) -> Record:
         """How many small functions pass their tests, decoded greedily."""
         try:
-            tier = choose("auto")
+            tier = choose_tier("auto")
         except SandboxUnavailableError as error:
             raise LeftOut(str(error)) from error
         options = GenerationOptions(max_new_tokens=TASK_TOKENS, temperature=0.0)

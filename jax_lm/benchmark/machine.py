@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jax_lm.models.products import product
-from jax_lm.roofline import Limits
+from jax_lm.roofline import MachineLimits
 
 COPY_BYTES = 2**30
 """Array over which the bandwidth is measured: above the shared cache of a large server."""
@@ -147,7 +147,7 @@ def fastest_seconds(call: Callable[[], Any]) -> float:
     return min(seconds_of(call) for _ in range(LIMIT_REPEATS))
 
 
-def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Limits:
+def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> MachineLimits:
     """Rate of a large square product and of a copy, by the same compiler that runs the model.
 
     The fastest of several calls, no median: a limit must not be one that a busy moment has lowered.
@@ -165,4 +165,4 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Limits:
         values = add(values)
         return values
 
-    return Limits(2 * size**3 / matmul, 2 * copy_bytes / fastest_seconds(copy))
+    return MachineLimits(2 * size**3 / matmul, 2 * copy_bytes / fastest_seconds(copy))

@@ -34,7 +34,7 @@ from jax_lm.inference import WIDTH_BUCKET
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 from jax_lm.options import PRESETS, Decoding, GenerationOptions
 from jax_lm.planning import forward_cost
-from jax_lm.roofline import Limits
+from jax_lm.roofline import MachineLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def run_block_logits(
     return logits, cache
 
 
-def forward_times(sampler: Sampler, canvas: Canvas, limits: Limits, *, repeats: int) -> list[ForwardTime]:
+def forward_times(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, repeats: int) -> list[ForwardTime]:
     """Times of a forward pass and of a step by the rows they recompute, on the first block of the canvas."""
     batch, width = canvas.tokens.shape
     arrays, state = CanvasArrays.of(canvas), sampler.start(canvas, seed=0)
@@ -284,7 +284,11 @@ def generation(sampler: Sampler, preset: str, batch: int, new_tokens: int, workl
 
 
 def measure(
-    sampler: Sampler, workload: Workload, limits: Limits, *, on_progress: Callable[[int, int], None] | None = None
+    sampler: Sampler,
+    workload: Workload,
+    limits: MachineLimits,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[GenerationTime], list[ForwardTime]]:
     """All cells of the workload, then the forward passes of each batch size on the longest canvas.
 

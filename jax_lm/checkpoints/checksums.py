@@ -13,18 +13,18 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files of a folder but the sums themselves."""
+    """List all files of a folder but the sums themselves."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
 
 
-def write(folder: Path) -> None:
-    """Write the sums of everything in the folder."""
+def write_sums(folder: Path) -> None:
+    """Write the SHA-256 sum of every file in a folder beside them."""
     lines = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files_in(folder)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def expected(folder: Path) -> dict[Path, str]:
-    """Files and their sums: from SHA256SUMS, and from the hub's cache, where links lead to files named by their sum.
+def known_sums(folder: Path) -> dict[Path, str]:
+    """Collect the known sums of files: from SHA256SUMS, and from the hub's cache, whose links lead to files named so.
 
     Raises:
         CheckpointError: SHA256SUMS cannot be read, or names what is absent or outside of the folder.
@@ -46,9 +46,9 @@ def expected(folder: Path) -> dict[Path, str]:
     return sums
 
 
-def check(folder: Path, *, on_progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Path, bool]]:
-    """Files that have a known sum, and whether they hold what it says."""
-    sums = expected(folder)
+def check_sums(folder: Path, *, on_progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Path, bool]]:
+    """Yield each file that has a known sum, and whether it holds what that says."""
+    sums = known_sums(folder)
     total, done = sum(path.stat().st_size for path in sums), 0
     for path, known in sums.items():
         yield path, sha256(path) == known

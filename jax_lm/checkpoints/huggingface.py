@@ -6,17 +6,15 @@ alone executed. Knows names and shapes, but no model.
 """
 
 import json
-import math
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 from huggingface_hub import snapshot_download
@@ -24,7 +22,7 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jax_lm.checkpoints.stored import CheckpointError, Request
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, first_line, grouped
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -34,7 +32,6 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 """owner/name, or owner/name@revision."""
 DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
-
 
 DTYPES = {
     "BOOL": np.dtype(bool),
@@ -46,28 +43,20 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class MappedTensor(StoredTensor):
     """A tensor in a safetensors file: `start` is the offset of its first byte."""
 
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
     start: int
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def view(self) -> np.ndarray:
-        """The tensor in the memory-mapped file; its pages go when the view does."""
+        """Map the file into memory; its pages go when the view does."""
         if not self.nbytes:
             return np.zeros(self.shape, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.start, self.shape)
 
 
 def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
-    """Local folder of a checkpoint, downloading it into the hub's cache if it is a hub id.
+    """Find the local folder of a checkpoint, downloading it into the hub's cache if it is a hub id.
 
     A hub id is owner/name, or owner/name@revision for a branch, tag or commit. Downloads show their progress and go on
     where they were broken off; `HF_HUB_OFFLINE=1` keeps to the cache; `HF_TOKEN` opens private repositories. Without
@@ -99,13 +88,8 @@ def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
         ) from error
 
 
-def first_line(error: Exception) -> str:
-    """What it says first; its name if it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object from a file of the checkpoint.
+    """Read a JSON object from a file of the checkpoint.
 
     Raises:
         CheckpointError: the file is absent or does not hold a JSON object.
@@ -123,7 +107,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor, from the index or from the single file.
+    """Find the file of each tensor, from the index or from the single file.
 
     Raises:
         CheckpointError: no weights, an absent shard, or an index entry that leaves the folder.
@@ -131,7 +115,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():
             raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
-        with opened(folder / WEIGHTS) as file:
+        with open_safetensors(folder / WEIGHTS) as file:
             return dict.fromkeys(file.keys(), folder / WEIGHTS)
     entries = read_json(folder, INDEX).get("weight_map")
     if not isinstance(entries, dict) or not entries:
@@ -144,14 +128,14 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return {name: folder / str(shard) for name, shard in entries.items()}
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """What a checkpoint holds, from the headers of its files.
+def stored_tensors(folder: Path) -> dict[str, MappedTensor]:
+    """List the tensors of a checkpoint, from the headers of its files.
 
     Raises:
         CheckpointError: a file is absent or damaged, or a tensor is not where the index says.
     """
     files = tensor_files(folder)
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, MappedTensor] = {}
     for path in sorted(set(files.values())):
         held = {tensor.name: tensor for tensor in headers(path)}
         placed = {name for name, place in files.items() if place == path}
@@ -163,9 +147,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def headers(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of one file, in the order in which they lie there."""
-    with opened(path):  # checks that sizes and offsets agree with the file
+def headers(path: Path) -> Iterator[MappedTensor]:
+    """List the tensors of one file in the order in which they lie there."""
+    with open_safetensors(path):  # checks that sizes and offsets agree with the file
         pass
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -175,38 +159,12 @@ def headers(path: Path) -> Iterator[StoredTensor]:
         if entry["dtype"] not in DTYPES:
             raise CheckpointError(f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported")
         start = 8 + length + entry["data_offsets"][0]
-        yield StoredTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
-
-
-def read(requests: Sequence[Request]) -> list[Array]:
-    """Read tensors, each device its slices of them; host memory holds the result and no more."""
-    return [read_one(request) for request in requests]
-
-
-def read_one(request: Request) -> Array:
-    assert isinstance(request.tensor, StoredTensor)
-    view = request.tensor.view()
-    # A copy: the array must not hang on the file, which may be replaced.
-    return jax.make_array_from_callback(
-        request.tensor.shape, request.sharding, lambda index: np.array(view[index], request.dtype)
-    )
-
-
-def check_names(
-    folder: Path, files: Iterable[str], shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str]
-) -> None:
-    """Raise CheckpointError unless the checkpoint holds exactly the tensors that the config asks for."""
-    missing = sorted(set(shapes) - set(files))
-    unknown = sorted(set(files) - set(shapes) - set(ignored))
-    for kind, names in (("lacks", missing), ("holds the unknown", unknown)):
-        if names:
-            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise CheckpointError(f"{folder} {kind} tensor {names[0]!r}{others}")
+        yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """An open safetensors file; one that is not whole becomes a CheckpointError with its path."""
+def open_safetensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; one that is not whole becomes a CheckpointError with its path."""
     try:
         file = safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
@@ -236,11 +194,7 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
     Args:
         sizes: bytes of each tensor, in the order in which they come.
     """
-    shards: list[list[str]] = [[]]
-    for name, size in sizes.items():
-        if shards[-1] and sum(sizes[other] for other in shards[-1]) + size > SHARD_BYTES:
-            shards.append([])
-        shards[-1].append(name)
+    shards = grouped(sizes, SHARD_BYTES)
     files = [f"model-{n + 1:05}-of-{len(shards):05}.safetensors" for n in range(len(shards))]
     if len(shards) == 1:
         files = [WEIGHTS]
@@ -257,7 +211,7 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary file beside `target` that takes its place when the block ends well."""
+    """Make a temporary file beside `target` that takes its place when the block ends well."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(handle)
     temporary = Path(name)

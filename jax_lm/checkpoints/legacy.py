@@ -9,17 +9,15 @@ import mmap
 import pickle
 import pickletools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
-from jaxtyping import Array
 
-from jax_lm.checkpoints.stored import CheckpointError, Request
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor
 
 MAX_INSTRUCTIONS = 1_000_000
 MAX_DEPTH, MAX_LEAVES = 12, 100_000
@@ -31,7 +29,7 @@ INSTRUCTIONS = frozenset(
     BINBYTES8 BYTEARRAY8 EMPTY_DICT DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
     """.split()  # noqa: SIM905 (a table, not a list)
 )
-"""What pickling a dict of arrays uses, and no more."""
+"""The instructions that pickling a dict of arrays uses, and no more."""
 
 LAYER_NAMES = {
     "DreamRMSNorm_0": "input_layernorm",
@@ -75,7 +73,7 @@ class ElementType:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """What a pickle gets for a name: something to call, or to name."""
+    """Stands for a name of a pickle: something to call, or to name."""
 
     name: str
     make: Callable[..., Any] | None = None
@@ -90,7 +88,7 @@ class StandIn:
 
 
 def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    """An array from its bytes; CheckpointError unless they are floating-point numbers of just that many."""
+    """Make an array from its bytes; CheckpointError unless they are floating-point numbers of just that many."""
     name = dtype.name if isinstance(dtype, ElementType) else None
     if not isinstance(name, str) or name not in DTYPES or dtype.order not in ("<", "="):
         raise CheckpointError(f"holds an array of dtype {name!r}, expected one of {', '.join(DTYPES)}")
@@ -104,32 +102,27 @@ def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     return values.reshape(shape, order="F" if order == "F" else "C")
 
 
-def empty(*_: Any) -> Elements:
-    """In place of numpy's maker of empty arrays, which would make one of any size."""
-    return Elements()
-
-
-def from_bytes(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
-    """In place of numpy's maker of arrays in protocol 5."""
+def protocol_5_array(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
+    """Replace numpy's maker of arrays in protocol 5."""
     return Elements(array(content, dtype, shape, order))
 
 
 def jax_array(make: Any, arguments: Any, state: Any, *_: Any) -> Elements:
-    """In place of JAX's maker of arrays, which is numpy's and a state."""
+    """Replace JAX's maker of arrays, which is numpy's and a state."""
     elements = Elements()
     elements.__setstate__(state)
     return elements
 
 
 def encoded(text: Any, encoding: Any) -> bytes:
-    """In place of _codecs.encode, by which old protocols write bytes."""
+    """Replace _codecs.encode, by which old protocols write bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise CheckpointError(f"encodes with {encoding!r}")
     return text.encode("latin1")
 
 
 def same_dict(values: Any) -> dict:
-    """In place of flax's FrozenDict."""
+    """Replace flax's FrozenDict."""
     if not isinstance(values, dict):
         raise CheckpointError("holds a FrozenDict of something that is no dict")
     return values
@@ -141,10 +134,11 @@ STAND_INS: dict[tuple[str, str], StandIn] = {
         ("numpy", "ndarray", None),
         ("numpy", "dtype", lambda name, *_: ElementType(name)),
         ("ml_dtypes", "bfloat16", None),
-        ("numpy.core.multiarray", "_reconstruct", empty),
-        ("numpy._core.multiarray", "_reconstruct", empty),
-        ("numpy.core.numeric", "_frombuffer", from_bytes),
-        ("numpy._core.numeric", "_frombuffer", from_bytes),
+        # numpy's own would make an empty array of any size.
+        ("numpy.core.multiarray", "_reconstruct", lambda *_: Elements()),
+        ("numpy._core.multiarray", "_reconstruct", lambda *_: Elements()),
+        ("numpy.core.numeric", "_frombuffer", protocol_5_array),
+        ("numpy._core.numeric", "_frombuffer", protocol_5_array),
         ("jax._src.array", "_reconstruct_array", jax_array),
         ("_codecs", "encode", encoded),
         ("flax.core.frozen_dict", "FrozenDict", same_dict),
@@ -166,28 +160,21 @@ class RestrictedUnpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True)
-class PickledTensor:
+class PickledTensor(StoredTensor):
     """A tensor of a pickle, in memory already, [out, in] like all of ours."""
 
-    path: Path
-    name: str
     value: np.ndarray
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.value.shape
+    @classmethod
+    def of(cls, path: Path, name: str, value: np.ndarray) -> "PickledTensor":
+        return cls(path, name, value.shape, value.dtype, value)
 
-    @property
-    def dtype(self) -> np.dtype:
-        return self.value.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.value.nbytes
+    def view(self) -> np.ndarray:
+        return self.value
 
 
 def stored_tensors(path: Path) -> dict[str, PickledTensor]:
-    """What a params.pkl holds, by checkpoint name.
+    """List the tensors of a params.pkl by checkpoint name.
 
     Raises:
         CheckpointError: it holds, or names, anything but dicts of arrays; says what.
@@ -199,25 +186,12 @@ def stored_tensors(path: Path) -> dict[str, PickledTensor]:
             raise CheckpointError(f"{path} holds {name!r} twice")
         # The old port's matrices are [in, out], but for the embedding.
         is_kernel = value.ndim == 2 and "embed_tokens" not in name
-        tensors[name] = PickledTensor(path, name, value.T if is_kernel else value)
+        tensors[name] = PickledTensor.of(path, name, value.T if is_kernel else value)
     return tensors
 
 
-def read(requests: Sequence[Request]) -> list[Array]:
-    """The tensors in the dtype and sharding of each request."""
-
-    def placed(request: Request) -> Array:
-        assert isinstance(request.tensor, PickledTensor)
-        value = request.tensor.value
-        return jax.make_array_from_callback(
-            value.shape, request.sharding, lambda index: np.ascontiguousarray(value[index], request.dtype)
-        )
-
-    return [placed(request) for request in requests]
-
-
 def unpickled(path: Path) -> Any:
-    """The object that a pickle describes, made of dicts and arrays or stand-ins."""
+    """Build the object that a pickle describes, of dicts and arrays or stand-ins."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             check_instructions(content)
@@ -244,7 +218,7 @@ def check_instructions(content: Any) -> None:
 
 
 def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Arrays of nested dicts with their keys; CheckpointError at anything else, and at trees no checkpoint has."""
+    """Yield arrays of nested dicts with their keys; CheckpointError at anything else, or a tree no checkpoint has."""
     left: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     count = 0
     while left:
@@ -264,7 +238,7 @@ def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]
 
 
 def checkpoint_name(keys: tuple[str, ...]) -> str:
-    """The name that the published checkpoints give to a parameter of the old port."""
+    """Translate a parameter's path in the old port to its name in the published checkpoints."""
     *module, kind = keys[1:] if keys[:1] == ("params",) else keys
     kind = {"kernel": "weight", "embedding": "weight", "scale": "weight"}.get(kind, kind)
     path = ".".join(module)

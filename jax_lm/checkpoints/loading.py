@@ -5,7 +5,7 @@ neither host nor devices ever hold the unquantised model. Knows formats and name
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.quantization import is_kernel, quantize, scale_name
-from jax_lm.checkpoints.stored import CheckpointError, Request, Stored
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, check_names, grouped, read_views
 
 Progress = Callable[[int, int], None]
 ORBAX_FOLDER = "weights.orbax"
@@ -28,17 +28,17 @@ GROUP_BYTES = 2**28
 
 
 @dataclass(frozen=True)
-class Source:
-    """A checkpoint in any format: what it holds, and how that is read."""
+class CheckpointTensors:
+    """The tensors of a checkpoint in any format, and how they are read."""
 
     folder: Path
-    stored: Mapping[str, Stored]
-    read: Callable[[Sequence[Request]], list[Array]]
+    stored: Mapping[str, StoredTensor]
+    read: Callable[[Sequence[TensorRequest]], list[Array]] = read_views
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
-    """What the tensors should become.
+class WantedTensors:
+    """The tensors that a model wants of a checkpoint, and what they should become.
 
     Attributes:
         shapes: names and shapes that the checkpoint must hold, no more and no less.
@@ -62,22 +62,22 @@ class Target:
         return self.shardings.get(name) or SingleDeviceSharding(jax.local_devices()[0])
 
     def holds_int8(self, name: str) -> bool:
-        """Whether the checkpoint should hold this tensor quantised."""
+        """Tell whether the checkpoint should hold this tensor quantised."""
         return is_kernel(name) and scale_name(name) in self.shapes
 
     def becomes_int8(self, name: str) -> bool:
-        """Whether this tensor is quantised on the way."""
+        """Tell whether this tensor is quantised on the way."""
         return self.quantize and is_kernel(name) and not self.holds_int8(name)
 
-    def request(self, name: str, tensor: Stored) -> Request:
-        """How to read a tensor.
+    def request(self, name: str, tensor: StoredTensor) -> TensorRequest:
+        """Say how to read a tensor.
 
         Raises:
             CheckpointError: its shape or dtype is not what the config asks for.
         """
         if tensor.shape != tuple(self.shapes[name]):
-            wanted = tuple(self.shapes[name])
-            raise CheckpointError(f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {wanted}")
+            asked = tuple(self.shapes[name])
+            raise CheckpointError(f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {asked}")
         is_scale = name.endswith(".scale")
         if self.holds_int8(name):
             expected, fits = "int8", tensor.dtype == np.int8
@@ -88,11 +88,20 @@ class Target:
         if not fits:
             raise CheckpointError(f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}")
         keeps = self.dtype is None or is_scale or self.holds_int8(name) or self.becomes_int8(name)
-        return Request(tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name))
+        return TensorRequest(tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name))
+
+    def requests(self, checkpoint: CheckpointTensors) -> dict[str, TensorRequest]:
+        """Say how to read each tensor, by name.
+
+        Raises:
+            CheckpointError: a tensor is missing, unknown, misshapen, or of a wrong dtype.
+        """
+        check_names(checkpoint.folder, checkpoint.stored, self.shapes, self.ignored)
+        return {name: self.request(name, tensor) for name, tensor in checkpoint.stored.items() if name in self.shapes}
 
 
-def source(folder: Path) -> Source:
-    """The checkpoint in a folder, in the Hugging Face or the Orbax layout; a pickle only `conversion` reads.
+def open_checkpoint(folder: Path) -> CheckpointTensors:
+    """Find the tensors of a folder in the Hugging Face or the Orbax layout; a pickle only `conversion` reads.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -100,15 +109,17 @@ def source(folder: Path) -> Source:
     if (folder / ORBAX_FOLDER).is_dir():
         from jax_lm.checkpoints import orbax  # takes half a second, and few need it
 
-        return Source(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read)
+        return CheckpointTensors(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read_arrays)
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
         raise CheckpointError(f"{folder / PICKLE} is a pickle of an old port: `diffucoder convert` reads it, with care")
-    return Source(folder, huggingface.stored_tensors(folder), huggingface.read)
+    return CheckpointTensors(folder, huggingface.stored_tensors(folder))
 
 
-def load(checkpoint: Source, target: Target, *, on_progress: Progress | None = None) -> dict[str, Array]:
-    """Read exactly the tensors that the target names.
+def load_tensors(
+    checkpoint: CheckpointTensors, wanted: WantedTensors, *, on_progress: Progress | None = None
+) -> dict[str, Array]:
+    """Read exactly the tensors that are wanted.
 
     Args:
         on_progress: called with bytes read so far and bytes in all.
@@ -116,42 +127,26 @@ def load(checkpoint: Source, target: Target, *, on_progress: Progress | None = N
     Raises:
         CheckpointError: a tensor is missing, unknown, misshapen, of a wrong dtype, or a file is damaged.
     """
-    huggingface.check_names(checkpoint.folder, checkpoint.stored, target.shapes, target.ignored)
-    requests = {
-        name: target.request(name, tensor) for name, tensor in checkpoint.stored.items() if name in target.shapes
-    }
-    total, read = sum(request.tensor.nbytes for request in requests.values()), 0
+    requests = wanted.requests(checkpoint)
+    sizes = {name: request.tensor.nbytes for name, request in requests.items()}
+    read = 0
     tensors: dict[str, Array] = {}
-    for names in groups(requests):
+    for names in grouped(sizes, GROUP_BYTES):
         arrays = checkpoint.read([requests[name] for name in names])
-        while arrays:
-            name = names[-len(arrays)]
-            tensors |= finished(name, arrays.pop(0), target)
-            read += requests[name].tensor.nbytes
+        for name in names:
+            # Off the list first: what is quantised must not stay.
+            tensors |= as_wanted(name, arrays.pop(0), wanted)
+            read += sizes[name]
             if on_progress:
-                on_progress(read, total)
+                on_progress(read, sum(sizes.values()))
     return tensors
 
 
-def groups(requests: Mapping[str, Request]) -> Iterator[list[str]]:
-    """Names that are read together."""
-    group: list[str] = []
-    size = 0
-    for name, request in requests.items():
-        if group and size + request.tensor.nbytes > GROUP_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += request.tensor.nbytes
-    if group:
-        yield group
-
-
-def finished(name: str, tensor: Array, target: Target) -> dict[str, Array]:
-    """The tensor as the model wants it: itself, or int8 and scales."""
-    if not target.becomes_int8(name):
+def as_wanted(name: str, tensor: Array, wanted: WantedTensors) -> dict[str, Array]:
+    """Turn a tensor into what the model wants: itself, or int8 and scales."""
+    if not wanted.becomes_int8(name):
         return {name: tensor}
-    weight, scale = compiled_quantize(target.sharding(name), target.sharding(scale_name(name)))(tensor)
+    weight, scale = compiled_quantize(wanted.sharding(name), wanted.sharding(scale_name(name)))(tensor)
     # Else the next tensors would be read while this one still waits to be quantised.
     jax.block_until_ready(weight)
     return {name: weight, scale_name(name): scale}

@@ -3,9 +3,7 @@
 Orbax writes and reads each device's part, commits a checkpoint as a whole, and restores it onto any mesh.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -13,21 +11,7 @@ import numpy as np
 from jaxtyping import Array
 from orbax.checkpoint import v1 as ocp
 
-from jax_lm.checkpoints.stored import CheckpointError, Request
-
-
-@dataclass(frozen=True)
-class StoredArray:
-    """A tensor in an Orbax checkpoint."""
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, first_line
 
 
 def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:
@@ -39,8 +23,8 @@ def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:
     ocp.save(str(path.absolute()), dict(tensors))
 
 
-def stored_tensors(path: Path) -> dict[str, StoredArray]:
-    """What a checkpoint holds.
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """List the tensors of a checkpoint.
 
     Raises:
         CheckpointError: it is damaged, unfinished, or holds something other than named arrays.
@@ -54,14 +38,15 @@ def stored_tensors(path: Path) -> dict[str, StoredArray]:
     for name, entry in entries.items():
         if not isinstance(name, str) or not hasattr(entry, "shape") or entry.dtype is None:
             raise CheckpointError(f"{path} holds {name!r}, which is no tensor")
-    return {name: StoredArray(path, name, tuple(entry.shape), np.dtype(entry.dtype)) for name, entry in entries.items()}
+    return {
+        name: StoredTensor(path, name, tuple(entry.shape), np.dtype(entry.dtype)) for name, entry in entries.items()
+    }
 
 
-def read(requests: Sequence[Request]) -> list[Array]:
+def read_arrays(requests: Sequence[TensorRequest]) -> list[Array]:
     """Read tensors, each device its slices of them."""
     wanted = {}
     for request in requests:
-        assert isinstance(request.tensor, StoredArray)
         shape = jax.ShapeDtypeStruct(request.tensor.shape, request.dtype, sharding=request.sharding)
         wanted[request.tensor.name] = shape
     path = requests[0].tensor.path
@@ -76,5 +61,5 @@ def read(requests: Sequence[Request]) -> list[Array]:
 
 
 def summary(error: Exception) -> str:
-    """The first line of an error, at most."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"
+    """Name an error, with the beginning of what it says."""
+    return f"{type(error).__name__}: {first_line(error)[:300]}"

@@ -9,33 +9,34 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
 QUANTIZATION = {"quant_method": "diffucoder_int8"}
-"""What `quantization_config` in a config.json says of a checkpoint that holds int8 weights."""
+"""The `quantization_config` in the config.json of a checkpoint that holds int8 weights."""
 
 LIMIT = 127
 KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 
 
 def is_kernel(name: str) -> bool:
-    """Whether the parameter of this name is a matrix that int8 applies to."""
+    """Tell whether the parameter of this name is a matrix that int8 applies to."""
     layer, _, kind = name.rpartition(".")
     return kind == "weight" and layer.rpartition(".")[2] in KERNELS
 
 
 def scale_name(kernel: str) -> str:
-    """Name of the scales of a kernel."""
+    """Name the scales of a kernel."""
     return f"{kernel.removesuffix('weight')}scale"
 
 
 def quantize(weight: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Float[Array, "o"]]:
-    """Nearest int8 to weight / scale, with the scale that lets the largest of each row be 127."""
+    """Round weight / scale to int8, with the scale that lets the largest of each row be 127."""
     weight = weight.astype(jnp.float32)
     scale = jnp.max(jnp.abs(weight), axis=1) / LIMIT
+    # A row of zeros has any scale; 0 would make it 0 / 0.
     scale = jnp.where(scale == 0, 1, scale)
     return jnp.round(weight / scale[:, None]).astype(jnp.int8), scale
 
 
 def widened(x: Float[Array, "*b i"], weight: Int8[Array, "o i"]) -> tuple[Array, Array]:
-    """Both operands of a product, the kernel in the dtype of `x`.
+    """Widen the kernel of a product to the dtype of `x`; returns both operands.
 
     The barrier ties the conversion to its use: else XLA may convert the kernels of all layers ahead of time, and hold
     the copy that int8 is there to save.

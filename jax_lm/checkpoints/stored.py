@@ -1,41 +1,85 @@
-"""What every checkpoint format shares: a tensor that is stored somewhere, the wish to read it, and the error."""
+"""The parts that checkpoint formats share: a tensor that is stored somewhere, a request to read it, and the error."""
 
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jax.sharding import Sharding
+from jaxtyping import Array
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be loaded as it is; the message names the file or tensor and the reason."""
 
 
-@runtime_checkable
-class Stored(Protocol):
+@dataclass(frozen=True)
+class StoredTensor:
     """A tensor in a checkpoint, not yet read."""
 
-    @property
-    def path(self) -> Path: ...
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
     @property
-    def name(self) -> str: ...
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype: ...
-
-    @property
-    def nbytes(self) -> int: ...
+    def view(self) -> np.ndarray:
+        """Map the tensor into host memory, for formats that can."""
+        raise NotImplementedError(f"{self.path} is read by its own library")
 
 
 @dataclass(frozen=True)
-class Request:
+class TensorRequest:
     """A stored tensor, and the dtype and sharding that it is read into."""
 
-    tensor: Stored
+    tensor: StoredTensor
     dtype: np.dtype
     sharding: Sharding
+
+
+def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
+    """Read tensors that have a view, each device its slices of them; host memory holds the result and no more."""
+
+    def read_one(request: TensorRequest) -> Array:
+        view = request.tensor.view()
+        # A copy: the array must not hang on the file, which may be replaced.
+        return jax.make_array_from_callback(
+            request.tensor.shape, request.sharding, lambda index: np.array(view[index], request.dtype, order="C")
+        )
+
+    return [read_one(request) for request in requests]
+
+
+def grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Group names in their order, so that a group has no more bytes than the limit, or one name."""
+    groups: list[list[str]] = []
+    total = limit
+    for name, size in sizes.items():
+        if not groups or total + size > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
+        total += size
+    return groups
+
+
+def first_line(error: Exception) -> str:
+    """Take the first line of what an error says; its class if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def check_names(
+    folder: Path, files: Iterable[str], shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str]
+) -> None:
+    """Raise CheckpointError unless the checkpoint holds exactly the tensors that the config asks for."""
+    missing = sorted(set(shapes) - set(files))
+    unknown = sorted(set(files) - set(shapes) - set(ignored))
+    for kind, names in (("lacks", missing), ("holds the unknown", unknown)):
+        if names:
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"{folder} {kind} tensor {names[0]!r}{others}")

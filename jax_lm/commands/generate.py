@@ -72,7 +72,7 @@ def hole_length(text: str | None) -> int | str | None:
 def read_text(arguments: Generate) -> str:
     """The file, the prompt argument, or standard input for `-` and for a pipe."""
     if arguments.file is not None:
-        return terminal.read_text(arguments.file)
+        return terminal.read_text_file(arguments.file)
     if arguments.prompt not in (None, "-"):
         return str(arguments.prompt)
     if arguments.prompt is None and sys.stdin.isatty():

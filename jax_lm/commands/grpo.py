@@ -8,7 +8,7 @@ from jax_lm import distributed, terminal
 from jax_lm.arguments.training import BUILTIN, Grpo
 from jax_lm.commands.trained_model import identity_of, load
 from jax_lm.data.prompts import builtin_prompts, read_prompts
-from jax_lm.sandbox.runner import choose
+from jax_lm.sandbox.runner import choose_tier
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 
 SANDBOXED = {"code", "binary_code", "completed_code"}
@@ -20,7 +20,7 @@ def run(arguments: Grpo) -> int:
     model_arguments, settings = arguments.model_arguments, arguments.settings
     if SANDBOXED & set(settings.reward_funcs):
         # A host that cannot contain programs is better told before the model has written them.
-        choose("auto", allow_unsafe=False)
+        choose_tier("auto", allow_unsafe=False)
     rows = prompt_rows(arguments)
     distributed.start(**asdict(model_arguments.hosts))
     model, target = load(model_arguments, settings.seed)

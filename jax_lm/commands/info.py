@@ -8,7 +8,7 @@ from jax_lm.arguments.checkpoints import Info
 from jax_lm.checkpoints import huggingface
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
-from jax_lm.planning import PRECISIONS, Job, estimated_memory, parameter_count
+from jax_lm.planning import PRECISIONS, PlannedStep, estimated_memory, parameter_count
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
@@ -41,8 +41,10 @@ def run(arguments: Info) -> int:
             free = f", {(limit - used) / 2**30:.2f} GiB free" if limit else ""
             table.add_row(f"memory of {device}", f"{used / 2**30:.2f} GiB in use{free}")
     for dtype in PRECISIONS:
-        job = Job(precision=dtype, batch=arguments.batch, canvas=arguments.canvas, new_tokens=arguments.canvas)
-        memory = estimated_memory(config, job, shape)
+        planned = PlannedStep(
+            precision=dtype, batch=arguments.batch, canvas=arguments.canvas, new_tokens=arguments.canvas
+        )
+        memory = estimated_memory(config, planned, shape)
         note = "  (default here)" if dtype == fitting_dtype(count) else ""
         table.add_row(
             f"memory, {dtype}",

@@ -5,7 +5,7 @@ from jax_lm.conversion import push as hub
 
 
 def run(arguments: Push) -> int:
-    upload = hub.prepare(arguments.folder, arguments.repo, arguments.license)
+    upload = hub.prepare_upload(arguments.folder, arguments.repo, arguments.license)
     for path in upload.files:
         print(f"{path.stat().st_size:15,}  {path.name}")
     if upload.card is not None:

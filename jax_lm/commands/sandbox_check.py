@@ -5,7 +5,7 @@ from rich.table import Table
 
 from jax_lm.arguments.sandbox import SandboxCheck
 from jax_lm.sandbox.battery import attacks, run_battery
-from jax_lm.sandbox.runner import choose, why_not
+from jax_lm.sandbox.runner import choose_tier, why_not
 from jax_lm.sandbox.session import Session
 from jax_lm.sandbox.tiers import SAFE
 
@@ -18,7 +18,7 @@ def run(arguments: SandboxCheck) -> int:
         reason = why_not(tier)
         console.print(f"{tier}: {reason or 'works'}", markup=False)
         available += [] if reason else [tier]
-    chosen = choose(arguments.executor)
+    chosen = choose_tier(arguments.executor)
     table = Table("attack", *available, title="attacks on the sandbox of this host")
     columns = []
     for tier in available:

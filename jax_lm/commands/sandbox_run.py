@@ -8,8 +8,8 @@ from jax_lm.sandbox.assertions import split_tests
 
 def run(arguments: SandboxRun) -> int:
     limits = Limits(seconds=arguments.seconds, memory_bytes=arguments.memory_mib * 2**20)
-    tests = split_tests(terminal.read_text(arguments.tests), str(arguments.tests)) if arguments.tests else []
-    code = terminal.read_text(arguments.file)
+    tests = split_tests(terminal.read_text_file(arguments.tests), str(arguments.tests)) if arguments.tests else []
+    code = terminal.read_text_file(arguments.file)
     result = sandbox.run(code, tests, limits, executor=arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
     for number, test in enumerate(result.tests, 1):
         line = tests[number - 1].splitlines()[-1] if tests else "the program"

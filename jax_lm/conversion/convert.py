@@ -1,4 +1,4 @@
-"""From one checkpoint format to another, verified; a target appears whole or not at all.
+"""Convert a checkpoint from one format to another, verified; a target appears whole or not at all.
 
 The new checkpoint is written to a hidden sibling, read back and compared (names, shapes, dtypes, checksums, a forward
 pass of both), and renamed last. A run that is killed leaves at most that sibling, which the next run removes.
@@ -7,7 +7,7 @@ pass of both), and renamed last. A run that is killed leaves at most that siblin
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,24 +19,23 @@ from flax import nnx
 from jaxtyping import Array
 
 from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
-from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, Source, Target
+from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
 from jax_lm.checkpoints.quantization import QUANTIZATION
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.sampler import run_forward
-from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes, parameters
+from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, wanted_tensors
 
 FORMATS = ("huggingface", "orbax")
 WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json")
 PROBE_TOKENS = 8
-Progress = Callable[[int, int], None]
-Sum = tuple[tuple[int, ...], str, int, int]
+TensorSum = tuple[tuple[int, ...], str, int, int]
 """Shape, dtype, size and CRC-32 of a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What the new checkpoint should be.
+    """The format and the precision of a new checkpoint.
 
     Attributes:
         format: huggingface or orbax; None is the other one.
@@ -59,7 +58,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written."""
+    """A summary of the checkpoint that was written."""
 
     format: str
     tensors: int
@@ -81,33 +80,30 @@ def convert(
     if destination.exists():
         raise ValueError(f"destination {str(destination)!r} exists already")
     config, int8 = DreamForCausalLM.read_config(source), DreamForCausalLM.is_int8(source)
-    checkpoint, kind = opened(source, config, conversion)
-    target = Target(
-        shapes=parameter_shapes(config, int8=int8),
-        ignored={"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set(),
-        dtype=conversion.dtype,
-        quantize=conversion.int8,
-    )
+    checkpoint, kind = source_tensors(source, config, conversion)
+    wanted = wanted_tensors(config, int8, dtype=conversion.dtype, quantize=conversion.int8)
     first, second = halves(on_progress)
     with replacing_folder(destination) as folder:
         copy_others(source, folder)
         fields = new_config(source, config, conversion) if kind != "pickle" else config.to_dict()
         (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-        model = built(config, loading.load(checkpoint, target, on_progress=first), int8=int8 or conversion.int8)
-        sums, probe = {name: checksum(value) for name, value in parameters(model).items()}, logits(model)
+        tensors = loading.load_tensors(checkpoint, wanted, on_progress=first)
+        model = DreamForCausalLM.from_tensors(config, tensors)
+        del tensors
+        sums, probe = {name: tensor_sum(value) for name, value in parameters(model).items()}, probe_logits(model)
         form = conversion.format or ("huggingface" if kind == "orbax" else "orbax")
-        write(form, folder, parameters(model))
+        write_weights(form, folder, parameters(model))
         # What is read back may be as large as this.
         del model
-        checksums.write(folder)
-        verify(folder, sums, probe, second)
+        checksums.write_sums(folder)
+        check_copy(folder, sums, probe, second)
     return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
 
 
-def opened(source: Path, config: DreamConfig, conversion: Conversion) -> tuple[Source, str]:
-    """The source, and its format; a pickle that lacks the biases is completed if that was asked for."""
+def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) -> tuple[CheckpointTensors, str]:
+    """Find the tensors of the source, and its format; a pickle without biases is completed if that was asked for."""
     if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
-        return loading.source(source), "orbax" if (source / ORBAX_FOLDER).is_dir() else "huggingface"
+        return loading.open_checkpoint(source), "orbax" if (source / ORBAX_FOLDER).is_dir() else "huggingface"
     path = source / PICKLE
     stored = legacy.stored_tensors(path)
     biases = {name: shape for name, shape in parameter_shapes(config).items() if name.endswith(".bias")}
@@ -118,13 +114,13 @@ def opened(source: Path, config: DreamConfig, conversion: Conversion) -> tuple[S
             f"{next(iter(missing))!r}): without them it is another model. --allow-missing-bias puts zeros there"
         )
     dtype = next(iter(stored.values())).dtype
-    zeros = {name: legacy.PickledTensor(path, name, np.zeros(shape, dtype)) for name, shape in missing.items()}
-    return Source(source, stored | zeros, legacy.read), "pickle"
+    zeros = {name: legacy.PickledTensor.of(path, name, np.zeros(shape, dtype)) for name, shape in missing.items()}
+    return CheckpointTensors(source, stored | zeros), "pickle"
 
 
 @contextmanager
 def replacing_folder(destination: Path) -> Iterator[Path]:
-    """A hidden sibling that becomes `destination` when the block ends well, and is removed otherwise."""
+    """Make a hidden sibling that becomes `destination` when the block ends well, and is removed otherwise."""
     folder = destination.absolute().parent / f".{destination.name}.converting"
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
@@ -137,7 +133,7 @@ def replacing_folder(destination: Path) -> Iterator[Path]:
 
 
 def copy_others(source: Path, folder: Path) -> None:
-    """Tokenizer, model card and whatever else lies beside the weights; copied, never read."""
+    """Copy tokenizer, model card and whatever else lies beside the weights, without reading it."""
     for path in sorted(source.iterdir()):
         is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(WEIGHT_SUFFIXES)
         if path.is_file() and not is_ours:
@@ -145,21 +141,15 @@ def copy_others(source: Path, folder: Path) -> None:
 
 
 def new_config(source: Path, config: DreamConfig, conversion: Conversion) -> dict[str, Any]:
-    """The fields of the source's config.json with what changes."""
+    """Take the fields of the source's config.json, with what changes."""
     fields = huggingface.read_json(source, "config.json")
     if conversion.dtype:
         fields["torch_dtype"] = conversion.dtype
     return fields | ({"quantization_config": QUANTIZATION} if conversion.int8 else {})
 
 
-def built(config: DreamConfig, tensors: dict[str, Array], *, int8: bool) -> DreamForCausalLM:
-    """The model of these tensors."""
-    graph, state = nnx.split(DreamForCausalLM.abstract(config, int8=int8))
-    return nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
-
-
-def write(form: str, folder: Path, tensors: Mapping[str, Array]) -> None:
-    """Write the weights in this format."""
+def write_weights(form: str, folder: Path, tensors: Mapping[str, Array]) -> None:
+    """Write weights in the Hugging Face or the Orbax layout."""
     if form == "orbax":
         orbax.save(folder / ORBAX_FOLDER, tensors)
         return
@@ -167,32 +157,32 @@ def write(form: str, folder: Path, tensors: Mapping[str, Array]) -> None:
     huggingface.save_shards(folder, sizes, ((name, np.asarray(value)) for name, value in tensors.items()))
 
 
-def checksum(tensor: Array) -> Sum:
-    """What makes a tensor the same."""
+def tensor_sum(tensor: Array) -> TensorSum:
+    """Take the sum by which two tensors are told apart."""
     value = np.ascontiguousarray(tensor)
     return value.shape, str(value.dtype), value.nbytes, zlib.crc32(value.tobytes())
 
 
-def logits(model: DreamForCausalLM) -> np.ndarray:
-    """Logits of a few tokens."""
+def probe_logits(model: DreamForCausalLM) -> np.ndarray:
+    """Compute the logits of a few tokens."""
     tokens = jnp.arange(PROBE_TOKENS, dtype=jnp.int32)[None] % model.config.vocab_size
     graph, state = nnx.split(model)
     return np.asarray(run_forward(graph, nnx.to_pure_dict(state), tokens))
 
 
-def verify(folder: Path, sums: Mapping[str, Sum], probe: np.ndarray, on_progress: Progress | None) -> None:
+def check_copy(folder: Path, sums: Mapping[str, TensorSum], probe: np.ndarray, on_progress: Progress | None) -> None:
     """Read a folder back; CheckpointError unless every tensor and the logits are those that were to be written."""
     model = DreamForCausalLM.from_pretrained(folder, on_progress=on_progress)
-    found = {name: checksum(value) for name, value in parameters(model).items()}
+    found = {name: tensor_sum(value) for name, value in parameters(model).items()}
     different = sorted(name for name in sums.keys() | found.keys() if sums.get(name) != found.get(name))
     if different:
         raise CheckpointError(f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others")
-    if not np.array_equal(logits(model), probe, equal_nan=True):
+    if not np.array_equal(probe_logits(model), probe, equal_nan=True):
         raise CheckpointError("the converted checkpoint gives other logits than the source")
 
 
 def halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
-    """Two callbacks that together report as one."""
+    """Make two callbacks that together report as one."""
     if on_progress is None:
         return None, None
     return lambda done, total: on_progress(done, 2 * total), lambda done, total: on_progress(total + done, 2 * total)

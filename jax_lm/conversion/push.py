@@ -1,4 +1,4 @@
-"""Checkpoints to the hub: what is sent, the model card, one commit.
+"""Send checkpoints to the hub: files, model card, one commit.
 
 Only weights, configuration, tokenizer and card are sent: no code, no pickles, nothing else that lies beside them. The
 token comes from the environment. Reading from the hub is `huggingface.resolve`.
@@ -13,7 +13,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from jax_lm.checkpoints import checksums, huggingface
 from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, WEIGHT_FILES
-from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.checkpoints.stored import CheckpointError, first_line
 from jax_lm.conversion.verify import verify
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import parameter_count
@@ -24,7 +24,7 @@ SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, "LICENSE*", CARD]
 
 @dataclass(frozen=True)
 class Upload:
-    """What a folder becomes on the hub.
+    """The files of a folder that go to the hub, and those that do not.
 
     Attributes:
         files: to send as they are, by name.
@@ -41,7 +41,7 @@ class Upload:
         return sum(path.stat().st_size for path in self.files)
 
 
-def prepare(folder: Path, repo: str, license_name: str | None = None) -> Upload:
+def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> Upload:
     """Check a checkpoint in the Hugging Face layout and list what would be sent.
 
     Raises:
@@ -66,7 +66,7 @@ def prepare(folder: Path, repo: str, license_name: str | None = None) -> Upload:
 
 
 def model_card(folder: Path, repo: str, license_name: str | None) -> str:
-    """A card that says what the files themselves say, and how to use them."""
+    """Write a card that says what the files themselves say, and how to use them."""
     config = DreamForCausalLM.read_config(folder)
     precision = (
         "int8 kernels"
@@ -100,7 +100,7 @@ What it was trained on, what it is for and how good it is has to be written here
 
 
 def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: str | None = None) -> str:
-    """Send it in one commit, so that it appears whole or not at all; the commit's address.
+    """Send an upload in one commit, so that it appears whole or not at all; returns the commit's address.
 
     Args:
         is_public: for a repository that does not exist yet; one that does stays as it is.
@@ -122,4 +122,4 @@ def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: 
             api.create_branch(repo, branch=revision, exist_ok=True)
         return api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url
     except Exception as error:  # the hub's client lets exceptions of its HTTP library through
-        raise ValueError(f"repo={repo!r}: the hub did not take it ({huggingface.first_line(error)})") from error
+        raise ValueError(f"repo={repo!r}: the hub did not take it ({first_line(error)})") from error

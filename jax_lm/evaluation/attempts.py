@@ -12,8 +12,8 @@ from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
-from jax_lm.sandbox import Executor, Job, Limits, Local
-from jax_lm.sandbox.runner import choose
+from jax_lm.sandbox import Executor, Limits, Local, Program
+from jax_lm.sandbox.runner import choose_tier
 
 TOO_LONG = "too long"
 SANDBOX_ERROR = "sandbox_error"
@@ -66,13 +66,13 @@ class Attempt:
         return self.problem.name, self.sample
 
     @property
-    def job(self) -> Job:
+    def job(self) -> Program:
         """Its program and tests: assertions are tests of their own, statements that build on each other are one."""
         tests, seconds = self.problem.tests, self.problem.seconds
         if not all(test.startswith("assert ") for test in tests):
             tests = ("\n".join(tests),)
         limits = Limits(seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES)
-        return Job(self.program, tests, limits)
+        return Program(self.program, tests, limits)
 
     def record(self) -> dict[str, Any]:
         """Turn it into plain data."""
@@ -202,5 +202,5 @@ def batch_seed(seed: int, number: int) -> int:
 
 def problem_executor(executor: str, *, allow_unsafe: bool = False) -> Local:
     """Choose where the programs of problems run on this machine; raises SandboxUnavailableError where nowhere."""
-    tier = choose(executor, allow_unsafe=allow_unsafe)
+    tier = choose_tier(executor, allow_unsafe=allow_unsafe)
     return Local(tier, allow_unsafe=allow_unsafe, packages=PACKAGES)

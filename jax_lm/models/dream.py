@@ -5,7 +5,7 @@ Parameter paths equal the tensor names of the published checkpoints
 checkpoint maps onto the model by name alone. Layers are a plain list: see docs/architecture.md for the
 measurement behind it.
 
-Knows nothing of masks tokens, diffusion or sampling; logits are not shifted here.
+Knows nothing of mask tokens, diffusion or sampling; logits are not shifted here.
 
 Dimension letters, used throughout the package: b batch, t position, s attended position, d hidden,
 n query heads, k key/value heads, h head dimension, f feed-forward, v vocabulary.
@@ -14,11 +14,12 @@ n query heads, k key/value heads, h head dimension, f feed-forward, v vocabulary
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
@@ -26,25 +27,15 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, quantization
 from jax_lm.config import DreamConfig
+from jax_lm.models.attention import KeyValues, attend
 from jax_lm.models.products import product
 
 Batch = Int[Array, "b t"]
 Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
 Hidden = Float[Array, "b t d"]
-
-
-class KeyValues(NamedTuple):
-    """Keys (after the rotary embedding) and values of one layer; what its queries attend to."""
-
-    keys: Float[Array, "b k s h"]
-    values: Float[Array, "b k s h"]
-
-    def rewritten(self, fresh: "KeyValues", start: Int[Array, ""]) -> "KeyValues":
-        """With the positions from `start` on replaced by `fresh`."""
-        keys, values = (
-            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2) for old, new in zip(self, fresh, strict=True)
-        )
-        return KeyValues(keys, values)
+Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
+KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | None
+Row = Int[Array, ""]
 
 
 class DreamLinear(nnx.Module):
@@ -93,7 +84,7 @@ class DreamRotaryEmbedding(nnx.Module):
         self.head_dim = head_dim
         self.theta = theta
 
-    def __call__(self, position_ids: Int[Array, "b t"]) -> tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]:
+    def __call__(self, position_ids: Int[Array, "b t"]) -> Rotary:
         exponents = jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim
         angles = position_ids[..., None].astype(jnp.float32) * (1.0 / self.theta**exponents)
         angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
@@ -120,22 +111,17 @@ class DreamAttention(nnx.Module):
         self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
 
     def __call__(
-        self,
-        x: Hidden,
-        rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
-        past: KeyValues | None = None,
-        start: Int[Array, ""] | None = None,
+        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: tuple[KeyValues, Row] | None = None
     ) -> tuple[Hidden, KeyValues]:
-        """The rows of `x` attend to themselves, or to `past` with themselves written in at `start`."""
+        """Let the rows of `x` attend to themselves, or to all of `past` with themselves written in at its row."""
         b, t, _ = x.shape
         q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
         k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
         v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
         seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         if past is not None:
-            assert start is not None
-            seen = past.rewritten(seen, start)
+            cached, start = past
+            seen = cached.rewritten(seen, start)
         return self.o_proj(attend(q, *seen, attention_mask).reshape(b, t, -1)), seen
 
 
@@ -162,14 +148,9 @@ class DreamDecoderLayer(nnx.Module):
         self.mlp = DreamMLP(config, init=init)
 
     def __call__(
-        self,
-        x: Hidden,
-        rotary: tuple[Array, Array],
-        attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
-        past: KeyValues | None = None,
-        start: Int[Array, ""] | None = None,
+        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: tuple[KeyValues, Row] | None = None
     ) -> tuple[Hidden, KeyValues]:
-        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past, start)
+        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), seen
 
@@ -233,9 +214,9 @@ class DreamModel(nnx.Module):
         attention_mask: Bool[Array, "b s"],
         position_ids: Batch,
         cache: tuple[KeyValues, ...],
-        start: Int[Array, ""],
+        start: Row,
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
-        """Last hidden states of the rows [start, start + t) alone, with every other position taken from the cache.
+        """Compute the last hidden states of rows [start, start + t) alone; all other positions come from the cache.
 
         Args:
             input_ids: of these rows.
@@ -249,12 +230,12 @@ class DreamModel(nnx.Module):
         x = self.embed_tokens(input_ids, self.mesh)
         rewritten = []
         for layer, past in zip(self.layers, cache, strict=True):
-            x, seen = layer(x, rotary, attention_mask, past, start)
+            x, seen = layer(x, rotary, attention_mask, (past, start))
             rewritten.append(seen)
         return self.norm(x), tuple(rewritten)
 
     def empty_cache(self, batch: int, length: int) -> tuple[KeyValues, ...]:
-        """Zeros for every layer; the first `recompute` must cover every position that is attended to."""
+        """Fill a cache with zeros; the first `recompute` must cover every position that is attended to."""
         weight = self.embed_tokens.weight[...]
 
         def zeros(layer: DreamDecoderLayer) -> Array:
@@ -301,7 +282,7 @@ class DreamForCausalLM(nnx.Module):
         return self.logits(self.model(input_ids, attention_mask, position_ids))
 
     def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
-        """Float32 logits of any rows of the last hidden state."""
+        """Compute float32 logits of any rows of the last hidden state."""
         if self.lm_head is None:
             return product(hidden, self.model.embed_tokens.weight[...])
         return self.lm_head(hidden, dtype=jnp.float32)
@@ -319,7 +300,7 @@ class DreamForCausalLM(nnx.Module):
 
     @classmethod
     def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False) -> "DreamForCausalLM":
-        """The model with shapes in place of arrays; takes no memory."""
+        """Make the model with shapes in place of arrays; takes no memory."""
         return nnx.eval_shape(lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype))
 
     @property
@@ -328,7 +309,7 @@ class DreamForCausalLM(nnx.Module):
         return self.model.mesh
 
     def on_mesh(self, mesh: Mesh) -> "DreamForCausalLM":
-        """The same model with its parameters spread over a mesh.
+        """Spread the parameters over a mesh; returns the model that has them there.
 
         Raises:
             ValueError: the mesh does not split the model evenly.
@@ -341,7 +322,7 @@ class DreamForCausalLM(nnx.Module):
 
     @staticmethod
     def read_config(folder: Path) -> DreamConfig:
-        """The configuration of a checkpoint folder."""
+        """Read the configuration of a checkpoint folder."""
         fields = huggingface.read_json(folder, "config.json")
         if fields.get("quantization_config") == quantization.QUANTIZATION:
             del fields["quantization_config"]
@@ -349,7 +330,7 @@ class DreamForCausalLM(nnx.Module):
 
     @staticmethod
     def is_int8(folder: Path) -> bool:
-        """Whether the kernels of a checkpoint are stored as int8."""
+        """Tell whether the kernels of a checkpoint are stored as int8."""
         return huggingface.read_json(folder, "config.json").get("quantization_config") == quantization.QUANTIZATION
 
     @classmethod
@@ -378,17 +359,22 @@ class DreamForCausalLM(nnx.Module):
         """
         folder = huggingface.resolve(path_or_hub_id)
         config, stored_int8 = cls.read_config(folder), cls.is_int8(folder)
-        graph, state = nnx.split(cls.abstract(config, int8=int8 or stored_int8))
-        template = nnx.to_pure_dict(state)
-        shardings = {} if mesh is None else dict(flatten(sharding.tree_shardings(template, config, mesh)))
-        target = loading.Target(
-            shapes=parameter_shapes(config, int8=stored_int8),
-            ignored={"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set(),
-            dtype=dtype,
-            quantize=int8,
-            shardings=shardings,
-        )
-        model = nnx.merge(graph, nest(loading.load(loading.source(folder), target, on_progress=on_progress), template))
+        shardings = {}
+        if mesh is not None:
+            template = parameters(cls.abstract(config, int8=int8 or stored_int8))
+            shardings = sharding.tree_shardings(template, config, mesh)
+        wanted = wanted_tensors(config, stored_int8, dtype=dtype, quantize=int8, shardings=shardings)
+        tensors = loading.load_tensors(loading.open_checkpoint(folder), wanted, on_progress=on_progress)
+        return cls.from_tensors(config, tensors, mesh=mesh)
+
+    @classmethod
+    def from_tensors(
+        cls, config: DreamConfig, tensors: dict[str, Array], *, mesh: Mesh | None = None
+    ) -> "DreamForCausalLM":
+        """Build the model of tensors by their checkpoint name; with scales among them its kernels are int8."""
+        int8 = any(name.endswith(".scale") for name in tensors)
+        graph, state = nnx.split(cls.abstract(config, int8=int8))
+        model = nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
         model.model.mesh = mesh
         return model
 
@@ -421,60 +407,36 @@ class Initializer:
         return (jax.random.normal(self.rngs.params(), shape) * self.std).astype(self.dtype)
 
 
-def attend(
-    q: Float[Array, "b t n h"],
-    k: Float[Array, "b k s h"],
-    v: Float[Array, "b k s h"],
-    attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
-) -> Float[Array, "b t n h"]:
-    """Grouped-query attention over all keys that the mask admits, to all queries or to each; softmax in float32.
-
-    The query heads of a group become further rows of their key head, so that keys are never repeated.
-    """
-    b, t, n, h = q.shape
-    groups = n // k.shape[1]
-    q = q.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4).reshape(b, -1, groups * t, h)
-    scores = product(q, k) / h**0.5
-    if attention_mask is not None:
-        # Where only keys are masked, a padded query sees the real keys, so that no row is empty.
-        if attention_mask.ndim == 2:
-            admitted = attention_mask[:, None, None, :]
-        else:
-            admitted = jnp.tile(attention_mask, (1, groups, 1))[:, None]
-        scores = jnp.where(admitted, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
-    return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
-
-
 def default_positions(input_ids: Batch, attention_mask: Bool[Array, "b t"] | None) -> Batch:
-    """Positions count the real tokens, so that left padding moves nothing."""
+    """Count the real tokens, so that left padding moves nothing."""
     if attention_mask is None:
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
     return jnp.maximum(jnp.cumsum(attention_mask, axis=1) - 1, 0)
 
 
-def flatten(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested dicts with their dotted paths."""
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        yield from flatten(value, f"{path}.") if isinstance(value, dict) else [(path, value)]
+def flatten(tree: dict) -> dict[str, Any]:
+    """Flatten nested dicts to leaves by their dotted paths, where layers are numbered: `model.layers.0.mlp`."""
+    return {".".join(map(str, path)): leaf for path, leaf in flatten_dict(tree).items()}
 
 
-def nest(leaves: dict[str, Any], template: dict, prefix: str = "") -> dict:
-    """The inverse of `flatten`, in the shape of `template`."""
-    return {
-        key: nest(leaves, value, f"{prefix}{key}.") if isinstance(value, dict) else leaves[f"{prefix}{key}"]
-        for key, value in template.items()
-    }
+def nest(leaves: dict[str, Any], template: dict) -> dict:
+    """Invert `flatten`, with the keys of `template`, in which the number of a layer is no text."""
+    return unflatten_dict({path: leaves[".".join(map(str, path))] for path in flatten_dict(template)})
 
 
 def parameters(model: DreamForCausalLM) -> dict[str, Any]:
-    """Parameters by their checkpoint name: arrays, or the shapes that an abstract model holds."""
-    return dict(flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param))))
+    """Collect parameters by their checkpoint name: arrays, or the shapes that an abstract model holds."""
+    return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
 @functools.cache
 def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tuple[int, ...]]:
-    """Checkpoint name and shape of every parameter, without allocating any; with int8, of the scales too."""
+    """Name every parameter of a checkpoint with its shape, without allocating any; with int8, of the scales too."""
     return {name: leaf.shape for name, leaf in parameters(DreamForCausalLM.abstract(config, int8=int8)).items()}
+
+
+def wanted_tensors(config: DreamConfig, stored_int8: bool, **settings: Any) -> loading.WantedTensors:
+    """Say which tensors the checkpoint of a model must hold; `settings` are further fields of `WantedTensors`."""
+    shapes = parameter_shapes(config, int8=stored_int8)
+    ignored = {"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set()
+    return loading.WantedTensors(shapes=shapes, ignored=ignored, **settings)

@@ -19,6 +19,8 @@ from jaxtyping import Array, Float
 from safetensors.numpy import save_file
 
 from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints.loading import CheckpointTensors, WantedTensors, load_tensors
+from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.products import product
 from jax_lm.sharding import whole
@@ -88,7 +90,7 @@ def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int) -> None:
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter belongs to an adapter."""
+    """Tell whether a parameter belongs to an adapter."""
     return name.endswith(("lora_a", "lora_b"))
 
 
@@ -114,28 +116,16 @@ def load_adapter(model: DreamForCausalLM, folder: Path) -> None:
     try:
         config = LoraConfig(rank=fields["rank"], alpha=fields["alpha"], targets=tuple(fields["targets"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise huggingface.CheckpointError(f"{folder / CONFIG}: {error!r}") from error
+        raise CheckpointError(f"{folder / CONFIG}: {error!r}") from error
     add_lora(model, config, seed=0)
     shapes = {name: value.shape for name, value in parameters(model).items() if is_lora(name)}
-    tensors = read_tensors(folder / WEIGHTS, shapes)
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no {WEIGHTS}")
+    stored = CheckpointTensors(path, {tensor.name: tensor for tensor in huggingface.headers(path)})
+    tensors = load_tensors(stored, WantedTensors(shapes=shapes, dtype=jnp.float32))
     for path, adapter in adapters(model):
         adapter.lora_a[...], adapter.lora_b[...] = tensors[f"{path}.lora_a"], tensors[f"{path}.lora_b"]
-
-
-def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
-    """Exactly these tensors of a file, in float32."""
-    if not path.is_file():
-        raise huggingface.CheckpointError(f"{path.parent} has no {path.name}")
-    with huggingface.opened(path) as file:
-        held = dict.fromkeys(file.keys(), path)
-        huggingface.check_names(path, held, shapes, ())
-        tensors = {name: jnp.asarray(file.get_tensor(name), jnp.float32) for name in shapes}
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
-            raise huggingface.CheckpointError(
-                f"{name!r} in {path} has shape {tensors[name].shape}, the model needs {shape}"
-            )
-    return tensors
 
 
 def merge(model: DreamForCausalLM) -> None:
@@ -158,5 +148,5 @@ def merge(model: DreamForCausalLM) -> None:
 
 
 def adapters(model: DreamForCausalLM) -> Sequence[tuple[str, LoraLinear]]:
-    """The layers that carry an adapter, by their dotted path."""
+    """List the layers that carry an adapter, by their dotted path."""
     return [(".".join(map(str, path)), node) for path, node in nnx.iter_graph(model) if isinstance(node, LoraLinear)]

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 @jax.custom_vjp
 def product(a: Float[Array, "*z m i"], b: Float[Array, "*y n i"]) -> Float[Array, "*z m n"]:
-    """a bᵀ, accumulated in float32; `b` is one matrix, or has the leading dimensions of `a`.
+    """Compute a bᵀ, accumulated in float32; `b` is one matrix, or has the leading dimensions of `a`.
 
     On CPUs with bfloat16 units this is also 4-5 times faster than a bfloat16 `@`. The gradient rounds the
     cotangent to the dtype of the operands: JAX's own rule would multiply float32 by bfloat16, which has
@@ -36,12 +36,12 @@ product.defvjp(product_forward, product_backward)
 
 
 def contract(a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...], batch: int) -> Array:
-    """Sum of products over the given axes in float32, batched over the first `batch` axes."""
+    """Sum products over the given axes in float32, batched over the first `batch` axes."""
     axes = tuple(range(batch))
     with full_precision(a.dtype):
         return jax.lax.dot_general(a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=jnp.float32)
 
 
 def full_precision(dtype: DTypeLike) -> AbstractContextManager:
-    """Float32 products at full precision: accelerators would otherwise round their inputs to 10 bits or fewer."""
+    """Multiply float32 at full precision: accelerators would otherwise round their inputs to 10 bits or fewer."""
     return jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default")

@@ -22,9 +22,6 @@ PYTHON = "python"
 SANDBOX_ERROR = "sandbox_error"
 BINARY_THRESHOLD = 0.99
 
-Program = tuple[str, Sequence[str]]
-"""Code, and the assert statements that judge it."""
-
 
 @runtime_checkable
 class Judgement(Protocol):
@@ -37,25 +34,27 @@ class Judgement(Protocol):
     def share(self) -> float: ...
 
 
-Executor = Callable[[Sequence[Program]], Sequence[Judgement]]
+CodeAndTests = tuple[str, Sequence[str]]
+RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Judgement]]
+"""Runs programs, each given by its code and the assert statements that judge it."""
 
 
-def run_locally(programs: Sequence[Program]) -> Sequence[Judgement]:
-    """The default executor: the sandbox of this machine."""
+def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
+    """Run programs in the sandbox of this machine."""
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
-    from jax_lm.sandbox import Job, run_many
+    from jax_lm.sandbox import Local, Program
 
-    return run_many([Job(code, tuple(tests)) for code, tests in programs])
+    return Local().run_many([Program(code, tuple(tests)) for code, tests in programs])
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:
-    """The content of the first fenced block of that language; empty if there is none."""
+    """Take the content of the first fenced block of that language; empty if there is none."""
     block = re.search(rf"{FENCE}{re.escape(language)}\n(.*?){FENCE}", text, re.DOTALL)
     return block[1] if block else ""
 
 
 def is_well_formed(text: str, language: str, *, strict_reference: bool) -> bool:
-    """Whether text is anything, one block fenced with the language's name, and nothing but whitespace.
+    """Tell whether text is anything, one block fenced with the language's name, and nothing but whitespace.
 
     The reference wants exactly one newline after the closing fence, so that an answer which ends on the fence,
     as most do, scores nothing.
@@ -67,7 +66,7 @@ def is_well_formed(text: str, language: str, *, strict_reference: bool) -> bool:
 
 
 def parses(code: str) -> bool:
-    """Whether Python's parser accepts the code; nothing is executed."""
+    """Tell whether Python's parser accepts the code; nothing is executed."""
     try:
         with warnings.catch_warnings():
             # A doubtful escape is no error, wherever the user's filters turn warnings into errors.
@@ -80,14 +79,14 @@ def parses(code: str) -> bool:
 
 
 def format_score(text: str, language: str, *, strict_reference: bool) -> float:
-    """1.0 for one well-formed block, 0.5 if it is Python that does not parse, else 0.0."""
+    """Give 1.0 for one well-formed block, 0.5 if it is Python that does not parse, else 0.0."""
     if not is_well_formed(text, language, strict_reference=strict_reference):
         return 0.0
     return 1.0 if language != PYTHON or parses(extract_code(text).strip()) else 0.5
 
 
 def read_tests(cell: Any) -> list[str]:
-    """A cell of the column `test_cases`: a list of assert statements, or the same in JSON."""
+    """Read a cell of the column `test_cases`: a list of assert statements, or the same in JSON."""
     try:
         tests = json.loads(cell) if isinstance(cell, str) else list(cell)
     except (json.JSONDecodeError, TypeError):
@@ -132,7 +131,7 @@ class Code(Reward):
 
     name: ClassVar[str] = "code"
     needs: ClassVar[tuple[str, ...]] = ("test_cases",)
-    executor: Executor = run_locally
+    executor: RunPrograms = run_locally
     strict_reference: bool = False
 
     def applies(self, columns: Mapping[str, Sequence[Any]], row: int) -> bool:

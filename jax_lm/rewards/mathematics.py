@@ -5,6 +5,7 @@ Needs the extra `math`, and the main thread: math-verify limits the time of an e
 
 import math
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,7 +20,7 @@ EXTRA = "pip install 'jax-diffucoder[math]'"
 
 @cache
 def math_verify() -> ModuleType:
-    """The package math-verify.
+    """Import the package math-verify.
 
     Raises:
         ValueError: it is not installed.
@@ -31,7 +32,7 @@ def math_verify() -> ModuleType:
 
 
 def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool | None]:
-    """Whether each text's LaTeX answer, boxed if any is, equals the solution; None if that cannot be read.
+    """Tell whether each text's LaTeX answer, boxed if any is, equals the solution; None if that cannot be read.
 
     The answer must be correct LaTeX: misspelt operators are not repaired.
     """
@@ -51,21 +52,38 @@ def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool
     return verdicts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accuracy(Reward):
-    """1.0 where the answer equals `solution`, else 0.0; None where the solution itself cannot be read."""
+class AnswerReward(Reward):
+    """A reward that judges each text by whether its answer is right; None where the solution cannot be read."""
 
-    name: ClassVar[str] = "accuracy"
     needs: ClassVar[tuple[str, ...]] = ("solution",)
 
     def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
         verdicts = correct_answers(texts, columns["solution"])
-        return [None if correct is None else float(correct) for correct in verdicts]
+        lengths = [len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None]
+        bounds = min(lengths, default=0), max(lengths, default=0)
+        return [
+            None if correct is None else self.value(len(text), correct, bounds)
+            for text, correct in zip(texts, verdicts, strict=True)
+        ]
+
+    @abstractmethod
+    def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
+        """Judge an answer by its length and whether it is right; `bounds` are the least and the largest length."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(Reward):
-    """Half a cosine of the length: what is right is better short, what is wrong is better long.
+class Accuracy(AnswerReward):
+    """1.0 where the answer equals `solution`, else 0.0; None where the solution itself cannot be read."""
+
+    name: ClassVar[str] = "accuracy"
+
+    def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
+        return float(correct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(AnswerReward):
+    """Half a cosine of the length: a right answer is better short, a wrong one better long.
 
     A right answer goes from `max_value_correct` at length 0 to `min_value_correct` at `max_len` characters, a wrong
     one from `min_value_wrong` to `max_value_wrong`; longer texts stay at the end of the curve.
@@ -73,7 +91,6 @@ class Cosine(Reward):
     """
 
     name: ClassVar[str] = "cosine"
-    needs: ClassVar[tuple[str, ...]] = ("solution",)
     min_value_wrong: float = -1.0
     max_value_wrong: float = -0.5
     min_value_correct: float = 0.5
@@ -84,14 +101,7 @@ class Cosine(Reward):
         if self.max_len < 1:
             raise ValueError(f"max_len must be at least 1, not {self.max_len}")
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
-        verdicts = correct_answers(texts, columns["solution"])
-        return [
-            None if correct is None else self.value(len(text), correct)
-            for text, correct in zip(texts, verdicts, strict=True)
-        ]
-
-    def value(self, length: int, correct: bool) -> float:
+    def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
         start, end = (
             (self.max_value_correct, self.min_value_correct)
             if correct
@@ -102,7 +112,7 @@ class Cosine(Reward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length(Reward):
+class Length(AnswerReward):
     """From 0.5 for the shortest text of the call to -0.5 for the longest; a wrong answer gets at most 0.
 
     All 0 where all are equally long. Kimi k1.5 technical report (arXiv 2501.12599), which compares the answers to one
@@ -110,14 +120,8 @@ class Length(Reward):
     """
 
     name: ClassVar[str] = "length"
-    needs: ClassVar[tuple[str, ...]] = ("solution",)
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
-        verdicts = correct_answers(texts, columns["solution"])
-        lengths = [len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None]
-        shortest, span = min(lengths, default=0), max(lengths, default=0) - min(lengths, default=0)
-        scores: Scores = []
-        for text, correct in zip(texts, verdicts, strict=True):
-            value = 0.5 - (len(text) - shortest) / span if span else 0.0
-            scores.append(None if correct is None else value if correct else min(0.0, value))
-        return scores
+    def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
+        shortest, longest = bounds
+        value = 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0
+        return value if correct else min(0.0, value)

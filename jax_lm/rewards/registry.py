@@ -12,28 +12,15 @@ from jax_lm.rewards.reward import Reward, RewardFunction
 from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
 from jax_lm.rewards.weighted_sum import WeightedSum
 
-REWARDS: dict[str, Reward] = {
-    reward.name: reward
-    for reward in (
-        Code(),
-        BinaryCode(),
-        CodeFormat(),
-        CompletedCode(),
-        Accuracy(),
-        Format(),
-        TagCount(),
-        ReasoningSteps(),
-        Cosine(),
-        Length(),
-        RepetitionPenalty(),
-        SoftOverlongPunishment(),
-    )
-}
+CODE = (Code, BinaryCode, CodeFormat, CompletedCode)
+MATHEMATICS = (Accuracy, Cosine, Length)
+TEXT = (Format, TagCount, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment)
+REWARDS: dict[str, Reward] = {kind.name: kind() for kind in (*CODE, *MATHEMATICS, *TEXT)}
 """Each with its default settings. The names are those of open-r1."""
 
 
 def find_reward(name: str, **settings: Any) -> RewardFunction:
-    """A reward of this package ("code"), or a callable of the user's ("package.module:function"), with settings.
+    """Find a reward of this package ("code"), or a callable of the user's ("package.module:function"), with settings.
 
     Raises:
         ValueError: no such reward or module, no callable, or a setting that it does not have.
@@ -54,7 +41,7 @@ def find_reward(name: str, **settings: Any) -> RewardFunction:
 
 
 def imported(path: str) -> Any:
-    """The callable at "package.module:function"."""
+    """Import the callable at "package.module:function"."""
     module, _, attribute = path.partition(":")
     try:
         found = getattr(import_module(module), attribute)
@@ -66,7 +53,7 @@ def imported(path: str) -> Any:
 
 
 def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None) -> WeightedSum:
-    """The weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by the same names."""
+    """Make the weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by the same names."""
     settings = settings or {}
     unused = settings.keys() - weights.keys()
     if unused:

@@ -1,4 +1,4 @@
-"""What a reward is: `(prompts, completions, **columns) -> list[float | None]`, where None means not applicable.
+"""The interface of rewards: `(prompts, completions, **columns) -> list[float | None]`, where None means not applicable.
 
 Any callable of that form is one; the rewards of this package are `Reward`s, whose settings are fields. Knows
 texts and columns, not what is judged.
@@ -19,7 +19,7 @@ RewardFunction = Callable[..., Sequence[float | None]]
 
 
 def text_of(completion: Chat) -> str:
-    """The text that is judged; of chat messages, the content of the last one."""
+    """Take the text that is judged; of chat messages, the content of the last one."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None
@@ -46,13 +46,13 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
-        """One number per text, None if it could not be judged.
+        """Give one number per text, None if it could not be judged.
 
         The texts are those that the reward applies to, and `columns` holds what it needs, in their order.
         """
 
     def applies(self, columns: Mapping[str, Sequence[Any]], row: int) -> bool:
-        """Whether the columns that it needs have a value in this row."""
+        """Tell whether the columns that it needs have a value in this row."""
         return all(columns[name][row] is not None for name in self.needs)
 
     @overload
@@ -92,7 +92,7 @@ class Reward(ABC):
 
 
 def check_lengths(expected: int, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Raises ValueError naming the first column that has not one value per completion."""
+    """Raise ValueError naming the first column that has not one value per completion."""
     for name, values in columns.items():
         if len(values) != expected:
             raise ValueError(f"column {name!r} has {len(values)} values for {expected} completions")

@@ -61,7 +61,7 @@ class WeightedSum:
         return self.score(prompts, completions, **columns).totals
 
     def score(self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any) -> Scored:
-        """Totals and parts.
+        """Score completions: totals and parts.
 
         Raises:
             ValueError: a column, or what a reward returned, has not one value per completion, or a value is
@@ -72,7 +72,7 @@ class WeightedSum:
         for name, reward in self.rewards.items():
             is_ours = isinstance(reward, Reward)
             scores = reward.judge(prompts, completions, columns) if is_ours else reward(prompts, completions, **columns)
-            parts[name] = checked(name, scores, len(completions))
+            parts[name] = checked_scores(name, scores, len(completions))
         totals = [
             self.total({name: scores[row] for name, scores in parts.items()}, columns, row)
             for row in range(len(completions))
@@ -80,7 +80,7 @@ class WeightedSum:
         return Scored(totals, parts)
 
     def total(self, scores: Mapping[str, float | None], columns: Mapping[str, Sequence[Any]], row: int) -> float | None:
-        """The weighted sum of one completion's scores."""
+        """Add up one completion's weighted scores."""
         terms = []
         for name, weight in self.weights.items():
             score, reward = scores[name], self.rewards[name]
@@ -91,8 +91,8 @@ class WeightedSum:
         return sum(terms) if terms else None
 
 
-def checked(name: str, scores: Any, expected: int) -> Scores:
-    """What a reward returned, as floats and None."""
+def checked_scores(name: str, scores: Any, expected: int) -> Scores:
+    """Check what a reward returned; returns it as floats and None."""
     values = list(scores) if isinstance(scores, Iterable) else None
     if values is None or len(values) != expected:
         found = type(scores).__name__ if values is None else f"{len(values)} values"

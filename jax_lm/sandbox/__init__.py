@@ -7,20 +7,19 @@
 docs/sandbox.md says what is guaranteed. Knows nothing of models or JAX.
 """
 
-from jax_lm.sandbox.results import Executor, Job, Limits, Result, TestResult
-from jax_lm.sandbox.runner import Local, run, run_many
+from jax_lm.sandbox.results import Executor, Limits, Program, Result, TestResult
+from jax_lm.sandbox.runner import Local, run
 from jax_lm.sandbox.session import SandboxFailureError
 from jax_lm.sandbox.tiers import SandboxUnavailableError
 
 __all__ = [
     "Executor",
-    "Job",
     "Limits",
     "Local",
+    "Program",
     "Result",
     "SandboxFailureError",
     "SandboxUnavailableError",
     "TestResult",
     "run",
-    "run_many",
 ]

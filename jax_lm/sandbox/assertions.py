@@ -22,7 +22,7 @@ class Call:
 
 
 def read_call(test: str) -> Call | None:
-    """The call that a test makes, or None if it is anything but one assertion of one call and one literal.
+    """Read the call that a test makes, or None if it is anything but one assertion of one call and one literal.
 
     A function named like a builtin is left to the tester, which decides by the whole test whom the name means.
     """
@@ -52,7 +52,7 @@ def read_call(test: str) -> Call | None:
 
 
 def split_tests(source: str, name: str = "<tests>") -> list[str]:
-    """The tests of a file: every assertion at its top level, with the statements above it that are none.
+    """Split a file into its tests: every assertion at its top level, with the statements above it that are none.
 
     A file without assertions at its top level is one test. Raises ValueError if it is no Python, or empty.
     """

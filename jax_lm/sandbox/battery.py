@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_lm.sandbox.results import Job, Limits, Outcome, Result
-from jax_lm.sandbox.runner import run_in
+from jax_lm.sandbox.results import Limits, Outcome, Program, Result
+from jax_lm.sandbox.runner import run_program
 from jax_lm.sandbox.session import Session
 
 PRELUDE = """
@@ -213,8 +213,8 @@ SELF_KILLING_BY_SECCOMP = "SIGSYS"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What became of one attack."""
+class AttackResult:
+    """How one attack ended."""
 
     attack: str
     stopped: bool
@@ -222,10 +222,10 @@ class Finding:
     seconds: float
 
 
-class Target:
-    """What the attacks are after, made for the purpose and removed afterwards."""
+class AttackTarget:
+    """A folder, sockets and a process for the attacks, made for the purpose and removed afterwards."""
 
-    def __enter__(self) -> "Target":
+    def __enter__(self) -> "AttackTarget":
         self.stack = contextlib.ExitStack()
         self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="jax-diffucoder-target-")))
         self.secret = secrets.token_hex(16)
@@ -261,7 +261,7 @@ class Target:
         self.victim.wait()
 
     def program(self, body: str) -> str:
-        """The attack with its target's particulars; `attack()` lists what it reached."""
+        """Write the attack with its target's particulars; `attack()` lists what it reached."""
         values = {
             "FOLDER": str(self.folder),
             "SECRET": self.secret,
@@ -280,7 +280,7 @@ class Target:
         return "\n".join([PRELUDE, *lines, attack])
 
     def harm(self) -> list[str]:
-        """What has been done to the target."""
+        """List what has been done to the target."""
         found = [f"{name} heard something" for name, server in self.listeners.items() if heard(server)]
         names = sorted(path.name for path in self.folder.iterdir())
         found += [f"files: {names}"] if names != ["secret"] else []
@@ -294,7 +294,7 @@ class Target:
 
 
 def heard(server: socket.socket) -> bool:
-    """Whether someone has connected or sent."""
+    """Tell whether someone has connected or sent."""
     try:
         if server.type == socket.SOCK_STREAM:
             server.accept()[0].close()
@@ -305,42 +305,42 @@ def heard(server: socket.socket) -> bool:
     return True
 
 
-def reach(session: Session, name: str) -> Finding:
-    """One attack on a target of its own."""
+def reach(session: Session, name: str) -> AttackResult:
+    """Carry out one attack on a target of its own."""
     start = time.perf_counter()
-    with Target() as target:
-        job = Job(target.program(REACH[name]), ("assert attack() == []",), Limits(seconds=10))
-        result = run_in(session, job)
+    with AttackTarget() as target:
+        program = Program(target.program(REACH[name]), ("assert attack() == []",), Limits(seconds=10))
+        result = run_program(session, program)
         if "orphan" in name:
             time.sleep(0.8)
         harm = target.harm()
-    return Finding(name, not harm and held(result), "; ".join([*harm, result.detail]), time.perf_counter() - start)
+    return AttackResult(name, not harm and held(result), "; ".join([*harm, result.detail]), time.perf_counter() - start)
 
 
 def held(result: Result) -> bool:
-    """The program reached nothing, or the kernel ended it for trying."""
+    """Tell whether the program reached nothing, or the kernel ended it for trying."""
     return result.passed or SELF_KILLING_BY_SECCOMP in result.detail
 
 
-def exhaust(session: Session, name: str) -> Finding:
-    """One attempt to use up the machine: it must end in time and in a way that is named."""
+def exhaust(session: Session, name: str) -> AttackResult:
+    """Carry out one attempt to use up the machine: it must end in time and in a way that is named."""
     body, expected = EXHAUST[name]
     start = time.perf_counter()
     limits = Limits(seconds=1.5, memory_bytes=256 * 2**20)
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    job = Job(f"{PRELUDE}\ndef attack():\n{lines}\n", ("assert attack() == 0",), limits)
-    result = run_in(session, job)
+    program = Program(f"{PRELUDE}\ndef attack():\n{lines}\n", ("assert attack() == 0",), limits)
+    result = run_program(session, program)
     seconds = time.perf_counter() - start
     stopped = result.outcome in expected and seconds < 10
-    return Finding(name, stopped, f"{result.outcome}: {result.detail}", seconds)
+    return AttackResult(name, stopped, f"{result.outcome}: {result.detail}", seconds)
 
 
-def attacks() -> dict[str, Callable[[Session, str], Finding]]:
-    """Every attack, by name."""
+def attacks() -> dict[str, Callable[[Session, str], AttackResult]]:
+    """List every attack by name."""
     return {**dict.fromkeys(REACH, reach), **dict.fromkeys(EXHAUST, exhaust)}
 
 
-def run_battery(session: Session, names: Sequence[str] | None = None) -> Iterator[Finding]:
+def run_battery(session: Session, names: Sequence[str] | None = None) -> Iterator[AttackResult]:
     """Carry out the attacks one after another."""
     known = attacks()
     for name in names or known:

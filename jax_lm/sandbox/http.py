@@ -22,18 +22,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from jax_lm.sandbox.results import (
+    BatchExecutor,
     Cancel,
-    Job,
+    Program,
     Progress,
     Result,
-    errors,
-    job_from_json,
-    job_to_json,
-    require_positive,
-    result_from_json,
-    result_to_json,
+    request_text,
+    results_from_text,
+    results_text,
+    sandbox_errors,
 )
-from jax_lm.sandbox.runner import Pool, choose
+from jax_lm.sandbox.runner import Pool, choose_tier
 from jax_lm.sandbox.tiers import ExecutorName
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ READ_SECONDS = 30.0
 
 
 def token_from_environment() -> str:
-    """The shared secret; raises ValueError where there is none."""
+    """Read the shared secret; raises ValueError where there is none."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if len(token) < MIN_TOKEN:
         raise ValueError(f"{TOKEN_VARIABLE}: set it to a secret of at least {MIN_TOKEN} characters")
@@ -74,12 +73,11 @@ class Worker(ThreadingHTTPServer):
         executor: ExecutorName = "auto",
         allow_unsafe: bool = False,
     ) -> None:
-        if queue_size < 1:
-            raise ValueError(f"queue_size={queue_size}: must be at least 1")
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers}: must be at least 1")
+        for name, value in (("queue_size", queue_size), ("workers", workers)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
         self.token = token_from_environment().encode()
-        tier = choose(executor, allow_unsafe=allow_unsafe)
+        tier = choose_tier(executor, allow_unsafe=allow_unsafe)
         super().__init__(address, Handler)
         self.pool = Pool(tier, workers or os.cpu_count() or 1)
         self.queue_size = queue_size
@@ -125,41 +123,41 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.authorized():
             if self.path == "/health":
-                self.respond(200, {"tier": self.server.pool.tier, "accepted": self.server.accepted})
+                self.respond(200, json.dumps({"tier": self.server.pool.tier, "accepted": self.server.accepted}))
             else:
-                self.respond(404, {"error": f"no such path: {self.path}"})
+                self.refuse(404, f"no such path: {self.path}")
 
     def do_POST(self) -> None:
         if not self.authorized():
             return
         if self.path != "/run":
-            return self.respond(404, {"error": f"no such path: {self.path}"})
+            return self.refuse(404, f"no such path: {self.path}")
         try:
-            jobs = self.read_jobs()
+            programs = self.read_programs()
         except ValueError as error:
-            return self.respond(400, {"error": str(error)})
-        if len(jobs) > self.server.queue_size:
-            return self.respond(413, {"error": f"{len(jobs)} jobs: at most {self.server.queue_size} at once"})
-        if not self.server.reserve(len(jobs)):
-            return self.respond(503, {"error": "the queue is full"}, {"Retry-After": "1"})
+            return self.refuse(400, str(error))
+        if len(programs) > self.server.queue_size:
+            return self.refuse(413, f"{len(programs)} jobs: at most {self.server.queue_size} at once")
+        if not self.server.reserve(len(programs)):
+            return self.refuse(503, "the queue is full", {"Retry-After": "1"})
         try:
-            futures = [self.server.pool.submit(job) for job in jobs]
-            results = [result_to_json(future.result()) for future in futures]
+            futures = [self.server.pool.submit(program) for program in programs]
+            answer = results_text([future.result() for future in futures])
         except Exception as error:  # the border: whatever broke is the worker's fault and named as such
             logger.exception("a request failed")
-            return self.respond(500, {"error": type(error).__name__})
+            return self.refuse(500, type(error).__name__)
         finally:
-            self.server.release(len(jobs))
-        self.respond(200, {"results": results})
+            self.server.release(len(programs))
+        self.respond(200, answer)
 
     def authorized(self) -> bool:
         given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
         if hmac.compare_digest(given, self.server.token):
             return True
-        self.respond(401, {"error": "the token is missing or wrong"})
+        self.refuse(401, "the token is missing or wrong")
         return False
 
-    def read_jobs(self) -> list[Job]:
+    def read_programs(self) -> list[Program]:
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
             self.close_connection = True
@@ -170,10 +168,13 @@ class Handler(BaseHTTPRequestHandler):
             raise ValueError("the request is nested too deeply") from error
         if not isinstance(data, dict) or not isinstance(data.get("jobs"), list):
             raise ValueError("a request must be an object with the list `jobs`")
-        return [job_from_json(job) for job in data["jobs"]]
+        return [Program.from_json(program) for program in data["jobs"]]
 
-    def respond(self, status: int, data: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        body = json.dumps(data).encode()
+    def refuse(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
+        self.respond(status, json.dumps({"error": reason}), headers)
+
+    def respond(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
+        body = text.encode()
         if status != 200:
             # What was not read of the request must not be taken for the next one.
             self.close_connection = True
@@ -190,56 +191,52 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpWorkers:
-    """Workers as a place where programs run: batches go round, and from a worker that fails to the next.
+class HttpWorkers(BatchExecutor):
+    """Runs programs on workers: batches go round, and from a worker that fails to the next.
 
     Attributes:
         urls: of the workers, such as http://127.0.0.1:8700.
-        batch: programs per request.
-        attempts: tries of a batch before its programs become sandbox errors.
         pause: seconds before the second try; doubled each time.
         timeout: seconds that a worker may take to answer a batch.
     """
 
-    urls: tuple[str, ...]
-    batch: int = 8
     attempts: int = 4
+    urls: tuple[str, ...]
     pause: float = 0.5
     timeout: float = 900.0
 
     def __post_init__(self) -> None:
         if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
             raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
-        require_positive(batch=self.batch, attempts=self.attempts)
+        super().__post_init__()
 
     def run_many(
-        self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
     ) -> list[Result]:
-        """One result per job; what no worker could run is a sandbox error."""
+        """Run programs, one result for each; what no worker could run is a sandbox error."""
         token = token_from_environment()
-        starts = range(0, len(jobs), self.batch)
         results: list[Result] = []
         with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
-                threads.submit(self.run_batch, place, jobs[start : start + self.batch], token, cancel)
-                for place, start in enumerate(starts)
+                threads.submit(self.run_batch, place, batch, token, cancel)
+                for place, batch in enumerate(self.batches(programs))
             ]
             for future in futures:
                 results += future.result()
                 if on_progress:
-                    on_progress(len(results), len(jobs))
+                    on_progress(len(results), len(programs))
         return results
 
-    def run_batch(self, place: int, jobs: Sequence[Job], token: str, cancel: Cancel | None) -> list[Result]:
+    def run_batch(self, place: int, programs: Sequence[Program], token: str, cancel: Cancel | None) -> list[Result]:
         reason = ""
         for attempt in range(self.attempts):
             if cancel is not None and cancel.is_set():
-                return errors(jobs, "cancelled")
+                return sandbox_errors(programs, "cancelled")
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
             url = self.urls[(place + attempt) % len(self.urls)]
             try:
-                return self.ask(url, jobs, token)
+                return self.ask(url, programs, token)
             except urllib.error.HTTPError as error:
                 reason = f"{url} answered {error.code}"
                 error.close()
@@ -247,15 +244,11 @@ class HttpWorkers:
                     raise ValueError(f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}") from error
             except (OSError, ValueError) as error:
                 reason = f"{url}: {error}"
-        return errors(jobs, reason)
+        return sandbox_errors(programs, reason)
 
-    def ask(self, url: str, jobs: Sequence[Job], token: str) -> list[Result]:
-        body = json.dumps({"jobs": [job_to_json(job) for job in jobs]}).encode()
+    def ask(self, url: str, programs: Sequence[Program], token: str) -> list[Result]:
+        body = request_text(programs).encode()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            data = json.load(answer)
-        results = data.get("results") if isinstance(data, dict) else None
-        if not isinstance(results, list) or len(results) != len(jobs):
-            raise ValueError("the answer does not have a result per job")
-        return [result_from_json(result) for result in results]
+            return results_from_text(answer.read(), programs)

@@ -1,7 +1,9 @@
-"""What goes into a sandbox and what comes out, the same wherever it runs."""
+"""Programs and results: what goes into a sandbox and what comes out, the same wherever it runs, also as JSON."""
 
 import dataclasses
+import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -10,18 +12,13 @@ Outcome = Literal["passed", "failed", "timeout", "out_of_memory", "sandbox_error
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "timeout", "out_of_memory", "sandbox_error")
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
-
-
-@runtime_checkable
-class Cancel(Protocol):
-    """A `threading.Event`, or anything else that says whether to stop."""
-
-    def is_set(self) -> bool: ...
+Cancel = threading.Event
+"""Stops a run when it is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a program may use. Files, processes and sockets it gets none of.
+    """Limits of a program. Files, processes and sockets it gets none of.
 
     Attributes:
         seconds: wall clock per test; the program itself is run anew for each.
@@ -50,17 +47,34 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A program and its tests."""
+class Program:
+    """A program, its tests and its limits."""
 
     code: str
     tests: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
+    def to_json(self) -> dict[str, Any]:
+        """Write the program as plain data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Program":
+        """Read a program from plain data; raises ValueError naming what is wrong."""
+        if not isinstance(data, dict) or not isinstance(data.get("code"), str):
+            raise ValueError("a job must be an object with the text `code`")
+        tests, limits = data.get("tests", []), data.get("limits", {})
+        if not isinstance(tests, list | tuple) or not all(isinstance(test, str) for test in tests):
+            raise ValueError("tests: must be a list of texts")
+        known = {field.name for field in dataclasses.fields(Limits)}
+        if not isinstance(limits, dict) or set(limits) - known:
+            raise ValueError(f"limits: must be an object with some of {', '.join(sorted(known))}")
+        return cls(data["code"], tuple(tests), Limits(**limits))
+
 
 @dataclass(frozen=True)
 class TestResult:
-    """What became of one test, and why in one line."""
+    """How one test ended, and why in one line."""
 
     __test__ = False  # no test of pytest's
 
@@ -74,7 +88,7 @@ class TestResult:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a program.
+    """How a program ended.
 
     Attributes:
         outcome: `passed` if every test passed; sandbox_error if the sandbox itself failed, which says nothing
@@ -94,15 +108,29 @@ class Result:
 
     @classmethod
     def of(cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = "") -> "Result":
-        """The result that its tests add up to."""
+        """Add the results of its tests up."""
         outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
         worst: Outcome = "sandbox_error" if "sandbox_error" in outcomes else outcomes[0] if outcomes else "passed"
         return cls(worst, tuple(tests), stdout, stderr, tier, tier == "unsafe")
 
     @classmethod
     def error(cls, detail: str, tests: int, tier: str = "") -> "Result":
-        """The sandbox failed: no word about the program."""
+        """Report that the sandbox failed, which says nothing about the program."""
         return cls.of([TestResult("sandbox_error", detail)] * max(1, tests), tier=tier)
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Result":
+        """Read a result from plain data; raises ValueError where it is none."""
+        try:
+            tests = tuple(TestResult(str(test["outcome"]), str(test["detail"])) for test in data["tests"])  # pyright: ignore[reportArgumentType]
+            result = cls.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
+            return dataclasses.replace(result, unsafe=bool(data["unsafe"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a result: {type(error).__name__}: {error}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the result as plain data."""
+        return dataclasses.asdict(self)
 
     @property
     def passed(self) -> bool:
@@ -115,59 +143,59 @@ class Result:
 
     @property
     def detail(self) -> str:
-        """Why it did not pass: the first test's reason."""
+        """The reason why it did not pass: the first test's reason."""
         return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
-
-
-def errors(jobs: Sequence[Job], detail: str) -> list[Result]:
-    """What a place answers for jobs that it could not run."""
-    return [Result.error(detail, len(job.tests)) for job in jobs]
-
-
-def require_positive(**values: int) -> None:
-    """ValueError names the first setting that is below 1."""
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """A place where programs run: this machine, a worker, a cluster, a provider."""
+    """Runs programs somewhere: this machine, a worker, a cluster, a provider."""
 
     def run_many(
-        self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
     ) -> list[Result]: ...
 
 
-def job_to_json(job: Job) -> dict[str, Any]:
-    """A job as plain data."""
-    return {"code": job.code, "tests": list(job.tests), "limits": dataclasses.asdict(job.limits)}
+@dataclass(frozen=True, kw_only=True)
+class BatchExecutor:
+    """Settings of executors that send programs away in batches.
+
+    Attributes:
+        batch: programs that are sent together.
+        attempts: tries of a batch before its programs become sandbox errors.
+    """
+
+    batch: int = 8
+    attempts: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    def batches(self, programs: Sequence[Program]) -> list[Sequence[Program]]:
+        return [programs[start : start + self.batch] for start in range(0, len(programs), self.batch)]
 
 
-def job_from_json(data: Any) -> Job:
-    """A job from plain data; raises ValueError naming what is wrong."""
-    if not isinstance(data, dict) or not isinstance(data.get("code"), str):
-        raise ValueError("a job must be an object with the text `code`")
-    tests, limits = data.get("tests", []), data.get("limits", {})
-    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise ValueError("tests: must be a list of texts")
-    known = {field.name for field in dataclasses.fields(Limits)}
-    if not isinstance(limits, dict) or set(limits) - known:
-        raise ValueError(f"limits: must be an object with some of {', '.join(sorted(known))}")
-    return Job(data["code"], tuple(tests), Limits(**limits))
+def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
+    """Answer for programs that could not be run."""
+    return [Result.error(detail, len(program.tests)) for program in programs]
 
 
-def result_to_json(result: Result) -> dict[str, Any]:
-    """A result as plain data."""
-    return dataclasses.asdict(result)
+def request_text(programs: Sequence[Program], **settings: Any) -> str:
+    """Write a request to run programs as JSON; `settings` are those of the executor that answers it."""
+    return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
 
 
-def result_from_json(data: Any) -> Result:
-    """A result from plain data; raises ValueError where it is none."""
-    try:
-        tests = tuple(TestResult(str(test["outcome"]), str(test["detail"])) for test in data["tests"])  # pyright: ignore[reportArgumentType]
-        result = Result.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
-        return dataclasses.replace(result, unsafe=bool(data["unsafe"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a result: {type(error).__name__}: {error}") from error
+def results_text(results: Sequence[Result]) -> str:
+    """Write the answer to a request as JSON."""
+    return json.dumps({"results": [result.to_json() for result in results]})
+
+
+def results_from_text(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
+    """Read the answer to a request; raises ValueError unless it has a result per program."""
+    data = json.loads(text)
+    results = data.get("results") if isinstance(data, dict) else None
+    if not isinstance(results, list) or len(results) != len(programs):
+        raise ValueError("the answer does not have a result per job")
+    return [Result.from_json(result) for result in results]

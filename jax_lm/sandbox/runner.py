@@ -1,21 +1,21 @@
 """Run programs on this machine: choose the tier, run each test in processes of its own, judge the answers."""
 
 import functools
+import json
 import logging
 import os
-import queue
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
 from jax_lm.sandbox.assertions import Call, read_call
 from jax_lm.sandbox.inside.wire import encode, matches
-from jax_lm.sandbox.results import Cancel, Job, Limits, Outcome, Progress, Result, TestResult
+from jax_lm.sandbox.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
 from jax_lm.sandbox.session import CancelledError, Child, SandboxFailureError, Session
 from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders, refusal
 
@@ -41,22 +41,29 @@ def reached():
         + attempt("a signal", lambda: os.kill(os.getppid(), 0))
     )
 """
-"""What a contained program must not reach; the battery of `diffucoder sandbox check` tries far more."""
+"""Tries what a contained program must not reach; the battery of `diffucoder sandbox check` tries far more."""
 
 
 @functools.cache
 def why_not(tier: Tier) -> str:
-    """Why a tier does not work on this host, empty if it does. Tried once per process."""
+    """Say why a tier does not work on this host, nothing if it does. Tried once per process."""
     try:
         with Session(tier) as session:
-            result = run_in(session, Job(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
+            result = run_program(session, Program(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
     except (SandboxFailureError, SandboxUnavailableError) as error:
         return str(error).removeprefix(f"{tier}: ")
     return "" if result.passed else f"its self-test failed: {result.detail}"
 
 
-def choose(executor: str, *, allow_unsafe: bool = False) -> Tier:
-    """The tier to run in; raises SandboxUnavailableError, naming what is missing."""
+def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[Tier], str] = why_not) -> Tier:
+    """Choose the tier to run in.
+
+    Args:
+        probe: says why a tier does not work here, nothing if it does.
+
+    Raises:
+        SandboxUnavailableError: none works; it names what is missing.
+    """
     if executor not in ("auto", *SAFE, "unsafe"):
         raise ValueError(f"executor={executor!r}: must be auto, bubblewrap, landlock or unsafe")
     if executor == "unsafe":
@@ -69,7 +76,7 @@ def choose(executor: str, *, allow_unsafe: bool = False) -> Tier:
     candidates: list[Tier] = [tier for tier in SAFE if executor in ("auto", tier)]
     reasons: dict[str, str] = {}
     for tier in candidates:
-        if not (reason := why_not(tier)):
+        if not (reason := probe(tier)):
             return tier
         reasons[tier] = reason
     if allow_unsafe:
@@ -91,22 +98,20 @@ def run(
     Without tests it passes by running to its end. Raises SandboxUnavailableError where it cannot be contained.
     """
     local = Local(executor, allow_unsafe=allow_unsafe, workers=1)
-    return local.run_many([Job(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
+    return local.run_many([Program(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
 
 
-def run_many(
-    jobs: Sequence[Job],
-    workers: int | None = None,
-    on_progress: Progress | None = None,
-    cancel: Cancel | None = None,
-) -> list[Result]:
-    """Run many programs on this machine, in the order given, as many at once as it has cores."""
-    return Local(workers=workers).run_many(jobs, on_progress=on_progress, cancel=cancel)
+def answer_request(text: str) -> str:
+    """Answer a request in JSON (see `results.request_text`) on this machine."""
+    request = json.loads(text)
+    allow_unsafe = request.get("allow_unsafe") is True
+    local = Local(request.get("executor", "auto"), allow_unsafe=allow_unsafe, workers=request.get("workers"))
+    return results_text(local.run_many([Program.from_json(program) for program in request["jobs"]]))
 
 
 @dataclass(frozen=True)
 class Local:
-    """This machine as a place where programs run.
+    """Runs programs on this machine.
 
     Attributes:
         executor: the tier; auto takes bubblewrap, then Landlock, and refuses where neither works.
@@ -126,30 +131,19 @@ class Local:
         package_folders(self.packages)
 
     def run_many(
-        self, jobs: Sequence[Job], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
     ) -> list[Result]:
-        """One result per job. Those that a set `cancel` overtakes are sandbox errors that say so."""
-        if not jobs:
+        """Run programs, one result for each. Those that a set `cancel` overtakes are sandbox errors that say so."""
+        if not programs:
             return []
-        tier = choose(self.executor, allow_unsafe=self.allow_unsafe)
-        workers = min(self.workers or os.cpu_count() or 1, len(jobs))
+        tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
+        workers = min(self.workers or os.cpu_count() or 1, len(programs))
         with Pool(tier, workers, cancel, self.packages) as pool:
-            futures = [pool.submit(job) for job in jobs]
+            futures = [pool.submit(program) for program in programs]
             for done, _ in enumerate(as_completed(futures), 1):
                 if on_progress:
-                    on_progress(done, len(jobs))
+                    on_progress(done, len(programs))
         return [future.result() for future in futures]
-
-
-class Stop(threading.Event):
-    """Set by whoever holds it, or by the caller's `cancel`."""
-
-    def __init__(self, cancel: Cancel | None) -> None:
-        super().__init__()
-        self.cancel = cancel
-
-    def is_set(self) -> bool:
-        return super().is_set() or (self.cancel is not None and self.cancel.is_set())
 
 
 class Pool:
@@ -157,23 +151,23 @@ class Pool:
 
     def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
         self.tier = tier
-        self.stop = Stop(cancel)
-        self.sandboxes = [Sandbox(tier, self.stop, packages) for _ in range(workers)]
-        self.free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
-        for sandbox in self.sandboxes:
-            self.free.put(sandbox)
+        self.stop = threading.Event()
+        start = functools.partial(Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages)
+        self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
+        self.free = list(self.sandboxes)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
 
-    def submit(self, job: Job) -> "Future[Result]":
-        """Run a job when a sandbox is free."""
-        return self.threads.submit(self.work, job)
+    def submit(self, program: Program) -> "Future[Result]":
+        """Run a program when a sandbox is free."""
+        return self.threads.submit(self.work, program)
 
-    def work(self, job: Job) -> Result:
-        sandbox = self.free.get()
+    def work(self, program: Program) -> Result:
+        # There are as many sandboxes as threads, and `pop` and `append` are atomic.
+        sandbox = self.free.pop()
         try:
-            return sandbox.run(job)
+            return sandbox.run(program)
         finally:
-            self.free.put(sandbox)
+            self.free.append(sandbox)
 
     def __enter__(self) -> "Pool":
         return self
@@ -191,27 +185,27 @@ class Pool:
 
 
 class Sandbox:
-    """A session that is replaced when it fails."""
+    """A session that is started when it is needed, and replaced when it fails."""
 
-    def __init__(self, tier: Tier, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
-        self.tier: Tier = tier
-        self.cancel, self.packages = cancel, packages
+    def __init__(self, tier: Tier, start: Callable[[], Session]) -> None:
+        self.tier, self.start = tier, start
         self.session: Session | None = None
 
-    def run(self, job: Job) -> Result:
-        """A failure of the sandbox is tried again, then reported as such, never as a wrong answer."""
+    def run(self, program: Program) -> Result:
+        """Run a program; a failure of the sandbox is tried again, then reported as such, never as a wrong answer."""
         reason = ""
         for _ in range(ATTEMPTS):
             try:
-                self.session = self.session or Session(self.tier, self.cancel, self.packages)
-                return run_in(self.session, job)
+                self.session = self.session or self.start()
+                return run_program(self.session, program)
             except SandboxFailureError as error:
                 logger.warning("the sandbox failed: %s", error)
                 reason = str(error)
                 self.close()
             except CancelledError:
-                return Result.error("cancelled", len(job.tests), self.tier)
-        return Result.error(reason, len(job.tests), self.tier)
+                reason = "cancelled"
+                break
+        return Result.error(reason, len(program.tests), self.tier)
 
     def close(self) -> None:
         if self.session is not None:
@@ -219,19 +213,19 @@ class Sandbox:
         self.session = None
 
 
-def run_in(session: Session, job: Job) -> Result:
-    """Run a job once; raises SandboxFailureError if the sandbox fails."""
-    session.begin(job.limits)
-    deadline = time.monotonic() + job.limits.total_seconds
+def run_program(session: Session, program: Program) -> Result:
+    """Run a program once; raises SandboxFailureError if the sandbox fails."""
+    session.begin(program.limits)
+    deadline = time.monotonic() + program.limits.total_seconds
     results: list[TestResult] = []
-    for test in job.tests or (None,):
-        left = min(job.limits.seconds, deadline - time.monotonic())
-        results.append(run_test(session, job.code, test, left))
+    for test in program.tests or (None,):
+        left = min(program.limits.seconds, deadline - time.monotonic())
+        results.append(run_test(session, program.code, test, left))
     return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
 
 
 def run_test(session: Session, code: str, test: str | None, seconds: float) -> TestResult:
-    """One test in processes of its own."""
+    """Run one test in processes of its own."""
     if seconds <= 0:
         return TestResult("timeout", f"no time left of {session.limits.total_seconds:g} s for all tests")
     if test is None:
@@ -255,7 +249,7 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
 
 
 def says_why(program: Child, tester: Child) -> bool:
-    """Whether a script failed because its program ended."""
+    """Tell whether a script failed because its program ended."""
     lost = tester.answer is None or tester.answer.get("raised") in (
         "EOFError",
         "BrokenPipeError",
@@ -267,7 +261,7 @@ def says_why(program: Child, tester: Child) -> bool:
 
 
 def judge_end(children: list[Child], late: bool, seconds: float) -> TestResult:
-    """A program without tests: whether it ran to its end."""
+    """Judge a program without tests by whether it ran to its end."""
     answer = children[0].answer
     if answer is not None and answer.get("ended") is True:
         return TestResult("passed")
@@ -275,7 +269,7 @@ def judge_end(children: list[Child], late: bool, seconds: float) -> TestResult:
 
 
 def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult:
-    """A call's answer against the expected value, here, where the program cannot reach."""
+    """Compare a call's answer with the expected value here, where the program cannot reach."""
     answer = children[0].answer
     if answer is None or "value" not in answer:
         return reason_of(children[0], late, seconds)
@@ -297,7 +291,7 @@ def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
 
 
 def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
-    """Why a process has not brought what was wanted."""
+    """Say why a process has not brought what was wanted."""
     if late:
         return TestResult("timeout", f"no end after {seconds:g} s")
     if child.answer is not None:

@@ -12,12 +12,13 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
-from jax_lm.sandbox.results import Cancel, Limits
+from jax_lm.sandbox.results import Limits
 from jax_lm.sandbox.tiers import (
     BOOTSTRAP,
     INSIDE,
@@ -60,7 +61,7 @@ class Child:
     status: int = 0
 
     def line(self) -> bytes | None:
-        """The next complete message, if there is one."""
+        """Take the next complete message, if there is one."""
         end = self.buffer.find(b"\n")
         if end < 0:
             return None
@@ -72,8 +73,10 @@ class Child:
 class Session:
     """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
 
-    def __init__(self, tier: Tier, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
-        self.tier, self.cancel = tier, cancel
+    def __init__(
+        self, tier: Tier, is_cancelled: Callable[[], Any] = lambda: False, packages: tuple[str, ...] = ()
+    ) -> None:
+        self.tier, self.is_cancelled = tier, is_cancelled
         self.limits = Limits()
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.control, far = socket.socketpair()
@@ -125,7 +128,7 @@ class Session:
             raise SandboxFailureError(said[-1] if said else "the sandbox did not start") from None
 
     def begin(self, limits: Limits) -> None:
-        """The next program: its limits, and no output yet."""
+        """Prepare for the next program: its limits, and no output yet."""
         self.limits = limits
         for head in self.heads.values():
             head.clear()
@@ -137,7 +140,7 @@ class Session:
         self.close()
 
     def reply(self) -> bytes:
-        """The zygote's next line."""
+        """Read the zygote's next line."""
         try:
             line = self.replies.readline()
         except OSError as error:
@@ -168,7 +171,7 @@ class Session:
             for child in children:
                 self.give(child, seconds)
             deadline = time.monotonic() + seconds
-            answered = self.wait(lambda: finished(children), deadline)
+            answered = self.wait(lambda: is_over(children), deadline)
         finally:
             statuses = self.collect()
             for child in children:
@@ -207,7 +210,7 @@ class Session:
             raise SandboxFailureError(f"a process did not take its job: {error}") from error
 
     def collect(self) -> list[int]:
-        """End all processes of the zygote; their wait statuses."""
+        """End all processes of the zygote; returns their wait statuses."""
         try:
             self.control.sendall(COLLECT)
             return json.loads(self.reply())
@@ -217,7 +220,7 @@ class Session:
     def wait(self, done: Any, deadline: float) -> bool:
         """Read what comes until `done()`; False if the deadline passes first."""
         while not done():
-            if self.cancel is not None and self.cancel.is_set():
+            if self.is_cancelled():
                 raise CancelledError
             left = deadline - time.monotonic()
             if left <= 0:
@@ -258,7 +261,7 @@ class Session:
         elif not child.started and child.ended:
             raise SandboxFailureError("a process ended before it was confined")
         if child.started and child.answer is None:
-            child.answer = parse(child)
+            child.answer = parse_answer(child)
 
     def text(self, name: str) -> str:
         return self.heads[name].decode("utf-8", "replace")
@@ -285,13 +288,12 @@ class Session:
                 os.close(end)
 
 
-def parse(child: Child) -> Any:
-    """A process's answer, once it is complete; an answer that is no JSON object is a wrong one."""
+def parse_answer(child: Child) -> Any:
+    """Read a process's answer, once it is complete; an answer that is no JSON object is a wrong one."""
     line = child.line()
     if line is None:
-        return (
-            {"raised": "ValueError", "message": "the answer is too large"} if len(child.buffer) > MAX_MESSAGE else None
-        )
+        too_large = {"raised": "ValueError", "message": "the answer is too large"}
+        return too_large if len(child.buffer) > MAX_MESSAGE else None
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -299,6 +301,6 @@ def parse(child: Child) -> Any:
     return answer if isinstance(answer, dict) else {"raised": "ValueError", "message": "the answer is no data"}
 
 
-def finished(children: list[Child]) -> bool:
-    """Whether the last process has answered or ended, or an earlier one has: then the last waits in vain."""
+def is_over(children: list[Child]) -> bool:
+    """Tell whether the last process has answered or ended, or an earlier one has: then the last waits in vain."""
     return any(child.ended or child.answer is not None for child in children)

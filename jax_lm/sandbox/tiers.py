@@ -29,17 +29,17 @@ zygote.main(int(control), tier, json.loads(readable), json.loads(packages))
 
 
 class SandboxUnavailableError(OSError):
-    """This host cannot contain a program in the way that was asked for."""
+    """A host that cannot contain a program in the way that was asked for."""
 
 
 def interpreter() -> str:
-    """The Python that a virtual environment was made from: it finds its library without one."""
+    """Find the Python that a virtual environment was made from: it finds its library without one."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
 def readable() -> tuple[str, ...]:
-    """What a program may read: the interpreter with its library, the system's libraries, time zones."""
+    """List what a program may read: the interpreter with its library, the system's libraries, time zones."""
     paths = [
         sys.base_prefix,
         sys.base_exec_prefix,
@@ -56,7 +56,7 @@ def readable() -> tuple[str, ...]:
 
 @functools.cache
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Where this interpreter would import these packages from; ValueError names the first that it has not."""
+    """Find where this interpreter would import packages from; ValueError names the first that it has not."""
     folders = {}
     for name in names:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -67,13 +67,13 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def readable_with(folders: dict[str, str]) -> list[str]:
-    """What a program may read where it may import these packages, with the shared libraries that wheels bring."""
+    """List what a program may read that may import these packages, with the shared libraries that wheels bring."""
     added = [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
     return [*readable(), *added]
 
 
 def command(tier: Tier, python: list[str], readable: list[str]) -> list[str]:
-    """The command line that starts the zygote in a tier."""
+    """Make the command line that starts the zygote in a tier."""
     if tier != "bubblewrap":
         return python
     program = shutil.which("bwrap")
@@ -93,17 +93,16 @@ def command(tier: Tier, python: list[str], readable: list[str]) -> list[str]:
     ]
 
 
-def remedies() -> str:
-    """What to do where no tier works."""
-    return (
-        "install bubblewrap (Debian: apt-get install bubblewrap) and allow unprivileged user namespaces, or use a"
-        " Linux kernel from 5.13 on with Landlock on x86-64 or aarch64, or send the work to a worker"
-        " (diffucoder sandbox serve). --allow-unsafe-exec (allow_unsafe=True) runs without containment"
-    )
+REMEDIES = (
+    "install bubblewrap (Debian: apt-get install bubblewrap) and allow unprivileged user namespaces, or use a"
+    " Linux kernel from 5.13 on with Landlock on x86-64 or aarch64, or send the work to a worker"
+    " (diffucoder sandbox serve). --allow-unsafe-exec (allow_unsafe=True) runs without containment"
+)
+"""For a host on which no tier works."""
 
 
 def refusal(reasons: dict[str, str]) -> SandboxUnavailableError:
-    """One line that names each missing feature and the remedies."""
+    """Name each missing feature and the remedies, in one line."""
     missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
     host = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    return SandboxUnavailableError(f"programs cannot be contained on this host ({host}): {missing}. {remedies()}")
+    return SandboxUnavailableError(f"programs cannot be contained on this host ({host}): {missing}. {REMEDIES}")

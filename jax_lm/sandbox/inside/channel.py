@@ -19,7 +19,7 @@ class Channel:
         self.socket.sendall(json.dumps(message, check_circular=False).encode() + b"\n")
 
     def receive(self, limit: int = MAX_MESSAGE) -> Any:
-        """The next message; one that is longer than `limit` (-1: none) is an EOFError too."""
+        """Wait for the next message; one that is longer than `limit` (-1: none) is an EOFError too."""
         line = self.lines.readline(limit)
         if not line.endswith(b"\n"):
             raise EOFError("the other side has ended")

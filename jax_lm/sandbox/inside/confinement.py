@@ -30,30 +30,30 @@ class RefusedError(OSError):
     """The host cannot confine a process in the way that was asked for."""
 
 
-def checked(value: int, what: str) -> int:
-    """The value of a system call, or what went wrong."""
+def require_success(value: int, what: str) -> int:
+    """Return the value of a system call; raises RefusedError if it failed."""
     if value < 0:
         code = ctypes.get_errno()
         raise RefusedError(code, f"{what}: {os.strerror(code)}")
     return value
 
 
-def call(number: int, *arguments: int) -> int:
+def system_call(number: int, *arguments: int) -> int:
     return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in arguments])
 
 
 def prctl(option: int, *arguments: int) -> None:
     values = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
-    checked(libc.prctl(ctypes.c_int(option), *values), f"prctl({option})")
+    require_success(libc.prctl(ctypes.c_int(option), *values), f"prctl({option})")
 
 
 def landlock_version() -> int:
-    """Version of the kernel's Landlock interface; 0 where there is none."""
-    return max(0, call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
+    """Ask for the version of the kernel's Landlock interface; 0 where there is none."""
+    return max(0, system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
 
 
 def restrict_files(readable: list[str]) -> None:
-    """From now on no file can be opened but those beneath `readable`, and these for reading; /dev/null stays."""
+    """Let no file be opened from now on but those beneath `readable`, and these for reading; /dev/null stays."""
     version = landlock_version()
     if not version:
         raise RefusedError(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
@@ -62,7 +62,9 @@ def restrict_files(readable: list[str]) -> None:
     # Version 4 adds TCP bind and connect, 6 keeps signals and abstract sockets inside.
     attributes = struct.pack("QQQ", rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    rules = checked(call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0), "Landlock")
+    rules = require_success(
+        system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0), "Landlock"
+    )
     for path in [*readable, os.devnull]:
         try:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -72,14 +74,16 @@ def restrict_files(readable: list[str]) -> None:
         allowed |= READ_DIR if os.path.isdir(path) else 0
         rule = struct.pack("=Qi", allowed, target)
         buffer = ctypes.create_string_buffer(rule, len(rule))
-        checked(call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0), f"Landlock rule for {path}")
+        require_success(
+            system_call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0), f"Landlock rule for {path}"
+        )
         os.close(target)
-    checked(call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
+    require_success(system_call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
     os.close(rules)
 
 
 def limit_resources(memory_bytes: int, seconds: float) -> None:
-    """Address space, processor time; no file can grow, not many can be open, none is dumped."""
+    """Limit address space and processor time; no file can grow, not many can be open, none is dumped."""
     cpu = math.ceil(seconds) + 1
     for limit, soft, hard in (
         (resource.RLIMIT_AS, memory_bytes, memory_bytes),
@@ -96,11 +100,11 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
 
 
 def drop_capabilities() -> None:
-    """Being root means nothing from now on but owning root's files."""
+    """Make being root mean nothing from now on but owning root's files."""
     header = struct.pack("Ii", CAPABILITY_VERSION, 0)
     header_buffer = ctypes.create_string_buffer(header, len(header))
     nothing = ctypes.create_string_buffer(24)
-    checked(libc.capset(header_buffer, nothing), "capset")
+    require_success(libc.capset(header_buffer, nothing), "capset")
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -108,7 +112,7 @@ def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> b
 
 
 def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
-    """Instructions that go on to the next one if a word of the arguments is one of `values`, else refuse."""
+    """Write instructions that go on to the next one if a word of the arguments is one of `values`, else refuse."""
     lines = [instruction(BPF_LOAD, 16 + 4 * word), instruction(BPF_AND, mask)]
     for position, value in enumerate(values):
         lines.append(instruction(BPF_JUMP_EQUAL, value, if_true=len(values) - position))
@@ -116,7 +120,7 @@ def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
 
 
 def filter_program(machine: str, pid: int) -> bytes:
-    """The seccomp filter as classic BPF: allowed calls, guarded calls, refusal."""
+    """Write the seccomp filter as classic BPF: allowed calls, guarded calls, refusal."""
     if machine not in syscalls.ALLOWED:
         known = ", ".join(sorted(syscalls.ALLOWED))
         raise RefusedError(ENOSYS, f"seccomp: no table of system calls for {machine} (there are {known})")
@@ -129,17 +133,17 @@ def filter_program(machine: str, pid: int) -> bytes:
         instruction(BPF_JUMP_EQUAL, syscalls.CLONE3, if_false=1),
         instruction(BPF_RETURN, ERRNO | ENOSYS),
     ]
-    for number in syscalls.numbers(syscalls.ALLOWED[machine]).values():
+    for number in syscalls.parse_table(syscalls.ALLOWED[machine]).values():
         lines += [instruction(BPF_JUMP_EQUAL, number, if_false=1), allow]
     conditions = syscalls.conditions(pid)
-    for name, number in syscalls.numbers(syscalls.GUARDED[machine]).items():
+    for name, number in syscalls.parse_table(syscalls.GUARDED[machine]).items():
         body = [line for parts in conditions[name] for line in condition(*parts)]
         lines += [instruction(BPF_JUMP_EQUAL, number, if_false=len(body) + 1), *body, allow]
     return b"".join([*lines, refuse])
 
 
 def filter_calls() -> None:
-    """From now on, only the system calls of the table."""
+    """Allow only the system calls of the table from now on."""
     program = filter_program(os.uname().machine, os.getpid())
     buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: number of instructions, padding, pointer.

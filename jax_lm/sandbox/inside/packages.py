@@ -21,7 +21,7 @@ class Packages:
 
 
 def is_genuine(module: Any) -> bool:
-    """Whether a module's name means the same to everybody: the standard library's, or an allowed package's."""
+    """Tell whether a module's name means the same to everybody: the standard library's, or an allowed package's."""
     if not isinstance(module, str):
         return False
     top = module.partition(".")[0]

@@ -50,8 +50,8 @@ def load_program(code: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as data: its class, the nearest built-in class, its message."""
+def describe_exception(error: BaseException) -> dict[str, Any]:
+    """Describe an exception as data: its class, the nearest built-in class, its message."""
     kind = type(error)
     base = next((c.__name__ for c in kind.__mro__ if getattr(builtins, c.__name__, None) is c), "Exception")
     try:
@@ -61,13 +61,13 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {"raised": kind.__name__, "base": base, "message": message}
 
 
-def report(error: BaseException) -> dict[str, Any]:
+def report_exception(error: BaseException) -> dict[str, Any]:
     """Describe an exception, and write its traceback for a person, without our own frames."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename != FILE:
         frames = frames.tb_next
     traceback.print_exception(error.with_traceback(frames))
-    return describe(error)
+    return describe_exception(error)
 
 
 def answer_once(job: dict[str, Any]) -> dict[str, Any]:
@@ -82,10 +82,10 @@ def answer_once(job: dict[str, Any]) -> dict[str, Any]:
             raise NameError(f"name {job['function']!r} is not defined")
         return {"value": encode(namespace[job["function"]](*arguments, **keywords))}
     except BaseException as error:  # SystemExit too: whatever the program raised is its answer
-        return report(error)
+        return report_exception(error)
 
 
-class Server:
+class ProgramServer:
     """Answers a tester: names, calls, and operations on the objects that it handed out."""
 
     def __init__(self, channel: Channel, namespace: dict[str, Any], output: Tee) -> None:
@@ -95,7 +95,7 @@ class Server:
         self.exceptions: dict[type, int] = {}
 
     def export(self, value: Any) -> dict[str, Any]:
-        """A handle for an object that stays here; the same object has the same."""
+        """Make a handle for an object that stays here; the same object has the same."""
         if isinstance(value, types.ModuleType):
             return {"t": "module", "v": value.__name__}
         place = self.places.setdefault(id(value), len(self.objects))
@@ -111,7 +111,7 @@ class Server:
         return handle
 
     def load(self, wire: dict[str, Any]) -> Any:
-        """What a handle of the tester stands for: a built-in class, one of our objects, or a function of the test."""
+        """Find what a handle of the tester stands for: a built-in class, an object of ours, a function of the test."""
         if wire["t"] == "class":
             return getattr(builtins, wire["v"])
         if wire["t"] != "function":
@@ -151,7 +151,7 @@ class Server:
                 else:
                     reply = self.operate(request)
             except BaseException as error:  # SystemExit too: whatever the program raised is its answer
-                reply = describe(error)
+                reply = describe_exception(error)
                 known = [self.exceptions[kind] for kind in type(error).__mro__ if kind in self.exceptions]
                 reply["known"] = known[:1]
             self.output.flush()
@@ -160,16 +160,16 @@ class Server:
 
 
 def mutable(arguments: list[Any]) -> list[Any]:
-    """The arguments that a call may change in place; None for the others."""
+    """Pick the arguments that a call may change in place; None for the others."""
     return [argument if isinstance(argument, list | dict | set) else None for argument in arguments]
 
 
-def call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def call_function(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": call,
+    "call": call_function,
     "attribute": getattr,
     "set": setattr,
     "item": operator.getitem,
@@ -208,8 +208,8 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     try:
         namespace = load_program(job["code"])
     except BaseException as error:  # SystemExit too: the program did not reach its end
-        results.send(report(error))
+        results.send(report_exception(error))
         return
     channel.send({"ready": True})
     output.take()
-    Server(channel, namespace, output).serve()
+    ProgramServer(channel, namespace, output).serve()

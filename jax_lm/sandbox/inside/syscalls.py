@@ -1,4 +1,4 @@
-"""What a confined process may ask of the kernel: everything else is refused.
+"""The system calls that a confined process may make: everything else is refused.
 
 An allow list, as a deny list misses what the next kernel brings (io_uring, pidfd, memfd and more reach around
 rules that name their elders). Imports the standard library only: it runs in the sandbox's own interpreter.
@@ -47,7 +47,7 @@ GUARDED = {
 """Allowed with the arguments of `conditions` only."""
 
 CLONE3 = 435
-"""The same on both machines. Its flags lie in memory that a filter cannot read: absent, so that libc takes clone."""
+"""One number on both machines. Its flags lie in memory that a filter cannot read: absent, so that libc takes clone."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -56,13 +56,13 @@ AF_UNIX, SOCK_STREAM = 1, 1
 EVERY_BIT = 0xFFFFFFFF
 
 
-def numbers(table: str) -> dict[str, int]:
-    """`name=number` pairs as a dictionary."""
+def parse_table(table: str) -> dict[str, int]:
+    """Read `name=number` pairs into a dictionary."""
     return {name: int(number) for name, _, number in (pair.partition("=") for pair in table.split())}
 
 
 def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
-    """Per guarded call: (32-bit word of the arguments, mask, allowed values), all of which must hold.
+    """List what must hold for each guarded call: (32-bit word of the arguments, mask, allowed values).
 
     Word 2 * i is the low half of argument i.
     """

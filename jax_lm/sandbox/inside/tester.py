@@ -16,7 +16,7 @@ from typing import Any
 
 from jax_lm.sandbox.inside.channel import Channel
 from jax_lm.sandbox.inside.packages import is_genuine
-from jax_lm.sandbox.inside.program import describe
+from jax_lm.sandbox.inside.program import describe_exception
 from jax_lm.sandbox.inside.wire import decode, encode
 
 FILE = "<test>"
@@ -36,7 +36,7 @@ class Client:
         self.remotes: dict[int, Remote] = {}
 
     def export(self, value: Any) -> dict[str, Any]:
-        """Handles go back as they came; functions of the test can be called from the program."""
+        """Make a handle: the program's go back as they came; functions of the test can be called from the program."""
         if isinstance(value, Remote):
             return {"t": "object", "v": object.__getattribute__(value, "_handle")["v"]}
         for number, known in self.exceptions.items():
@@ -79,10 +79,10 @@ class Client:
         try:
             return {"value": encode(self.functions[request["callback"]](*arguments), self.export)}
         except Exception as error:  # the test's function may raise anything, and its caller is the program
-            return describe(error)
+            return describe_exception(error)
 
     def error(self, reply: dict[str, Any]) -> BaseException:
-        """The exception that the program raised, as one of the test's own classes."""
+        """Make the exception that the program raised, as one of the test's own classes."""
         kind = next((self.exceptions[number] for number in reply.get("known", []) if number in self.exceptions), None)
         kind = kind or getattr(builtins, reply["base"], None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
@@ -161,7 +161,7 @@ class Remote:
 
 
 def do(operation: str, subject: Remote, *arguments: Any, **keywords: Any) -> Any:
-    """An operation on an object of the program."""
+    """Carry out an operation on an object of the program."""
     return object.__getattribute__(subject, "_client").do(operation, subject, *arguments, **keywords)
 
 
@@ -190,7 +190,7 @@ for method, name in {"lt": "less", "le": "at most", "add": "add", "sub": "subtra
 
 
 def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Names that a test reads, and names that it defines itself."""
+    """Collect the names that a test reads, and those that it defines itself."""
     read, defined = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -204,8 +204,8 @@ def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
     return read, defined
 
 
-def fetch(client: Client, name: str) -> Any:
-    """One name of the program: data, a stand-in, or what it imported from elsewhere, imported anew."""
+def fetch_name(client: Client, name: str) -> Any:
+    """Fetch one name of the program: data, a stand-in, or what it imported from elsewhere, imported anew."""
     wire = client.ask({"do": "get", "name": name})["value"]
     if isinstance(wire, dict) and wire["t"] == "module":
         if not is_genuine(wire["v"]):
@@ -219,7 +219,7 @@ def fetch(client: Client, name: str) -> Any:
 
 
 def namespace(client: Client, tree: ast.Module) -> dict[str, Any]:
-    """What the test sees of the program.
+    """Collect the names of the program that the test sees.
 
     A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) - 2) < 1e-6` means
     Python's abs, `sum(10, 15) == 25` the program's sum.
@@ -230,7 +230,7 @@ def namespace(client: Client, tree: ast.Module) -> dict[str, Any]:
     chosen = (read - defined) & (theirs - named_like_builtins) or (read - defined) & named_like_builtins
     # A name that the test both reads and defines may be the program's where it is read first.
     chosen |= read & defined & (theirs - named_like_builtins)
-    return {name: fetch(client, name) for name in sorted(chosen)}
+    return {name: fetch_name(client, name) for name in sorted(chosen)}
 
 
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
@@ -245,6 +245,6 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
         module.__dict__.update(namespace(client, tree))
         exec(compile(tree, FILE, "exec"), module.__dict__)
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        results.send(describe(error))
+        results.send(describe_exception(error))
     else:
         results.send({"ended": job["sentinel"]})

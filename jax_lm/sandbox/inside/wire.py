@@ -21,12 +21,12 @@ Export = Callable[[Any], Any]
 
 
 def opaque(value: Any) -> Any:
-    """What is left of an object that has no form as data."""
+    """Encode what is left of an object that has no form as data."""
     return {"t": "object", "v": type(value).__name__}
 
 
 def encode(value: Any, export: Export = opaque) -> Any:
-    """JSON of a value. Subclasses of plain types are their plain content, whatever their methods say."""
+    """Encode a value as JSON. Subclasses of plain types are their plain content, whatever their methods say."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
         return value
@@ -77,7 +77,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decode(wire: Any, load: Callable[[dict], Any] | None = None) -> Any:
-    """The value of a message; `load` turns other tags into something, without it they are refused."""
+    """Decode the value of a message; `load` turns other tags into something, without it they are refused."""
     if isinstance(wire, list):
         return [decode(item, load) for item in wire]
     if not isinstance(wire, dict):
@@ -94,7 +94,7 @@ def decode(wire: Any, load: Callable[[dict], Any] | None = None) -> Any:
 
 
 def matches(expected: Any, wire: Any) -> bool:
-    """Whether a message is the expected literal: types count, floats within tolerance.
+    """Compare a message with the expected literal: types count, floats within tolerance.
 
     A whole number may be written as int or float, as mean([1, 3]) == 2 is right; True is no 1. Sets and
     dictionaries are compared as sorted lists and never built, so that no chosen hash can slow this process.
@@ -141,7 +141,7 @@ def in_order(items: list) -> list[str]:
 
 
 def pairs_match(expected: dict, wire: list) -> bool:
-    """Whether key by key the values match; a key stands for itself, written out."""
+    """Compare dictionaries key by key; a key stands for itself, written out."""
     if len(expected) != len(wire) or not all(isinstance(pair, list) and len(pair) == 2 for pair in wire):
         return False
     theirs = {repr(key): value for key, value in wire}

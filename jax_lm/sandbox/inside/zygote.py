@@ -24,7 +24,7 @@ RESULTS, STDOUT, STDERR = 0, 1, 2
 
 
 def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str]) -> None:
-    """A child's life: keep the given descriptors alone, be confined, say so, do one job."""
+    """Live a child's life: keep these descriptors alone, be confined, say so, do one job."""
     os.setsid()
     # First out of the way of the numbers they get, as these may be among them.
     high = [os.dup2(descriptor, 100 + place) for place, descriptor in enumerate(descriptors)]
@@ -65,7 +65,7 @@ def spawn(control: socket.socket, descriptors: list[int], *settings: Any) -> int
 
 
 def collect(children: list[int]) -> list[int]:
-    """End all children, and what they could start where nothing forbids it; their wait statuses."""
+    """End all children, and what they could start where nothing forbids it; returns their wait statuses."""
     for child in children:
         for kill in (os.kill, os.killpg):
             with contextlib.suppress(ProcessLookupError):
