@@ -17,10 +17,9 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import Job
 from jax_lm.sharding import row_spec, tree_shardings
 from jax_lm.training import coupled_grpo, masked_diffusion
-from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig
+from jax_lm.training.coupled_grpo import PolicyBatch, policy_scores
 from jax_lm.training.optimizer import make_optimizer, schedule
-from jax_lm.training.policy_batches import PolicyBatch, policy_scores
-from jax_lm.training.settings import LossConfig, OptimizerConfig
 from jax_lm.training.update import make_update
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
@@ -46,7 +45,7 @@ def compile_update(config: DreamConfig, job: Job, mesh: Mesh) -> Compiled:
 
 def supervised(graph: nnx.GraphDef, config: DreamConfig, job: Job, mesh: Mesh) -> tuple[Any, Batch]:
     """The masked-diffusion loss, layers computed again for their gradient, and a batch split by rows."""
-    loss = masked_diffusion.make_loss(
+    loss = masked_diffusion.diffusion_loss(
         graph, LossConfig(normalisation="sequence", remat=True), config.mask_token_id or 0
     )
     rows = (job.batch, job.canvas)
@@ -83,4 +82,4 @@ def policy_gradient(graph: nnx.GraphDef, config: DreamConfig, job: Job, mesh: Me
         old_scores=part((b, c), jnp.float32),
         reference_scores=part((b, c), jnp.float32),
     )
-    return coupled_grpo.make_loss(score, settings), batch
+    return coupled_grpo.grpo_loss(score, settings), batch
