@@ -26,12 +26,12 @@ from flax import nnx
 from jax_lm.benchmark import recording
 from jax_lm.benchmark.machine import about, seconds_of
 from jax_lm.data.batches import Batch
-from jax_lm.diffusion.masking import forward_process, noise_levels
+from jax_lm.diffusion.masking import mask_tokens, noise_levels
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.training.masked_diffusion import make_loss, token_weights
+from jax_lm.training.config import LossConfig, OptimizerConfig
+from jax_lm.training.masked_diffusion import diffusion_loss, token_weights
 from jax_lm.training.optimizer import make_optimizer, schedule
-from jax_lm.training.settings import LossConfig, OptimizerConfig
 from jax_lm.training.update import gradient, make_update
 
 STEPS, SEED = 1000, 0
@@ -62,7 +62,7 @@ class Ours:
     def __init__(self, model: DreamForCausalLM, batch: Batch) -> None:
         graph, state = nnx.split(model)
         assert model.config.mask_token_id is not None
-        self.loss = make_loss(graph, LOSS, model.config.mask_token_id)
+        self.loss = diffusion_loss(graph, LOSS, model.config.mask_token_id)
         self.params, self.batch = nnx.to_pure_dict(state), batch
         transform = make_optimizer(OPTIMIZER, STEPS)
         self.optimizer = transform.init(self.params)
@@ -91,7 +91,7 @@ class PyTorch:
         tokens, canvas, samples = map(jnp.asarray, batch[:3])
         levels = noise_levels(key_level, samples, LOSS.level_draws, LOSS.minimum_level)
         assert model.config.mask_token_id is not None
-        noisy, masked = forward_process(key_mask, tokens, canvas, samples, levels, model.config.mask_token_id)
+        noisy, masked = mask_tokens(key_mask, tokens, canvas, samples, levels, model.config.mask_token_id)
         sizes = jnp.full(tokens.shape, float(tokens.shape[1]))
         weights = jnp.where(masked, token_weights(LOSS, masked, samples, levels, sizes), 0) / tokens.size
         as_torch = [torch.from_numpy(np.array(x)) for x in (noisy, tokens, weights)]
@@ -102,7 +102,8 @@ class PyTorch:
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]
         self.optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-            lr=OPTIMIZER.learning_rate, betas=OPTIMIZER.betas, eps=OPTIMIZER.epsilon, fused=True,
+            lr=OPTIMIZER.learning_rate, betas=(OPTIMIZER.adam_beta1, OPTIMIZER.adam_beta2), eps=OPTIMIZER.adam_epsilon,
+            fused=True,
         )  # fmt: skip
 
     def backward(self) -> torch.Tensor:
@@ -123,7 +124,7 @@ class PyTorch:
 
     def step(self) -> float:
         loss = self.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER.clip_norm)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER.max_grad_norm)
         self.optimizer.step()
         return float(loss)
 

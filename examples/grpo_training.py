@@ -14,8 +14,10 @@ import tyro
 from jax_lm.data.prompts import builtin_prompts
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum, completed_code_reward
 from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig
 
 
@@ -42,14 +44,15 @@ def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, len
         GRPOConfig(
             num_generations=generations,
             prompts_per_step=prompts,
-            max_steps=steps,
             max_prompt_length=96,
-            max_completion_length=length,
-            diffusion_steps=length // 2,
-            learning_rate=2e-5,
-            max_grad_norm=1.0,
-            compute_dtype="float32",
             score_chunk=generations,
+            generation=GenerationOptions(max_new_tokens=length, num_steps=length // 2, temperature=1.0),
+            training=TrainerConfig(
+                max_steps=steps,
+                optimizer=OptimizerConfig(learning_rate=2e-5, adam_beta2=0.99, max_grad_norm=1.0),
+                log_every=1,
+                save_every=50,
+            ),
         ),
         out=out,
         rewards=WeightedSum({"tests": completed_code_reward, "brevity": brevity}, {"tests": 1.0, "brevity": 0.1}),

@@ -32,10 +32,9 @@ from jax_lm.planning import RESERVED, Memory, PlannedStep, bound, estimated_memo
 from jax_lm.roofline import GIB, Topology
 from jax_lm.sharding import AXES, MeshShape, row_spec, tree_shardings
 from jax_lm.training import coupled_grpo, masked_diffusion
-from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig
+from jax_lm.training.coupled_grpo import PolicyBatch, policy_scores
 from jax_lm.training.optimizer import make_optimizer, schedule
-from jax_lm.training.policy_batches import PolicyBatch, policy_scores
-from jax_lm.training.settings import LossConfig, OptimizerConfig
 from jax_lm.training.update import make_update
 
 QUIET_COMPILER = {
@@ -196,7 +195,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tup
 
 def supervised(graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tuple[Any, Batch]:
     """Make the masked-diffusion loss, layers computed again for their gradient, and a batch split by rows."""
-    loss = masked_diffusion.make_loss(
+    loss = masked_diffusion.diffusion_loss(
         graph, LossConfig(normalisation="sequence", remat=True), config.mask_token_id or 0
     )
     b, t = planned.batch, planned.canvas
@@ -229,7 +228,7 @@ def policy_gradient(
         old_scores=shaped((b, c), jnp.float32),
         reference_scores=shaped((b, c), jnp.float32),
     )
-    return coupled_grpo.make_loss(score, settings), batch
+    return coupled_grpo.grpo_loss(score, settings), batch
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,37 @@ from pathlib import Path
 FLAG = "--config"
 
 
+TRAINING = {
+    "--steps": "--max-steps",
+    "--accumulation": "--gradient-accumulation-steps",
+    "--rows": "--batch-size",
+    "--length": "--max-length",
+    "--epochs": "--num-train-epochs",
+    "--warmup-share": "--warmup-ratio",
+    "--final-share": "--min-lr-ratio",
+    "--clip-norm": "--max-grad-norm",
+    "--betas": "--adam-beta1 --adam-beta2",
+    "--epsilon": "--adam-epsilon",
+}
+
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "analyze": {"--steps": "--num-steps"},
     "eval": {"--steps": "--num-steps"},
     "serve": {"--lanes": "--slots"},
+    "sft": TRAINING,
+    "adapt": {old: new for old, new in TRAINING.items() if old != "--epochs"},
+    "grpo": {
+        "--max-completion-length": "--max-new-tokens",
+        "--diffusion-steps": "--num-steps",
+        "--decoding": "--preset",
+        "--preset paper": "",
+    },
 }
-"""Options of version 0.1 by command, and what they are called now; both are understood."""
+"""Options of version 0.1 by command, and what they are called now; both are understood.
+
+An option that became several gives each of them one of its values. An option with a value is renamed with that value
+alone; the published recipe of `grpo` was a preset, and is the default.
+"""
 
 
 def expanded(arguments: Sequence[str], command: str = "") -> list[str]:
@@ -31,7 +56,7 @@ def expanded(arguments: Sequence[str], command: str = "") -> list[str]:
     if recipes:
         name = given[recipes[-1]].partition("=")[2] or "".join(given[recipes[-1] + 1 : recipes[-1] + 2])
         given = before_options(given, flags(Path(name)))
-    return [renamed(argument, command) for argument in given] + rest
+    return renamed(given, command) + rest
 
 
 def option(words: Sequence[str], name: str, default: str) -> str:
@@ -50,10 +75,22 @@ def before_options(words: Sequence[str], implied: Sequence[str]) -> list[str]:
     return [*words[:first], *implied, *words[first:]]
 
 
-def renamed(argument: str, command: str) -> str:
-    """An option under its present name; any other argument as it is."""
-    name, equals, value = argument.partition("=")
-    return f"{RENAMED.get(command, {}).get(name.replace('_', '-'), name)}{equals}{value}"
+def renamed(words: Sequence[str], command: str) -> list[str]:
+    """Put the options of a command under their present names."""
+    table, rest, present = RENAMED.get(command, {}), list(words), []
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        old = name.replace("_", "-")
+        if (whole := f"{old} {value if equals else ''.join(rest[:1])}") in table:
+            present += table[whole].split()
+            del rest[: 0 if equals else 1]
+            continue
+        names = table[old].split() if old in table else [name]
+        present.append(f"{names[0]}{equals}{value}")
+        for other in names[1:]:
+            present += [*rest[:1], other]
+            del rest[:1]
+    return present
 
 
 def flags(path: Path) -> list[str]:

@@ -41,7 +41,7 @@ class Meter:
                 self.sums[name] = [total + value if count else value, count + 1]
 
     def entry(self) -> dict[str, float]:
-        """Means since the last entry (of max_… the largest), tokens per second, seconds of the run; starts anew."""
+        """Average since the last entry (of max_… the largest), add tokens per second and seconds; start anew."""
         elapsed = self.elapsed()
         names = sorted(self.sums, key=lambda name: (name != "loss", name))
         metrics = {name: self.sums[name][0] / self.sums[name][1] for name in names}
@@ -51,7 +51,7 @@ class Meter:
         return metrics | speed
 
     def elapsed(self) -> float:
-        """Seconds since the last entry."""
+        """Measure the seconds since the last entry."""
         return self.seconds + time.monotonic() - self.clock
 
     def save(self) -> dict[str, Any]:
@@ -130,11 +130,11 @@ class WandbWriter:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ValueError("track=wandb: needs pip install 'jax-diffucoder[wandb]'") from error
-        place = folder / "wandb.json"
-        known = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+        file = folder / "wandb.json"
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         project = os.environ.get("WANDB_PROJECT", "diffucoder")
         self.run = wandb.init(project=project, dir=str(folder), config=dict(config), resume="allow", **known)
-        place.write_text(json.dumps({"id": self.run.id}) + "\n", encoding="utf-8")
+        file.write_text(json.dumps({"id": self.run.id}) + "\n", encoding="utf-8")
 
     def write(self, step: int, metrics: Metrics) -> None:
         self.run.log(dict(metrics), step=step)
@@ -166,7 +166,7 @@ class Writers:
 def open_writers(
     out: Path, track: Sequence[str], *, steps: int, resumed_at: int, config: Mapping[str, object]
 ) -> Writers:
-    """Console and metrics.jsonl, and the trackers asked for.
+    """Open console and metrics.jsonl, and the trackers asked for.
 
     Args:
         out: folder of the run.
@@ -190,7 +190,7 @@ def open_writers(
 
 
 def entries_until(path: Path, step: int) -> list[str]:
-    """Lines of a metrics file up to a step; a last line cut short by a kill is dropped."""
+    """Read the lines of a metrics file up to a step; a last line cut short by a kill is dropped."""
     if not path.is_file() or step == 0:
         return []
     kept = []

@@ -19,8 +19,8 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.rewards import weighted_sum
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.policy_scores import sample_keys
-from jax_lm.training.rollouts import PromptSet, judge, rewards_of, sample
+from jax_lm.training.policy_loss import sample_keys
+from jax_lm.training.rollouts import PromptSet, reward_completions, rewards_of, sample_completions
 
 MAX_PROMPT = 64
 SAMPLING = GenerationOptions(max_new_tokens=64, temperature=1.0, decoding=Decoding(preset="turbo"))
@@ -46,13 +46,13 @@ def main(out: Path, /, tasks: int = 800) -> None:
         group = prompts.prompts[first : first + TOGETHER]
         rows = [prompt for prompt in group for _ in range(SAMPLES)]
         keys = sample_keys(0, first, 0, jnp.arange(len(rows)))
-        completions = sample(sampler, tokenizer, rows, SAMPLING, keys=keys, width=prompts.width)
-        means = rewards_of(judge(rewards, rows, completions).totals).reshape(-1, SAMPLES).mean(axis=1)
+        completions = sample_completions(sampler, tokenizer, rows, SAMPLING, keys=keys, width=prompts.width)
+        means = rewards_of(reward_completions(rewards, rows, completions).totals).reshape(-1, SAMPLES).mean(axis=1)
         kept += [prompt for prompt, mean in zip(group, means, strict=True) if 0 < mean < 1]
         passed += int(np.sum(means == 1))
         print(f"{first + TOGETHER} tried, {passed} always solved, {len(kept)} sometimes", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"prompt": prompt.given, **prompt.columns}) + "\n" for prompt in kept]
+    lines = [json.dumps({"prompt": prompt.content, **prompt.columns}) + "\n" for prompt in kept]
     out.write_text("".join(lines), encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jax_lm.data.acecode import Problem, of_difficulty, prepare, prompts, rewritten
+from jax_lm.data.acecode import AceCodeProblem, of_difficulty, prepare_acecode, problem_prompts, rewritten
 
 
 def row(number, qwen, llama, question="Add two numbers.", completion="def add(a, b):\n    return a + b"):
@@ -49,7 +49,7 @@ def chosen(rows, difficulty):
 
 @pytest.mark.parametrize("difficulty", ["hard", "medium", "easy"])
 def test_problems_of_a_difficulty(rows, data, tmp_path, difficulty):
-    said = prepare(data, tmp_path / "out.jsonl", difficulty)
+    said = prepare_acecode(data, tmp_path / "out.jsonl", difficulty)
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     expected = chosen(rows, difficulty)
     assert len(expected) >= 10
@@ -61,19 +61,19 @@ def test_problems_of_a_difficulty(rows, data, tmp_path, difficulty):
 
 
 def test_difficulties_do_not_overlap(rows):
-    problems = [Problem.read(fields) for fields in rows]
+    problems = [AceCodeProblem.read(fields) for fields in rows]
     parts = [{p.id for p in of_difficulty(problems, d)} for d in ("hard", "medium", "easy")]
     assert not (parts[0] & parts[1]) | (parts[1] & parts[2]) | (parts[0] & parts[2])
 
 
 def test_only_the_judges_count(rows):
-    assert len(Problem.read(rows[0]).rates) == 16
-    assert Problem.read(rows[0]).best.startswith("def add")
+    assert len(AceCodeProblem.read(rows[0]).rates) == 16
+    assert AceCodeProblem.read(rows[0]).best.startswith("def add")
 
 
 def test_question_becomes_a_header_to_complete():
     question = 'Return "ok".\n\nUse """ and \\ as they are.'
-    text = rewritten(Problem.read(row(0, [0.5], [0.0], question=question)))
+    text = rewritten(AceCodeProblem.read(row(0, [0.5], [0.0], question=question)))
     assert text.startswith("Please complete the following problem:\n```python\ndef add(a, b):\n")
     program = text.split("```python\n")[1].removesuffix("```\n")
     assert ast.get_docstring(ast.parse(program).body[0]) == question
@@ -88,7 +88,7 @@ def test_question_becomes_a_header_to_complete():
     ],
 )
 def test_question_without_a_header_stays_alone(fields):
-    assert len(prompts(Problem.read(row(0, [0.5], [0.0], **fields)))) == 1
+    assert len(problem_prompts(AceCodeProblem.read(row(0, [0.5], [0.0], **fields)))) == 1
 
 
 def test_bad_rows_are_counted_and_named(data, rows, tmp_path, caplog):
@@ -102,7 +102,7 @@ def test_bad_rows_are_counted_and_named(data, rows, tmp_path, caplog):
     with data.open("a") as file:
         file.writelines(json.dumps(fields) + "\n" for fields in broken)
         file.write("not json\n")
-    assert f"from {len(rows)} in" in prepare(data, tmp_path / "out.jsonl", "hard")
+    assert f"from {len(rows)} in" in prepare_acecode(data, tmp_path / "out.jsonl", "hard")
     assert [message.split(", ")[1].split(":")[0] for message in caplog.messages] == [
         f"line {n}" for n in range(len(rows) + 1, len(rows) + 7)
     ]
@@ -111,5 +111,5 @@ def test_bad_rows_are_counted_and_named(data, rows, tmp_path, caplog):
 def test_file_without_problems_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match=r"holds no problem of AceCode \(1 lines refused\)"):
-        prepare(tmp_path / "a.jsonl", tmp_path / "out.jsonl", "hard")
+        prepare_acecode(tmp_path / "a.jsonl", tmp_path / "out.jsonl", "hard")
     assert not (tmp_path / "out.jsonl").exists()

@@ -5,7 +5,7 @@ import pytest
 
 from jax_lm.data.batches import Row
 from jax_lm.training.adaptation import openness, varied
-from jax_lm.training.settings import AdaptConfig
+from jax_lm.training.config import AdaptConfig
 
 TEXT = Row(tuple(range(40)), (True,) * 40, open=False)
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import operator
 import shutil
 
 import jax
@@ -11,11 +12,11 @@ import optax
 import pytest
 
 from jax_lm.models.dream import flatten
+from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum
-from jax_lm.training import policy_batches
-from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, make_loss
-from jax_lm.training.policy_batches import mixed
-from jax_lm.training.rollouts import Completions
+from jax_lm.training.config import OptimizerConfig, PolicyLoss, TrainerConfig
+from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, grpo_loss, mixed
+from jax_lm.training.policy_loss import advantages
 from jax_lm.training.trainer import State
 from jax_lm.training.update import gradient
 
@@ -30,24 +31,26 @@ def fives(prompts, completions, **columns):
 FIVES = WeightedSum({"fives": fives}, {"fives": 1.0})
 
 
+OPTIMIZER = OptimizerConfig(learning_rate=3e-3, adam_beta2=0.99, max_grad_norm=1.0)
+GENERATION = GenerationOptions(max_new_tokens=8, num_steps=4, temperature=1.0)
+
+
+def training(**changes):
+    return TrainerConfig(**({"max_steps": 41, "optimizer": OPTIMIZER, "log_every": 1, "save_every": 35} | changes))
+
+
 def settings(**changes):
-    given = {
+    options = {
         "num_generations": 8,
         "prompts_per_step": 2,
         "num_iterations": 2,
-        "max_completion_length": 8,
-        "diffusion_steps": 4,
-        "learning_rate": 3e-3,
-        "max_grad_norm": 1.0,
-        "compute_dtype": "float32",
         "ref_model_sync_steps": 3,
-        "max_steps": 41,
         "score_chunk": 8,
-        "save_every": 35,
-        "warmup_ratio": 0.0,
-        "beta": 0.1,
+        "generation": GENERATION,
+        "loss": PolicyLoss(beta=0.1),
+        "training": training(),
     }
-    return GRPOConfig(**(given | changes))
+    return GRPOConfig(**(options | changes))
 
 
 def trainer_of(policy, letters, out, rewards=FIVES, **changes):
@@ -114,7 +117,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, t
     for rollout in (18, 19, 20):
         (tmp_path / "completions" / f"{rollout:06}.jsonl").unlink()
     resumed = trainer_of(policy, letters, tmp_path)
-    resumed.update = finished.update
     assert resumed.train()
     assert [entry["step"] for entry in entries(tmp_path)] == list(range(1, 42))
     assert_equal(resumed.state.params, finished.state.params)
@@ -124,12 +126,18 @@ def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, t
 
 
 def test_another_run_is_refused(finished, policy, letters):
-    for changes, difference in (({"beta": 0.2}, "beta=0.1, not 0.2"), ({"seed": 1}, "seed=0, not 1")):
+    for changes, difference in (
+        ({"loss": PolicyLoss(beta=0.2)}, "grpo.loss.beta=0.1, not 0.2"),
+        ({"training": training(seed=1)}, "seed=0, not 1"),
+    ):
         with pytest.raises(ValueError, match=difference):
             trainer_of(policy, letters, finished.out, **changes).train()
-    trainer = DiffuGRPOTrainer(policy, letters, ROWS[:4], settings(), out=finished.out, rewards=FIVES)
-    with pytest.raises(ValueError, match="holds a run with prompts="):
-        trainer.train()
+    for rows, identity, difference in ((ROWS[:4], {}, "prompts="), (ROWS, {"lora": {"rank": 4}}, "lora.rank=None")):
+        trainer = DiffuGRPOTrainer(
+            policy, letters, rows, settings(), out=finished.out, rewards=FIVES, identity=identity
+        )
+        with pytest.raises(ValueError, match=f"holds a run with {difference}"):
+            trainer.train()
 
 
 def test_the_reference_moves_a_share_of_the_way(rollout):
@@ -141,16 +149,16 @@ def test_the_reference_moves_a_share_of_the_way(rollout):
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=name)
 
 
-def test_the_reference_moves_on_its_steps_alone(rollout, monkeypatch):
-    trainer, batches, _ = rollout
-    source, moves = trainer.source, []
-    monkeypatch.setattr(
-        policy_batches, "mixed", lambda reference, params, alpha: moves.append((step, alpha)) or reference
-    )
-    monkeypatch.setattr(source, "make", lambda params, number: (batches, {}))
+def test_the_reference_moves_on_its_steps_alone(policy, letters, tmp_path):
+    trainer = trainer_of(policy, letters, tmp_path)
+    params, moves = jax.tree.map(lambda leaf: 1.01 * leaf, trainer.state.params), []
     for step in range(10):
-        source.draw(State(trainer.state.params, (), step))
-    assert moves == [(3, 0.6), (6, 0.6), (9, 0.6)]
+        before = trainer.source.reference
+        trainer.source.draw(State(params, (), step))
+        if trainer.source.reference is not before:
+            moves.append(step)
+            assert_equal(trainer.source.reference, mixed(before, params, 0.6))
+    assert moves == [3, 6, 9]
 
 
 def test_gradients_do_not_depend_on_accumulation(rollout):
@@ -162,9 +170,8 @@ def test_gradients_do_not_depend_on_accumulation(rollout):
     )
     results = []
     for parts, chunk in ((1, 8), (4, 2)):
-        config = settings(gradient_accumulation_steps=parts, score_chunk=chunk)
         score = functools.partial(trainer.source.score, chunk=chunk)
-        loss = make_loss(score, config)
+        loss = grpo_loss(score, settings())
         whole = jax.jit(functools.partial(gradient, loss, frozen={}, batch=batch, key=jax.random.key(0), parts=parts))
         results.append(whole(params=trainer.state.params))
     (whole, metrics), (split, split_metrics) = results
@@ -183,37 +190,42 @@ def test_each_update_of_a_rollout_has_masks_of_its_own(rollout):
     np.testing.assert_array_equal(first.old_scores, first.reference_scores)
 
 
-def test_what_was_not_judged_counts_for_nothing(rollout):
-    trainer, batches, _ = rollout
-    completions = Completions(
-        np.asarray(batches[0].tokens), np.asarray(batches[0].attention_mask),
-        np.asarray(batches[0].completion_mask), ("",) * 16, np.zeros(16, bool),
-    )  # fmt: skip
-    rewards = np.array([1, np.nan, 2, 3, 4, 5, 6, 7] + [np.nan] * 7 + [4], np.float32)
-    batch = trainer.source.batch(trainer.state.params, completions, rewards, batches[0].keys)
+def batches_of(policy, letters, out, scores, **changes):
+    """The batches of a first rollout whose completions get these rewards, None where one is not judged."""
+    rewards = WeightedSum({"listed": lambda prompts, completions, **columns: scores}, {"listed": 1.0})
+    trainer = trainer_of(policy, letters, out, rewards, **changes)
+    return trainer.source.make(trainer.state.params, 0)
+
+
+def test_what_was_not_judged_counts_for_nothing(policy, letters, tmp_path):
+    rewards = [1.0, None, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0] + [None] * 7 + [4.0]
+    (batch, _), _ = batches_of(policy, letters, tmp_path, rewards)
     assert not np.asarray(batch.completion_mask)[[1, *range(8, 15)]].any()
     assert np.asarray(batch.completion_mask)[[0, *range(2, 8), 15]].any(axis=1).all()
     np.testing.assert_array_equal(np.asarray(batch.advantages)[[1, *range(8, 16)]], 0)
 
 
-def test_shuffled_rewards_are_the_same_ones_elsewhere(rollout, monkeypatch):
-    trainer, batches, _ = rollout
-    source, seen = trainer.source, []
-    monkeypatch.setattr(source, "config", settings(shuffle_rewards=True))
-    monkeypatch.setattr(source, "batch", lambda params, completions, rewards, keys: seen.append(rewards) or batches[0])
-    _, metrics = source.make(trainer.state.params, 0)
-    texts = entries(trainer.out, "completions/000000.jsonl")
-    assert [entry["reward"] for entry in texts] != seen[0][:4].tolist()
-    assert metrics["reward"] == pytest.approx(seen[0].mean())
-    np.testing.assert_array_equal(seen[0], seen[1])
+def test_shuffled_rewards_are_the_same_ones_elsewhere(policy, letters, tmp_path):
+    one_group = {"num_generations": 16, "prompts_per_step": 1}
+    rewards = np.arange(16, dtype=np.float32)
+    (first, second), metrics = batches_of(
+        policy, letters, tmp_path, rewards.tolist(), shuffle_rewards=True, **one_group
+    )
+    plain = advantages(rewards, 16)
+    assert not np.array_equal(first.advantages, plain)
+    np.testing.assert_array_equal(np.sort(first.advantages), np.sort(plain))
+    np.testing.assert_array_equal(first.advantages, second.advantages)
+    assert [entry["reward"] for entry in entries(tmp_path, "completions/000000.jsonl")] == rewards[:4].tolist()
+    assert metrics["reward"] == pytest.approx(rewards.mean())
 
 
 def test_what_cannot_run_is_refused_before_anything_is_written(policy, letters, tmp_path):
     for changes, message in (
-        ({"max_completion_length": 100}, "rows take 132 tokens, the context holds 128"),
-        ({"alg": "fastest"}, "alg='fastest': must be one of"),
-        ({"decoding": "best"}, "preset='best'"),
-    ):
+        ({"generation": GenerationOptions(max_new_tokens=100)}, "rows take 132 tokens, the context holds 128"),
+        # One rollout of half the epoch: the number of steps follows from the prompts.
+        ({"training": training(optimizer=OptimizerConfig(learning_rate=1.0, warmup_steps=10), max_steps=None),
+          "num_train_epochs": 0.4}, r"warmup_steps=10: must lie in \[0, max_steps=2\)"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             trainer_of(policy, letters, tmp_path / "run", **changes)
     with pytest.raises(ValueError, match="no reward named 'coed'"):
@@ -221,29 +233,27 @@ def test_what_cannot_run_is_refused_before_anything_is_written(policy, letters, 
     assert not (tmp_path / "run").exists()
 
 
-def test_an_update_from_other_weights_than_sampled_is_caught(policy, letters, tmp_path, monkeypatch, finished):
-    trainer = trainer_of(policy, letters, tmp_path)
-    trainer.update = finished.update
-    make = trainer.source.make
+def test_an_update_from_other_weights_than_sampled_is_caught(policy, letters, tmp_path):
+    def meddle(prompts, completions, **columns):
+        """Changes the weights while the completions that they wrote are rewarded."""
+        state = trainer.state
+        trainer.trainer.state = state._replace(params=jax.tree.map(lambda leaf: leaf * 1.01, state.params))
+        return fives(prompts, completions)
 
-    def stale(params, number):
-        return make(jax.tree.map(lambda leaf: leaf * 1.01, params), number)
-
-    monkeypatch.setattr(trainer.source, "make", stale)
+    trainer = trainer_of(policy, letters, tmp_path, WeightedSum({"meddle": meddle}, {"meddle": 1.0}))
     with pytest.raises(AssertionError, match=r"step 1: \|s - s_old\| is .* before the first update"):
         trainer.train()
 
 
-def test_one_iteration_with_a_reference(finished, policy, letters, tmp_path):
+def test_one_iteration_with_a_reference(policy, letters, tmp_path):
     """The reference implementation crashes on it."""
-    trainer = trainer_of(policy, letters, tmp_path, num_iterations=1, max_steps=2)
-    trainer.update = finished.update
+    trainer = trainer_of(policy, letters, tmp_path, num_iterations=1, training=training(max_steps=2))
     assert trainer.train()
     assert entries(tmp_path)[1]["kl"] > 0
 
 
 def test_no_reference_without_beta(policy, letters, tmp_path):
-    trainer = trainer_of(policy, letters, tmp_path, beta=0.0)
+    trainer = trainer_of(policy, letters, tmp_path, loss=PolicyLoss(beta=0.0))
     (batch, _), _ = trainer.source.make(trainer.state.params, 0)
     assert trainer.source.reference is batch.reference_scores is None
     assert trainer.source.arrays == {}
@@ -261,15 +271,19 @@ def test_published_recipe():
     recipe = GRPOConfig()
     expected = {
         "num_generations": 10, "prompts_per_step": 8, "num_iterations": 2, "num_train_epochs": 1,
-        "max_prompt_length": 200, "max_completion_length": 256, "diffusion_steps": 256, "temperature": 1.0,
-        "top_p": 0.95, "alg": "entropy", "decoding": "exact", "reward_funcs": ("code", "code_format"),
-        "reward_weights": (2.0, 0.5), "beta": 0.01, "epsilon": 0.5, "loss_type": "bnpo", "scale_rewards": False,
-        "baseline": "leave_one_out", "estimator": "coupled", "num_mask_pairs": 1, "min_mask_ratio": 0.2,
-        "max_mask_ratio": 0.8, "ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.6, "learning_rate": 1e-6,
-        "adam_beta1": 0.9, "adam_beta2": 0.99, "weight_decay": 0.1, "max_grad_norm": 0.2, "min_lr_ratio": 0.1,
-        "warmup_ratio": 1e-4, "compute_dtype": "bfloat16",
+        "max_prompt_length": 200, "reward_funcs": ("code", "code_format"), "reward_weights": (2.0, 0.5),
+        "baseline": "leave_one_out", "scale_rewards": False, "ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.6,
+        "generation.max_new_tokens": 256, "generation.num_steps": 256, "generation.temperature": 1.0,
+        "generation.top_p": 0.95, "generation.top_k": 50, "generation.alg": "entropy",
+        "generation.decoding.preset": "exact", "masks.estimator": "coupled", "masks.num_mask_pairs": 1,
+        "masks.min_mask_ratio": 0.2, "masks.max_mask_ratio": 0.8, "loss.beta": 0.01, "loss.epsilon": 0.5,
+        "loss.loss_type": "bnpo", "training.optimizer.learning_rate": 1e-6, "training.optimizer.adam_beta1": 0.9,
+        "training.optimizer.adam_beta2": 0.99, "training.optimizer.weight_decay": 0.1,
+        "training.optimizer.max_grad_norm": 0.2, "training.optimizer.min_lr_ratio": 0.1,
+        "training.optimizer.warmup_ratio": 1e-4, "training.compute_dtype": "bfloat16", "training.log_every": 1,
+        "training.save_every": 50, "training.evaluate_every": 50, "training.keep": 2,
     }  # fmt: skip
-    assert {name: getattr(recipe, name) for name in expected} == expected
+    assert {name: operator.attrgetter(name)(recipe) for name in expected} == expected
     assert recipe.steps(21_000) == 5_250
 
 
@@ -279,13 +293,11 @@ def test_published_recipe():
         ({"num_generations": 1}, "num_generations=1: must be at least 2"),
         ({"num_iterations": 0}, "num_iterations=0: must be at least 1"),
         ({"score_chunk": 3}, "score_chunk=3: must divide 16"),
-        ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3: must divide 16"),
+        ({"training": training(gradient_accumulation_steps=3)}, "gradient_accumulation_steps=3: must divide 16"),
         ({"generation_batch_size": 5}, "generation_batch_size=5: must divide 16"),
         ({"ref_model_mixup_alpha": 1.5}, r"ref_model_mixup_alpha=1\.5: must lie in \[0, 1\]"),
         ({"reward_weights": (1.0,)}, "must have one weight per reward"),
         ({"baseline": "none"}, "baseline='none': must be one of"),
-        ({"epsilon": 2.0}, r"epsilon=2\.0"),
-        ({"min_mask_ratio": 0.9}, "mask ratios"),
     ],
 )
 def test_settings_are_checked(changes, message):

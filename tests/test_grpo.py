@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-import tyro
 from safetensors.numpy import load_file
 
-from jax_lm import cli, config_file
-from jax_lm.arguments.training import Grpo
-from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm import cli
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.training.config import Estimator, GRPOConfig, OptimizerConfig, PolicyLoss, TrainerConfig
+from jax_lm.training.identity import differing_setting, leaves
 
 ROOT = Path(__file__).parent.parent
 REWARD = """
@@ -32,8 +32,8 @@ reward_funcs: ["digits:fives"]
 reward_weights: [1]
 num_generations: 4
 prompts_per_step: 2
-max_completion_length: 8
-diffusion_steps: 4
+max_new_tokens: 8
+num_steps: 4
 max_steps: 9
 learning_rate: 1e-3
 compute_dtype: float32
@@ -45,11 +45,7 @@ save_every: 1
 
 def parsed(*arguments):
     """The command that these arguments give."""
-    return tyro.cli(
-        Grpo,
-        args=config_file.expanded(["--out", "x", *arguments]),
-        config=(tyro.conf.FlagConversionOff, tyro.conf.OmitArgPrefixes),
-    )
+    return cli.parse(["grpo", "--out", "x", *arguments])
 
 
 def test_the_published_recipe_is_the_preset_and_the_default():
@@ -60,16 +56,18 @@ def test_the_published_recipe_is_the_preset_and_the_default():
     stated = (ROOT / "runs" / "grpo_paper.yaml").read_text()
     practical = {
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
-        "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track",
+        "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
+        "profile", "warmup_steps", "adam_epsilon", "muon_learning_rate", "tokens_per_step", "alg_temp", "early_stop",
     }  # fmt: skip
-    assert {f.name for f in dataclasses.fields(GRPOConfig)} - practical == {
-        f.name for f in dataclasses.fields(GRPOConfig) if f"\n{f.name}: " in stated
-    }
+    # Of decoding, the preset says everything.
+    overrides = {field.name for field in dataclasses.fields(Decoding)} - {"preset"}
+    names = {name.rpartition(".")[2] for name, _ in leaves(dataclasses.asdict(GRPOConfig()))} - practical - overrides
+    assert names == {name for name in names if f"\n{name}: " in stated}
 
 
 def test_the_other_recipe_parses_and_flags_win():
     command = parsed("--config", str(ROOT / "runs" / "grpo_builtin.yaml"), "--learning-rate", "1e-3")
-    assert command.settings.learning_rate == 1e-3
+    assert command.settings.training.optimizer.learning_rate == 1e-3
     assert command.settings.reward_funcs == ("completed_code",)
 
 
@@ -87,6 +85,84 @@ def test_refusals_are_one_line(capsys, tmp_path, arguments, message):
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+FORMER_OPTIONS = {
+    "--num-generations": "4", "--prompts-per-step": "2", "--num-iterations": "3", "--num-train-epochs": "2",
+    "--max-steps": "9", "--max-prompt-length": "64", "--max-completion-length": "32", "--diffusion-steps": "16",
+    "--temperature": "0.9", "--top-p": "0.8", "--top-k": "20", "--alg": "origin", "--decoding": "fast",
+    "--generation-batch-size": "4", "--reward-funcs": "binary_code", "--reward-weights": "3",
+    "--shuffle-rewards": "True", "--beta": "0.1", "--epsilon": "0.3", "--epsilon-high": "0.4", "--loss-type": "grpo",
+    "--kl-clamp": "4.0", "--baseline": "mean", "--scale-rewards": "True", "--estimator": "decoupled",
+    "--num-mask-pairs": "2", "--min-mask-ratio": "0.3", "--max-mask-ratio": "0.7", "--ref-model-sync-steps": "32",
+    "--ref-model-mixup-alpha": "0.5", "--score-chunk": "2", "--gradient-accumulation-steps": "2",
+    "--learning-rate": "1e-4", "--warmup-ratio": "0.1", "--min-lr-ratio": "0.2", "--adam-beta1": "0.8",
+    "--adam-beta2": "0.95", "--weight-decay": "0.05", "--max-grad-norm": "0.5", "--compute-dtype": "float32",
+    "--seed": "3", "--log-every": "2", "--save-every": "5", "--evaluate-every": "6", "--resume": "never",
+    "--track": "wandb", "--preset": "paper",
+}  # fmt: skip
+"""Every option of version 0.1, with a value that is no default; `preset` had only one."""
+
+FORMER_SETTINGS = GRPOConfig(
+    num_generations=4, prompts_per_step=2, num_iterations=3, num_train_epochs=2.0, max_prompt_length=64,
+    generation_batch_size=4, reward_funcs=("binary_code",), reward_weights=(3.0,), shuffle_rewards=True,
+    baseline="mean", scale_rewards=True, ref_model_sync_steps=32, ref_model_mixup_alpha=0.5, score_chunk=2,
+    generation=GenerationOptions(
+        max_new_tokens=32, num_steps=16, temperature=0.9, top_p=0.8, top_k=20, alg="origin",
+        decoding=Decoding(preset="fast"),
+    ),
+    masks=Estimator(estimator="decoupled", num_mask_pairs=2, min_mask_ratio=0.3, max_mask_ratio=0.7),
+    loss=PolicyLoss(beta=0.1, epsilon=0.3, epsilon_high=0.4, loss_type="grpo", kl_clamp=4.0),
+    training=TrainerConfig(
+        max_steps=9,
+        optimizer=OptimizerConfig(
+            learning_rate=1e-4, warmup_ratio=0.1, min_lr_ratio=0.2, adam_beta1=0.8, adam_beta2=0.95, weight_decay=0.05,
+            max_grad_norm=0.5,
+        ),
+        gradient_accumulation_steps=2, compute_dtype="float32", seed=3, log_every=2, save_every=5, evaluate_every=6,
+        resume="never", track=("wandb",),
+    ),
+)  # fmt: skip
+
+
+def test_options_of_version_0_1_are_understood(tmp_path):
+    typed = [word for option in FORMER_OPTIONS.items() for word in option]
+    assert parsed(*typed).settings == FORMER_SETTINGS
+    assert parsed(*(f"{name}={value}" for name, value in FORMER_OPTIONS.items())).settings == FORMER_SETTINGS
+    recipe = tmp_path / "recipe.yaml"
+    lines = [f"{name[2:].replace('-', '_')}: {value}\n" for name, value in FORMER_OPTIONS.items()]
+    recipe.write_text("".join(lines))
+    assert parsed("--config", str(recipe)).settings == FORMER_SETTINGS
+    # The published recipe was a preset; now that is how to decode.
+    assert parsed("--config", str(recipe), "--preset", "turbo").settings.generation.decoding.preset == "turbo"
+
+
+def test_runs_of_version_0_1_are_continued_by_the_same_settings_alone():
+    config, given = FORMER_SETTINGS, {name[2:].replace("-", "_"): value for name, value in FORMER_OPTIONS.items()}
+    trainer_alone = {"log_every", "save_every", "evaluate_every", "resume", "track", "max_steps", "preset"}
+    texts = {"alg", "decoding", "loss_type", "baseline", "estimator", "compute_dtype"}
+    grpo = {name: value if name in texts else json.loads(value.lower()) for name, value in given.items()
+            if name not in trainer_alone | {"generation_batch_size", "reward_funcs", "reward_weights"}}  # fmt: skip
+    former = {
+        "steps": 9, "accumulation": 2, "compute_dtype": "float32", "seed": 3,
+        "optimizer": {
+            "learning_rate": 1e-4, "warmup_share": 0.1, "warmup_steps": None, "final_share": 0.2, "betas": [0.8, 0.95],
+            "epsilon": 1e-8, "weight_decay": 0.05, "clip_norm": 0.5, "muon_learning_rate": None,
+        },
+        "grpo": grpo | {"reward_funcs": ["binary_code"], "reward_weights": [3.0]},
+        "prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None,
+    }  # fmt: skip
+    rest = {"prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None}
+    present = json.loads(json.dumps(config.training.identity | {"grpo": config.identity} | rest))
+    assert differing_setting(former, present) is None
+    for part in ("generation", "masks", "loss"):
+        for name, value in present["grpo"][part].items():
+            if name == "decoding":
+                continue
+            other = {**present, "grpo": {**present["grpo"], part: {**present["grpo"][part], name: 0.123}}}
+            assert differing_setting(former, other) == f"grpo.{part}.{name}={value!r}, not 0.123"
+    former["grpo"]["decoding"] = "turbo"
+    assert differing_setting(former, present) == "grpo.generation.decoding.preset='turbo', not 'fast'"
 
 
 @pytest.fixture

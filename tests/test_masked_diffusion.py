@@ -10,22 +10,22 @@ import pytest
 from flax import nnx
 
 from jax_lm.data.batches import Row, collate
-from jax_lm.diffusion.masking import forward_process, masked_share, noise_levels, shift_right
+from jax_lm.diffusion.masking import mask_tokens, masked_share, noise_levels, shift_right
 from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.training.config import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import (
     ByStep,
+    diffusion_loss,
     loss_terms,
-    make_loss,
     partition,
     token_weights,
     train,
 )
-from jax_lm.training.settings import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.update import gradient
 
 
 def settings(**changes):
-    options = {"steps": 10, "log_every": 8, "save_every": 20, "optimizer": OptimizerConfig(learning_rate=1e-3)}
+    options = {"max_steps": 10, "log_every": 8, "save_every": 20, "optimizer": OptimizerConfig(learning_rate=1e-3)}
     return TrainerConfig(**(options | changes))
 
 
@@ -116,7 +116,7 @@ def test_mean_of_the_estimator_is_the_mean_loss():
     def estimate(key):
         key_level, key_mask = jax.random.split(key)
         levels = noise_levels(key_level, samples)
-        _, masked = forward_process(key_mask, jnp.zeros_like(samples), canvas, samples, levels, vocabulary)
+        _, masked = mask_tokens(key_mask, jnp.zeros_like(samples), canvas, samples, levels, vocabulary)
         terms = loss_terms(LossConfig(), losses, masked, canvas, samples, levels)
         return terms.total / terms.weight
 
@@ -149,7 +149,7 @@ def test_settings_out_of_range_are_named(changes, named):
 def differentiate(shallow, shallow_config):
     """Gradient and metrics on a batch, float32."""
     graph, state = shallow
-    objective = make_loss(graph, LossConfig(masks_per_query=True), shallow_config.mask_token_id)
+    objective = diffusion_loss(graph, LossConfig(masks_per_query=True), shallow_config.mask_token_id)
     weights = nnx.to_pure_dict(state)
     compiled = jax.jit(lambda batch, key, parts: gradient(objective, weights, {}, batch, key, parts=parts),
                        static_argnames="parts")  # fmt: skip
@@ -188,7 +188,7 @@ def test_recomputed_layers_give_the_same_gradient(shallow, shallow_config, batch
     graph, state = shallow
     results = []
     for remat in (False, True):
-        objective = make_loss(graph, LossConfig(remat=remat), shallow_config.mask_token_id)
+        objective = diffusion_loss(graph, LossConfig(remat=remat), shallow_config.mask_token_id)
         step = jax.jit(lambda w, b, k, o=objective: gradient(o, w, {}, b, k))
         lowered = step.lower(nnx.to_pure_dict(state), batch, jax.random.key(0))
         assert ("checkpoint" in lowered.as_text(debug_info=True)) == remat
@@ -199,7 +199,7 @@ def test_recomputed_layers_give_the_same_gradient(shallow, shallow_config, batch
 @pytest.mark.parametrize(("dtype", "is_rounded"), [("float32", False), ("bfloat16", True)])
 def test_products_are_computed_in_the_chosen_dtype(shallow, shallow_config, batch, dtype, is_rounded):
     graph, state = shallow
-    objective = make_loss(graph, LossConfig(), shallow_config.mask_token_id)
+    objective = diffusion_loss(graph, LossConfig(), shallow_config.mask_token_id)
     step = jax.jit(lambda w, b, k: gradient(objective, w, {}, b, k, dtype=dtype))
     text = step.lower(nnx.to_pure_dict(state), batch, jax.random.key(0)).as_text()
     products = [line for line in text.splitlines() if "dot_general" in line]
@@ -212,8 +212,8 @@ def test_products_are_computed_in_the_chosen_dtype(shallow, shallow_config, batc
 @pytest.fixture(scope="module")
 def run(tiny_config, batch, tmp_path_factory):
     """Forty steps on one batch, with Muon."""
-    optimizer = OptimizerConfig(learning_rate=0.05, muon_learning_rate=0.1, warmup_steps=4, final_share=0.0)
-    config, out = settings(steps=40, optimizer=optimizer, seed=3), tmp_path_factory.mktemp("run")
+    optimizer = OptimizerConfig(learning_rate=0.05, muon_learning_rate=0.1, warmup_steps=4, min_lr_ratio=0.0)
+    config, out = settings(max_steps=40, optimizer=optimizer, seed=3), tmp_path_factory.mktemp("run")
     model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
     assert train(model, ByStep(lambda step: batch), LossConfig(), config, out, held_out=[batch])
     return model, out

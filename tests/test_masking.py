@@ -1,4 +1,4 @@
-"""The logit shift, samples side by side, noise levels and the forward process."""
+"""The logit shift, samples side by side, noise levels and masks."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from jax_lm.diffusion.masking import (
-    LEVEL_DRAWS,
     attention_mask,
-    forward_process,
+    mask_tokens,
     masked_share,
     noise_levels,
     over_samples,
@@ -17,9 +16,10 @@ from jax_lm.diffusion.masking import (
     shift_right,
 )
 
+LEVEL_DRAWS = ("even", "antithetic", "independent")
 MASK_ID = 99
 PACKED = jnp.array([[4, 4, 4, 7, 7, -1], [2, 2, 2, 2, 2, 2]])
-FORWARD = jax.jit(forward_process, static_argnames="mask_id")
+FORWARD = jax.jit(mask_tokens, static_argnames="mask_id")
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_masks_of_a_sample_do_not_depend_on_its_place(rows):
     packed_tokens, packed_canvas = (np.concatenate([x[2], x[0]])[None] for x in (tokens, canvas))
     packed_levels = np.repeat(levels[[2, 0]], 40)[None]
     key = jax.random.key(8)
-    _, packed = forward_process(
+    _, packed = mask_tokens(
         key, *map(jnp.asarray, (packed_tokens, packed_canvas, packed_samples, packed_levels)), MASK_ID
     )
     np.testing.assert_array_equal(packed[0, :40], alone[2])

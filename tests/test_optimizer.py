@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from jax_lm.models.dream import flatten, parameters
+from jax_lm.training.config import OptimizerConfig
 from jax_lm.training.optimizer import make_optimizer, muon_or_adamw, schedule
-from jax_lm.training.settings import OptimizerConfig
 
 
 def settings(**changes):
@@ -35,16 +35,16 @@ def test_weight_decay_spares_vectors(muon_learning_rate):
 
 def test_learning_rate_table():
     """The published recipe: 10 % of the steps up, a cosine down to 10 %."""
-    rate = schedule(settings(warmup_share=0.1), 100, 1e-5)
+    rate = schedule(settings(warmup_ratio=0.1), 100, 1e-5)
     expected = {0: 0.0, 1: 1e-6, 5: 5e-6, 10: 1e-5, 55: 5.5e-6, 100: 1e-6, 150: 1e-6}
     for step, value in expected.items():
         assert float(rate(step)) == pytest.approx(value, rel=1e-5, abs=1e-12), step
-    assert settings(warmup_share=0.1, warmup_steps=3).warmup(100) == 3
+    assert settings(warmup_ratio=0.1, warmup_steps=3).warmup(100) == 3
 
 
 def test_updates_follow_the_schedule():
     params = {"weight": jnp.zeros(1)}
-    transform = make_optimizer(settings(learning_rate=0.1, warmup_steps=5, final_share=0.0), 20)
+    transform = make_optimizer(settings(learning_rate=0.1, warmup_steps=5, min_lr_ratio=0.0), 20)
     state, update, sizes = transform.init(params), jax.jit(transform.update), []
     for _ in range(21):
         updates, state = update({"weight": jnp.ones(1)}, state, params)
@@ -58,7 +58,7 @@ def test_updates_follow_the_schedule():
 def test_gradient_is_clipped_by_its_global_norm():
     """Adam forgets scale, so that the moments tell what came through."""
     params = {"a": jnp.zeros(4), "b": jnp.zeros(9)}
-    transform = make_optimizer(settings(clip_norm=0.5), 10)
+    transform = make_optimizer(settings(max_grad_norm=0.5), 10)
     _, state = transform.update({"a": jnp.full(4, 3.0), "b": jnp.full(9, 4.0)}, transform.init(params), params)
     first = next(leaf for leaf in jax.tree.leaves(state) if leaf.shape == (4,))
     # Norm of the gradient: sqrt(4 * 9 + 9 * 16).
@@ -97,13 +97,14 @@ def test_muon_equalises_the_directions_of_an_update():
         ({"learning_rate": -1e-3}, r"learning_rate=-0\.001"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"muon_learning_rate": -0.02}, r"muon_learning_rate=-0\.02"),
-        ({"clip_norm": 0.0}, r"clip_norm=0\.0"),
-        ({"epsilon": 0.0}, r"epsilon=0\.0"),
+        ({"max_grad_norm": 0.0}, r"max_grad_norm=0\.0"),
+        ({"adam_epsilon": 0.0}, r"adam_epsilon=0\.0"),
         ({"weight_decay": -0.1}, r"weight_decay=-0\.1"),
-        ({"warmup_share": 1.5}, r"warmup_share=1\.5"),
-        ({"final_share": -0.5}, r"final_share=-0\.5"),
+        ({"warmup_ratio": 1.5}, r"warmup_ratio=1\.5"),
+        ({"min_lr_ratio": -0.5}, r"min_lr_ratio=-0\.5"),
         ({"warmup_steps": -1}, "warmup_steps=-1"),
-        ({"betas": (0.9, 1.0)}, r"betas=\(0\.9, 1\.0\)"),
+        ({"adam_beta1": -0.1}, r"adam_beta1=-0\.1"),
+        ({"adam_beta2": 1.0}, r"adam_beta2=1\.0"),
     ],
 )
 def test_settings_out_of_range_are_named(changes, named):

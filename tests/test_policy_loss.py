@@ -1,14 +1,30 @@
-"""Advantages, clipped ratios and the divergence, against the stated formulas."""
+"""Advantages, masked copies, scores, clipped ratios and the divergence, against the stated formulas."""
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from jax_lm.training.grpo_config import PolicyLoss
-from jax_lm.training.policy_loss import advantages, divergence, policy_loss
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.training.config import Estimator, PolicyLoss
+from jax_lm.training.policy_loss import (
+    Copies,
+    advantages,
+    completion_scores,
+    divergence,
+    forward_process,
+    policy_loss,
+    sample_keys,
+    selective_log_softmax,
+    token_scores,
+)
 
 ROWS, LENGTH = 6, 5
+PROMPT, COMPLETION, MASK = 6, 10, 95
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +172,186 @@ def test_groups_are_checked():
         advantages(np.zeros(6, np.float32), 4)
     with pytest.raises(ValueError, match="baseline='median'"):
         advantages(np.zeros(6, np.float32), 3, baseline="median")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Four rows of a prompt and a completion, without padding."""
+    return jnp.asarray(np.random.default_rng(0).integers(0, 90, (4, PROMPT + COMPLETION)), jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def scored(tiny_model):
+    """Compiled scores of rows."""
+    graph, state = nnx.split(tiny_model)
+
+    @functools.partial(jax.jit, static_argnames="chunk")
+    def score(tokens, present, copies, *, chunk):
+        return completion_scores(nnx.merge(graph, state), tokens, present, copies, chunk)
+
+    return score
+
+
+def copies_of(tokens, estimator=None, *, seed=0, rollout=0, iteration=1, ids=None):
+    ids = jnp.arange(len(tokens)) if ids is None else jnp.asarray(ids)
+    keys = sample_keys(seed, rollout, iteration, ids)
+    return forward_process(keys, tokens, COMPLETION, MASK, estimator or Estimator())
+
+
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_pairs_are_exact_complements_and_nothing_leaks(rows, pairs):
+    copies = copies_of(rows, Estimator(num_mask_pairs=pairs))
+    first, second = copies.masked[:, 1::2], copies.masked[:, 2::2]
+    assert copies.masked.shape == (4, 1 + 2 * pairs, COMPLETION)
+    assert copies.masked[:, 0].all()
+    assert (first ^ second).all()
+    # A token is predicted exactly where the model does not see it, and the prompt is never masked.
+    assert ((copies.tokens[:, :, PROMPT:] == MASK) == copies.masked).all()
+    assert (copies.tokens[:, :, :PROMPT] == rows[:, None, :PROMPT]).all()
+    assert (
+        jnp.where(copies.masked, rows[:, None, PROMPT:], copies.tokens[:, :, PROMPT:]) == rows[:, None, PROMPT:]
+    ).all()
+
+
+def test_weights_are_the_inverse_shares():
+    estimator = Estimator(num_mask_pairs=1)
+    tokens = jnp.zeros((512, 2000), jnp.int32)
+    copies = forward_process(sample_keys(0, 0, 1, jnp.arange(512)), tokens, 2000, MASK, estimator)
+    t = 1 / copies.weights[:, 1]
+    assert (copies.weights[:, 0] == 1).all()
+    np.testing.assert_allclose(1 / copies.weights[:, 2], 1 - t, rtol=1e-6)
+    assert 0.2 <= t.min() < 0.21
+    assert 0.79 < t.max() <= 0.8
+    # Six standard errors of a share of 2,000 draws.
+    np.testing.assert_allclose(copies.masked[:, 1].mean(axis=1), t, atol=6 * np.sqrt(0.25 / 2000))
+
+
+def test_decoupled_masks_are_independent_and_full_mask_is_one_copy():
+    tokens = jnp.zeros((256, 1000), jnp.int32)
+    keys = sample_keys(0, 0, 1, jnp.arange(256))
+    copies = forward_process(keys, tokens, 1000, MASK, Estimator(estimator="decoupled"))
+    t = 1 / copies.weights[:, 1]
+    both = (copies.masked[:, 1] & copies.masked[:, 2]).mean(axis=1)
+    np.testing.assert_allclose(both, t * (1 - t), atol=6 * np.sqrt(0.25 / 1000))
+    coupled = forward_process(keys, tokens, 1000, MASK, Estimator())
+    assert (copies.masked[:, 1] == coupled.masked[:, 1]).all()
+    full = forward_process(keys, tokens, 1000, MASK, Estimator(estimator="full_mask"))
+    assert full.masked.shape[1] == 1
+    assert full.masked.all()
+
+
+def test_masks_follow_from_rollout_iteration_and_sample_alone(rows):
+    whole = copies_of(rows)
+    for ids in (np.array([2, 0]), np.array([3, 1])):
+        part = copies_of(rows[ids], ids=ids)
+        for ours, expected in zip(part, whole, strict=True):
+            np.testing.assert_array_equal(ours, expected[ids])
+    for other in (copies_of(rows, rollout=1), copies_of(rows, iteration=2), copies_of(rows, seed=1)):
+        assert not np.array_equal(other.masked, whole.masked)
+        assert not np.array_equal(other.weights, whole.weights)
+
+
+def plain_scores(logits, index, masked, weights):
+    """The stated formula for one pair, token by token in float64."""
+    logits = np.asarray(logits, np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    own = np.take_along_axis(log_probs, np.asarray(index)[:, None, :, None], -1)[..., 0]
+    pairs = (masked.shape[1] - 1) // 2
+    total = own[:, 0] * np.asarray(weights)[:, 0, None]
+    for pair in range(pairs):
+        for copy in (1 + 2 * pair, 2 + 2 * pair):
+            total = total + np.where(masked[:, copy], own[:, copy] * np.asarray(weights)[:, copy, None], 0)
+    return total / (pairs + 1)
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_scores_are_the_formula(rows, pairs):
+    copies = copies_of(rows, Estimator(num_mask_pairs=pairs))
+    shape = (4, 1 + 2 * pairs, COMPLETION, 13)
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 3, jnp.float32)
+    index = rows[:, PROMPT:] % 13
+    ours = token_scores(logits, index, copies.masked, copies.weights)
+    np.testing.assert_allclose(ours, plain_scores(logits, index, np.asarray(copies.masked), copies.weights), rtol=2e-6)
+
+
+def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
+    copies = copies_of(rows)
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, COMPLETION, 13)), jnp.float32)
+    index = rows[:, PROMPT:] % 13
+    stacked = logits.swapaxes(0, 1).reshape(12, COMPLETION, 13)
+    ours = selective_log_softmax(stacked, index, copies.weights.T, copies.masked[:, 1])
+    np.testing.assert_array_equal(ours, token_scores(logits, index, copies.masked, copies.weights))
+    shared = selective_log_softmax(stacked, index, jnp.array([1.0, 4.0, 4 / 3]), copies.masked[:, 1])
+    weights = jnp.broadcast_to(jnp.array([1.0, 4.0, 4 / 3]), (4, 3))
+    np.testing.assert_allclose(shared, token_scores(logits, index, copies.masked, weights), rtol=1e-6)
+    with pytest.raises(ValueError, match="logits has 8 rows: must have 3 for each of the 4"):
+        selective_log_softmax(stacked[:8], index, copies.weights.T, copies.masked[:, 1])
+
+
+def test_full_mask_scores_are_log_probabilities(rows):
+    copies = copies_of(rows, Estimator(estimator="full_mask"))
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 1, COMPLETION, 13)), jnp.float32)
+    index = rows[:, PROMPT:] % 13
+    expected = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits[:, 0])), np.asarray(index)[..., None], -1)
+    np.testing.assert_allclose(token_scores(logits, index, copies.masked, copies.weights), expected[..., 0], rtol=1e-6)
+
+
+def test_padding_changes_no_score(scored, rows):
+    """Neither how much there is, nor what is in it, nor how much the other rows of a chunk have."""
+    copies = copies_of(rows)
+    present = jnp.arange(rows.shape[1]) >= jnp.arange(4)[:, None]
+    plain = scored(rows, present, copies, chunk=1)
+    padding = ((0, 0), (5, 0))
+    padded_copies = copies._replace(tokens=jnp.pad(copies.tokens, ((0, 0), *padding), constant_values=7))
+    padded = scored(jnp.pad(rows, padding, constant_values=7), jnp.pad(present, padding), padded_copies, chunk=2)
+    np.testing.assert_allclose(padded, plain, atol=2e-5)
+
+
+def test_chunks_change_neither_scores_nor_gradients(tiny_model, rows):
+    graph, state = nnx.split(tiny_model)
+    copies, present = copies_of(rows), jnp.ones(rows.shape, bool)
+    factors = jnp.asarray(np.random.default_rng(2).normal(size=(4, COMPLETION)), jnp.float32)
+
+    def value(chunk):
+        def total(state):
+            scores = completion_scores(nnx.merge(graph, state), rows, present, copies, chunk)
+            return jnp.sum(scores * factors), scores
+
+        return jax.jit(jax.grad(total, has_aux=True))(state)
+
+    (whole, scores), (chunked, chunked_scores) = value(None), value(1)
+    np.testing.assert_allclose(scores, chunked_scores, atol=2e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(a).max())), whole, chunked)
+
+
+def test_memory_holds_the_logits_of_one_chunk(tiny_config, rows):
+    """With a large vocabulary the logits dominate: a gradient over all rows at once would hold them all."""
+    config = dataclasses.replace(tiny_config, vocab_size=16_384, num_hidden_layers=1)
+
+    graph, state = nnx.split(DreamForCausalLM(config))
+    tokens = jnp.tile(rows, (8, 1))
+    copies = copies_of(tokens)
+
+    def temporary(chunk):
+        def total(state):
+            present = jnp.ones(tokens.shape, bool)
+            return jnp.sum(completion_scores(nnx.merge(graph, state), tokens, present, copies, chunk))
+
+        return jax.jit(jax.grad(total)).lower(state).compile().memory_analysis().temp_size_in_bytes
+
+    one_sample = 3 * COMPLETION * config.vocab_size * 4
+    weights = 2 * config.vocab_size * config.hidden_size * 4
+    assert temporary(1) < 6 * one_sample + 3 * weights
+    assert temporary(32) > 32 * one_sample
+
+
+def test_estimator_and_chunks_are_checked(rows, tiny_model):
+    with pytest.raises(ValueError, match="estimator='single': must be one of coupled"):
+        Estimator(estimator="single")
+    with pytest.raises(ValueError, match="num_mask_pairs=0: must be at least 1"):
+        Estimator(num_mask_pairs=0)
+    with pytest.raises(ValueError, match=r"mask ratios 0\.0 to 0\.8"):
+        Estimator(min_mask_ratio=0.0)
+    with pytest.raises(ValueError, match="score_chunk=3: must divide the 4 samples"):
+        completion_scores(tiny_model, rows, jnp.ones(rows.shape, bool), copies_of(rows), chunk=3)
+    assert isinstance(copies_of(rows), Copies)

@@ -14,8 +14,16 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.rewards.weighted_sum import Scored
-from jax_lm.training.policy_scores import sample_keys
-from jax_lm.training.rollouts import Completions, PromptSet, ended, judge, reward_metrics, rewards_of, sample
+from jax_lm.training.policy_loss import sample_keys
+from jax_lm.training.rollouts import (
+    Completions,
+    PromptSet,
+    ended,
+    reward_completions,
+    reward_metrics,
+    rewards_of,
+    sample_completions,
+)
 
 WIDTH, LENGTH = 32, 8
 
@@ -51,7 +59,7 @@ def test_text_is_cut_before_it_is_rewarded(letters, prompts):
         return [float(len(text)) for text in completions]
 
     completions = completions_of(letters, "a<|im_end|>5555", "bb")
-    scored = judge(WeightedSum({"spy": spy}, {"spy": 2.0}), prompts.prompts[:2], completions)
+    scored = reward_completions(WeightedSum({"spy": spy}, {"spy": 2.0}), prompts.prompts[:2], completions)
     assert seen["completions"][0] == "a"
     assert scored.totals == [2.0, 16.0]
     assert seen["prompts"] == ["ab", "abcd"]
@@ -60,19 +68,19 @@ def test_text_is_cut_before_it_is_rewarded(letters, prompts):
 
 
 def test_every_prompt_comes_once_per_epoch(prompts):
-    drawn = [prompt.given for rollout in range(5) for prompt in prompts.chosen(3, rollout, 2)]
+    drawn = [prompt.content for rollout in range(5) for prompt in prompts.chosen(3, rollout, 2)]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["ab", "abcd", "c", "dd", "e"]
     assert drawn[:5] != drawn[5:]
-    again = [prompt.given for prompt in prompts.chosen(3, 2, 2)]
+    again = [prompt.content for prompt in prompts.chosen(3, 2, 2)]
     assert again == drawn[4:6]
-    assert [prompt.given for rollout in range(5) for prompt in prompts.chosen(4, rollout, 2)] != drawn
+    assert [prompt.content for rollout in range(5) for prompt in prompts.chosen(4, rollout, 2)] != drawn
 
 
 def test_long_prompts_are_dropped_and_counted(letters, caplog):
     rows = [{"prompt": "abc"}, {"prompt": "abcdef"}, {"prompt": "abcd"}]
     with caplog.at_level(logging.WARNING):
         prompts = PromptSet.of(rows, letters, 4)
-    assert [prompt.given for prompt in prompts.prompts] == ["abc", "abcd"]
+    assert [prompt.content for prompt in prompts.prompts] == ["abc", "abcd"]
     assert prompts.too_long == 1
     assert "1 prompts dropped: longer than max_prompt_length=4 tokens" in caplog.text
     with pytest.raises(ValueError, match=r"no prompt has at most max_prompt_length=2 tokens \(3 are longer\)"):
@@ -85,7 +93,7 @@ def test_chat_messages_go_through_the_template(letters):
     messages = [{"role": "user", "content": "ab"}]
     (prompt,) = PromptSet.of([{"prompt": messages}], letters, 50).prompts
     assert letters.decode(prompt.ids) == letters.apply_chat_template(messages)
-    assert prompt.given == messages
+    assert prompt.content == messages
 
 
 def test_a_completion_depends_on_its_key_alone(letters, policy, prompts):
@@ -96,15 +104,15 @@ def test_a_completion_depends_on_its_key_alone(letters, policy, prompts):
     options = GenerationOptions(max_new_tokens=LENGTH, temperature=1.0)
     rows = [*prompts.prompts[:2], *prompts.prompts[:2]]
     keys = sample_keys(0, 0, 0, jax.numpy.arange(4))
-    whole = sample(sampler, letters, rows, options, keys=keys, width=32)
-    parts = sample(sampler, letters, rows, options, keys=keys, width=32, batch_size=2)
-    wider = sample(sampler, letters, rows, options, keys=keys, width=64)
+    whole = sample_completions(sampler, letters, rows, options, keys=keys, width=32)
+    parts = sample_completions(sampler, letters, rows, options, keys=keys, width=32, batch_size=2)
+    wider = sample_completions(sampler, letters, rows, options, keys=keys, width=64)
     np.testing.assert_array_equal(whole.tokens, parts.tokens)
     assert whole.texts == parts.texts == wider.texts
     # Each row has noise of its own.
     assert len(set(whole.texts)) == 4
     with pytest.raises(ValueError, match="generation_batch_size=3: must divide the 4"):
-        sample(sampler, letters, rows, options, keys=keys, width=32, batch_size=3)
+        sample_completions(sampler, letters, rows, options, keys=keys, width=32, batch_size=3)
 
 
 def test_metrics_count_what_was_judged(letters):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_lm.cli import main
+from jax_lm.cli import main, parse
 from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.settings import AdaptConfig, SftConfig
+from jax_lm.training.config import AdaptConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig
+from jax_lm.training.identity import differing_setting
 from jax_lm.training.sft import revealed, split
 
 STEPS = 60
@@ -48,8 +49,9 @@ def folder(tmp_path_factory, builtin_folder):
 
 def arguments(folder, out, **changes):
     options = {
-        "data": folder / "data.jsonl", "model": folder / "model", "out": out, "length": 48, "rows": 4, "steps": STEPS,
-        "learning-rate": 0.01, "save-every": 7, "log-every": 10, "accumulation": 2, "condition-share": 0.5,
+        "data": folder / "data.jsonl", "model": folder / "model", "out": out, "max-length": 48, "batch-size": 4,
+        "max-steps": STEPS, "learning-rate": 0.01, "save-every": 7, "log-every": 10, "gradient-accumulation-steps": 2,
+        "condition-share": 0.5,
     } | changes  # fmt: skip
     return ["sft", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 
@@ -105,7 +107,7 @@ def newest(out: Path):
 
 def test_adapter_is_trained_and_merged(folder):
     out = folder / "lora"
-    changes = {"lora-rank": 2, "steps": 3, "packed": True, "held-out-share": 0.1}
+    changes = {"lora-rank": 2, "max-steps": 3, "packed": True, "held-out-share": 0.1}
     assert main(arguments(folder, out, **changes)) == 0
     assert not (out / "model").exists()
     assert main(["merge-lora", "--adapter", str(out / "adapter"), "--model", str(folder / "model"), "--out",
@@ -130,7 +132,14 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": f"x = {i}\n" * i}) + "\n" for i in range(1, 30)))
     out = folder / "adapted"
     command = ["adapt", "--data", str(folder / "texts.jsonl"), "--model", str(shape), "--out", str(out)]
-    options = {"from-scratch": True, "length": 48, "rows": 4, "steps": 4, "annealing-steps": 2, "warmup-steps": 1}
+    options = {
+        "from-scratch": True,
+        "max-length": 48,
+        "batch-size": 4,
+        "max-steps": 4,
+        "annealing-steps": 2,
+        "warmup-steps": 1,
+    }
     assert main([*command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]) == 0
     adapted = DiffuCoderTokenizer.from_pretrained(out / "model")
     config = DreamForCausalLM.read_config(out / "model")
@@ -143,8 +152,9 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
     ("changes", "named"),
     [
         ({"lora-alpha": 2.0}, "lora_alpha=2.0: needs lora_rank"),
-        ({"length": 4}, "nothing to learn from"),
+        ({"max-length": 4}, "longer than max_length=4"),
         ({"data": "absent.jsonl"}, "data='absent.jsonl' cannot be read"),
+        ({"max-steps": None}, "max_steps=None: must be given"),
         ({"held-out-share": 0.99}, "held_out_share=0.99: of 30 samples that is 30"),
     ],
 )
@@ -185,11 +195,11 @@ def test_held_out_samples_are_not_learnt():
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: SftConfig(rows=0), "rows=0"),
-        (lambda: SftConfig(epochs=0.0), "epochs=0.0"),
+        (lambda: SftConfig(batch_size=0), "batch_size=0"),
+        (lambda: SftConfig(num_train_epochs=0.0), "num_train_epochs=0.0"),
         (lambda: SftConfig(condition_share=1.5), "condition_share=1.5"),
         (lambda: SftConfig(spare_pads=-1), "spare_pads=-1"),
-        (lambda: AdaptConfig(length=0), "length=0"),
+        (lambda: AdaptConfig(max_length=0), "max_length=0"),
         (lambda: AdaptConfig(annealing_steps=-1), "annealing_steps=-1"),
         (lambda: AdaptConfig(cut_share=-0.1), "cut_share=-0.1"),
     ],
@@ -197,3 +207,84 @@ def test_held_out_samples_are_not_learnt():
 def test_settings_out_of_range_are_named(make, named):
     with pytest.raises(ValueError, match=named):
         make()
+
+
+FORMER_OPTIONS = {
+    "--length": "48", "--rows": "4", "--held-out-share": "0.1", "--weighting": "cart", "--normalisation": "token",
+    "--level-draws": "antithetic", "--high-levels": "True", "--minimum-level": "0.01", "--max-weight": "9",
+    "--cart-p": "0.4", "--masks-per-query": "True", "--remat": "True", "--steps": "7", "--stop-after": "6",
+    "--accumulation": "2", "--compute-dtype": "bfloat16", "--seed": "3", "--log-every": "4", "--save-every": "5",
+    "--evaluate-every": "6", "--keep": "3", "--resume": "never", "--track": "wandb", "--profile": "steps=1:2",
+    "--learning-rate": "0.5", "--warmup-share": "0.2", "--warmup-steps": "1", "--final-share": "0.3",
+    "--betas": "0.8 0.95", "--epsilon": "1e-6", "--weight-decay": "0.05", "--clip-norm": "0.7",
+    "--muon-learning-rate": "0.01",
+}  # fmt: skip
+"""Every option of version 0.1 that `sft` and `adapt` share, with a value that is no default."""
+
+LOSS = LossConfig(
+    weighting="cart", normalisation="token", level_draws="antithetic", high_levels=True, minimum_level=0.01,
+    max_weight=9.0, cart_p=0.4, masks_per_query=True, remat=True,
+)  # fmt: skip
+OPTIMIZER = OptimizerConfig(
+    learning_rate=0.5, warmup_ratio=0.2, warmup_steps=1, min_lr_ratio=0.3, adam_beta1=0.8, adam_beta2=0.95,
+    adam_epsilon=1e-6, weight_decay=0.05, max_grad_norm=0.7, muon_learning_rate=0.01,
+)  # fmt: skip
+TRAINING = TrainerConfig(
+    max_steps=7, optimizer=OPTIMIZER, stop_after=6, gradient_accumulation_steps=2, compute_dtype="bfloat16", seed=3,
+    log_every=4, save_every=5, evaluate_every=6, keep=3, resume="never", track=("wandb",), profile="steps=1:2",
+)  # fmt: skip
+SHARED = {"max_length": 48, "batch_size": 4, "held_out_share": 0.1, "loss": LOSS, "training": TRAINING}
+FORMER = {
+    "sft": (
+        {"--epochs": "2", "--packed": "True", "--spare-pads": "8", "--condition-share": "0.5"},
+        SftConfig(num_train_epochs=2.0, packed=True, spare_pads=8, condition_share=0.5, **SHARED),
+    ),
+    "adapt": (
+        {"--annealing-steps": "9", "--cut-share": "0.2", "--prefix-share": "0.3", "--model": "x"},
+        AdaptConfig(annealing_steps=9, cut_share=0.2, prefix_share=0.3, **SHARED),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", FORMER)
+def test_options_of_version_0_1_are_understood(command, tmp_path):
+    more, settings = FORMER[command]
+    options, words = FORMER_OPTIONS | more, [command, "--data", "x", "--out", "y"]
+    typed = [word for name, value in options.items() for word in (name, *value.split())]
+    assert parse([*words, *typed]).settings == settings
+    recipe = tmp_path / "recipe.yaml"
+    lists = {name: f"[{', '.join(value.split())}]" if " " in value else value for name, value in options.items()}
+    recipe.write_text("".join(f"{name[2:].replace('-', '_')}: {value}\n" for name, value in lists.items()))
+    assert parse([*words, "--config", str(recipe)]).settings == settings
+    # What is typed wins, under either name.
+    for name in ("--steps", "--max_steps=8"):
+        last = [name] if "=" in name else [name, "8"]
+        assert parse([*words, "--config", str(recipe), *last]).settings.training.max_steps == 8
+
+
+FORMER_IDENTITY = {
+    "steps": 7, "accumulation": 2, "compute_dtype": "bfloat16", "seed": 3,
+    "optimizer": {
+        "learning_rate": 0.5, "warmup_share": 0.2, "warmup_steps": 1, "final_share": 0.3, "betas": [0.8, 0.95],
+        "epsilon": 1e-6, "weight_decay": 0.05, "clip_norm": 0.7, "muon_learning_rate": 0.01,
+    },
+    "loss": {
+        "weighting": "cart", "normalisation": "token", "level_draws": "antithetic", "high_levels": True,
+        "minimum_level": 0.01, "max_weight": 9.0, "cart_p": 0.4, "masks_per_query": True, "remat": True,
+    },
+    "length": 48, "rows": 4, "epochs": 2.0, "packed": True, "spare_pads": 8, "condition_share": 0.5,
+    "held_out_share": 0.1, "data": "dd356fa25a0171a2", "lora": None, "quantize": None,
+}  # fmt: skip
+"""As a checkpoint of version 0.1 holds it."""
+
+
+def test_runs_of_version_0_1_are_continued_by_the_same_settings_alone():
+    config = FORMER["sft"][1]
+    rest = {"data": "dd356fa25a0171a2", "lora": None, "quantize": None}
+    present = config.training.identity | {"loss": FORMER_IDENTITY["loss"]} | config.identity | rest
+    assert differing_setting(FORMER_IDENTITY, present) is None
+    for name, value in (("max_steps", 8), ("batch_size", 5), ("num_train_epochs", None), ("data", "x")):
+        assert differing_setting(FORMER_IDENTITY, present | {name: value}).startswith(f"{name}={present[name]!r}, not")
+    for name, value in present["optimizer"].items():
+        other = present | {"optimizer": present["optimizer"] | {name: 0.123}}
+        assert differing_setting(FORMER_IDENTITY, other) == f"optimizer.{name}={value!r}, not 0.123"

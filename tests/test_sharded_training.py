@@ -16,8 +16,8 @@ from jax_lm.data.batches import Row
 from jax_lm.data.stream import SampleStream
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.sharding import MeshShape
+from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import ByStep, train
-from jax_lm.training.settings import LossConfig, OptimizerConfig, TrainerConfig
 
 MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
 CONFIG = DreamConfig(
@@ -38,12 +38,12 @@ def trained(mesh: str | None, out: Path) -> tuple[DreamForCausalLM, list[float]]
     """Four steps of packed rows in two parts; adamw's first steps are as large as the learning rate."""
     rng = np.random.default_rng(0)
     samples = [Row(tuple(map(int, rng.integers(0, 60, 7))), (False, *(True,) * 6), open=False) for _ in range(64)]
-    stream = SampleStream(samples, length=16, rows=16, pad_id=60, seed=0, packed=True)
+    stream = SampleStream(samples, max_length=16, batch_size=16, pad_id=60, seed=0, packed=True)
     model = DreamForCausalLM(CONFIG, rngs=nnx.Rngs(0))
     model = model.on_mesh(MeshShape.parse(mesh).mesh()) if mesh else model
-    optimizer = OptimizerConfig(learning_rate=1e-3, epsilon=1e-4)
-    config = TrainerConfig(steps=4, optimizer=optimizer, accumulation=2, log_every=1)
-    assert train(model, ByStep(stream.batch), LossConfig(masks_per_query=True), config, out)
+    optimizer = OptimizerConfig(learning_rate=1e-3, adam_epsilon=1e-4)
+    config = TrainerConfig(max_steps=4, optimizer=optimizer, gradient_accumulation_steps=2, log_every=1)
+    assert train(model, ByStep(stream), LossConfig(masks_per_query=True), config, out)
     return model, [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 

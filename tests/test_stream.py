@@ -18,7 +18,7 @@ def samples(count=11):
 
 
 def stream(**options):
-    return SampleStream(samples(), **({"length": 16, "rows": 4, "pad_id": PAD, "seed": 3} | options))
+    return SampleStream(samples(), **({"max_length": 16, "batch_size": 4, "pad_id": PAD, "seed": 3} | options))
 
 
 def same(a, b):
@@ -47,7 +47,7 @@ def test_batch_of_a_step_does_not_depend_on_the_ones_before():
 
 
 def test_an_epoch_shows_every_sample_once():
-    batches = stream(rows=1)
+    batches = stream(batch_size=1)
     assert batches.steps(1.0) == 11
     assert batches.steps(2.5) == 28
     shown = [tuple(row[row != PAD]) for step in range(11) for row in batches.batch(step).tokens]
@@ -63,8 +63,8 @@ def test_variation_depends_on_the_step():
     assert (first != other).any()
 
 
-def test_rows_must_divide_by_processes():
-    with pytest.raises(ValueError, match="rows=4: must be a multiple of the 3 processes"):
+def test_batch_must_divide_by_processes():
+    with pytest.raises(ValueError, match="batch_size=4: must be a multiple of the 3 processes"):
         stream().batch(0, processes=3)
-    with pytest.raises(ValueError, match="rows=0"):
-        stream(rows=0)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        stream(batch_size=0)

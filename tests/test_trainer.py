@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.training import trainer as trainer_module
 from jax_lm.training.checkpoints import RunCheckpoints
-from jax_lm.training.settings import OptimizerConfig, TrainerConfig
+from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.trainer import State, Trainer
 from jax_lm.training.update import LossTerms, gradient, split_rows
 
@@ -70,27 +69,13 @@ class Stream:
 
 
 def settings(*, learning_rate=0.05, **changes):
-    options = {"steps": STEPS, "log_every": 3, "save_every": 5, "evaluate_every": 4, "seed": 1}
+    options = {"max_steps": STEPS, "log_every": 3, "save_every": 5, "evaluate_every": 4, "seed": 1}
     return TrainerConfig(optimizer=OptimizerConfig(learning_rate=learning_rate), **(options | changes))
 
 
 def params():
     weights = jax.random.normal(jax.random.key(0), (2, 6)).astype(jnp.bfloat16)
     return {"out": {"weight": weights[0], "bias": weights[1]}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_compilation():
-    """Trainers with the same settings share their compiled step."""
-    with pytest.MonkeyPatch.context() as patch:
-        make, kept = trainer_module.make_update, {}
-
-        def cached(loss, transform, rate, **options):
-            place = (loss, float(rate(0)), *options.values())
-            return kept.setdefault(place, make(loss, transform, rate, **options))
-
-        patch.setattr(trainer_module, "make_update", cached)
-        yield
 
 
 def leaves(trainer):
@@ -109,9 +94,13 @@ def without_times(lines):
 def whole(tmp_path_factory):
     """A run from its first step to its last."""
     out = tmp_path_factory.mktemp("whole")
-    trainer = Trainer(regression, params(), settings(), out=out, evaluate=lambda p: {"bias": p["out"]["bias"].sum()})
-    assert trainer.run(Stream())
+    trainer = Trainer(regression, params(), settings(), out=out)
+    assert trainer.run(Stream(), evaluate=bias)
     return trainer
+
+
+def bias(weights):
+    return {"bias": weights["out"]["bias"].sum()}
 
 
 def test_training_lowers_the_loss(whole):
@@ -189,11 +178,10 @@ def test_nothing_to_learn_from_is_a_step_of_zero():
 @pytest.mark.parametrize("killed_at", [3, 7, 10])
 def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(whole, tmp_path, killed_at):
     """Weights, moments and metrics; before the first checkpoint, after it, and right at one."""
-    evaluate = whole.evaluate
     with pytest.raises(KeyboardInterrupt):
-        Trainer(regression, params(), settings(), out=tmp_path, evaluate=evaluate).run(Stream(fails_at=killed_at))
-    resumed, stream = Trainer(regression, params(), settings(), out=tmp_path, evaluate=evaluate), Stream()
-    assert resumed.run(stream)
+        Trainer(regression, params(), settings(), out=tmp_path).run(Stream(fails_at=killed_at), evaluate=bias)
+    resumed, stream = Trainer(regression, params(), settings(), out=tmp_path), Stream()
+    assert resumed.run(stream, evaluate=bias)
     assert stream.taken == STEPS
     for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs, strict=True)
@@ -269,18 +257,10 @@ def test_what_is_not_finite_stops_the_run_with_its_batch(tmp_path):
 
 def test_metrics_are_fetched_while_the_next_step_runs(tmp_path):
     """The metrics of a step are waited for only after the next one has been handed over."""
-    order = []
-
-    class Watched(Trainer):
-        def start(self, source):
-            order.append(("start", self.state.step + 1))
-            return super().start(source)
-
-        def finish(self, running, writers, bar):
-            order.append(("finish", running.step))
-            super().finish(running, writers, bar)
-
-    Watched(regression, params(), settings(stop_after=4), out=tmp_path).run(Stream())
+    order, stream = [], Stream()
+    stream.after = lambda taken: order.append(("start", taken + 1))
+    trainer = Trainer(regression, params(), settings(stop_after=4), out=tmp_path)
+    trainer.run(stream, check=lambda step, metrics: order.append(("finish", step)))
     pairs = itertools.chain.from_iterable([("start", n), ("finish", n - 1)] for n in range(2, 5))
     assert order == [("start", 1), *pairs, ("finish", 4)]
 
@@ -293,8 +273,9 @@ def test_profile_writes_a_trace_of_its_steps(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"steps": 0}, "steps=0"),
-        ({"accumulation": 0}, "accumulation=0"),
+        ({"max_steps": 0}, "max_steps=0"),
+        ({"stop_after": 0}, "stop_after=0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0"),
         ({"stop_after": 13}, "stop_after=13"),
         ({"compute_dtype": "half"}, "compute_dtype='half'"),
         ({"resume": "yes"}, "resume='yes'"),
@@ -307,6 +288,11 @@ def test_profile_writes_a_trace_of_its_steps(tmp_path):
     ],
 )
 def test_settings_out_of_range_are_named(changes, named):
-    base = {"steps": STEPS, "optimizer": OptimizerConfig(learning_rate=1.0)}
+    base = {"max_steps": STEPS, "optimizer": OptimizerConfig(learning_rate=1.0)}
     with pytest.raises(ValueError, match=named):
         TrainerConfig(**(base | changes))
+
+
+def test_a_run_of_unknown_length_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="max_steps=None: must be given"):
+        Trainer(regression, params(), settings(max_steps=None), out=tmp_path)

@@ -7,8 +7,7 @@ from typing import Literal
 import tyro
 
 from jax_lm.arguments.hosts import ONE_HOST, Hosts
-from jax_lm.training.grpo_config import GRPOConfig
-from jax_lm.training.settings import AdaptConfig, SftConfig
+from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
 
 BUILTIN = "builtin"
 """In place of a file of prompts: tasks of the built-in corpus."""
@@ -88,9 +87,9 @@ class Sft:
     Killed at any moment, the same command continues the run to the same weights. SIGTERM ends it with a checkpoint.
 
     Examples:
-        diffucoder sft --data train.jsonl --out out/sft --steps 200 --length 256
+        diffucoder sft --data train.jsonl --out out/sft --max-steps 200 --max-length 256
         diffucoder sft --data train.jsonl --out out/sft --config runs/sft_paper.yaml --model ./DiffuCoder-7B-Base
-        diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --learning-rate 1e-4 --steps 500
+        diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --learning-rate 1e-4 --max-steps 500
         diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --quantize int8 --model ./DiffuCoder-7B-Instruct
 
     Attributes:
@@ -116,7 +115,7 @@ class Grpo:
     same weights. Programs run in the sandbox; where this host has none, the command refuses.
 
     Examples:
-        diffucoder grpo --preset paper --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
+        diffucoder grpo --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
         diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/out --learning-rate 2e-6
         diffucoder grpo --config runs/grpo_builtin.yaml --out out/grpo
         diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/lora --lora-rank 16 --quantize int8
@@ -127,7 +126,6 @@ class Grpo:
             "test_cases"; or builtin, tasks of the built-in corpus.
         prompts: how many tasks of the built-in corpus, up to 4,000.
         model_arguments: the model, its adapters and devices.
-        preset: paper is the published recipe, which the defaults are.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
     """
@@ -136,7 +134,6 @@ class Grpo:
     data: str = BUILTIN
     prompts: int = 2000
     model_arguments: ModelArguments = ONE_MODEL
-    preset: Literal["paper"] = "paper"
     config: Path | None = None
     settings: GRPOConfig = field(default_factory=GRPOConfig)
 
@@ -149,7 +146,7 @@ class Adapt:
 
     Examples:
         diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out out/base --config runs/adapt_paper.yaml
-        diffucoder adapt --data code.jsonl --model ./shape --from-scratch True --out out/base --length 512 --steps 2000
+        diffucoder adapt --data code.jsonl --model ./shape --from-scratch True --out out/base --max-length 512
 
     Attributes:
         data: JSONL file; a row has "text".

@@ -21,9 +21,15 @@ from safetensors.numpy import load_file
 from jax_lm.benchmark.parity import Finding
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, flatten
-from jax_lm.training.grpo_config import PolicyLoss
-from jax_lm.training.policy_loss import advantages, policy_loss
-from jax_lm.training.policy_scores import Copies, completion_scores, noisy_rows, selective_log_softmax
+from jax_lm.training.config import PolicyLoss
+from jax_lm.training.policy_loss import (
+    Copies,
+    advantages,
+    completion_scores,
+    noisy_rows,
+    policy_loss,
+    selective_log_softmax,
+)
 
 SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
 """Absolute for scores (their size is 24, two weighted log-probabilities) and loss; relative for gradients."""

@@ -1,13 +1,13 @@
 """`diffucoder adapt`: make an autoregressive model, or one from nothing, a masked-diffusion model."""
 
 import dataclasses
-import json
 
 from flax import nnx
 
 from jax_lm import terminal
 from jax_lm.arguments.training import Adapt
 from jax_lm.checkpoints import huggingface
+from jax_lm.commands.trained_model import unfinished, write_refused
 from jax_lm.data.conversations import read_samples, text_rows
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.sharding import MeshShape
@@ -16,6 +16,7 @@ from jax_lm.training.adaptation import adapt
 
 
 def run(arguments: Adapt) -> int:
+    """Train, or go on; the status tells whether the end was reached."""
     terminal.show_log()
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
@@ -24,7 +25,7 @@ def run(arguments: Adapt) -> int:
     )
     tokenizer.require_ids(mask_token_id=tokenizer.mask_id, vocab_size=config.vocab_size)
     config = dataclasses.replace(config, mask_token_id=tokenizer.mask_id)
-    samples = read_samples(arguments.data, text_rows(tokenizer, arguments.settings.length))
+    samples = read_samples(arguments.data, text_rows(tokenizer, arguments.settings.max_length))
     mesh = MeshShape.parse(arguments.mesh).mesh() if arguments.mesh else None
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
@@ -41,10 +42,9 @@ def run(arguments: Adapt) -> int:
         pad_id=tokenizer.pad_id,
         identity={"data": samples.digest, "from_scratch": arguments.from_scratch},
     )
-    (arguments.out / "refused.json").write_text(json.dumps(samples.refused, indent=1) + "\n", encoding="utf-8")
+    write_refused(samples, arguments.out)
     if not finished:
-        print(f"stopped with a checkpoint; the same command continues the run in {arguments.out}")
-        return terminal.TERMINATED
+        return unfinished(arguments.out)
     model.save_pretrained(arguments.out / "model", dtype=dtype)
     tokenizer.save_pretrained(arguments.out / "model")
     print(f"wrote {arguments.out / 'model'}")

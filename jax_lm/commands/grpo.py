@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import BUILTIN, Grpo
-from jax_lm.commands.trained_model import identity_of, load
+from jax_lm.commands.trained_model import load_for_training, model_identity, unfinished
 from jax_lm.data.prompts import builtin_prompts, read_prompts
 from jax_lm.sandbox.runner import choose_tier
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
@@ -23,20 +23,26 @@ def run(arguments: Grpo) -> int:
         choose_tier("auto", allow_unsafe=False)
     rows = prompt_rows(arguments)
     distributed.start(**asdict(model_arguments.hosts))
-    model, target = load(model_arguments, settings.seed)
-    trainer = DiffuGRPOTrainer(model, target.tokenizer, rows, settings, out=arguments.out, trained=target.trained)
-    trainer.identity |= identity_of(model_arguments)
+    model, target = load_for_training(model_arguments, settings.training.seed)
+    trainer = DiffuGRPOTrainer(
+        model,
+        target.tokenizer,
+        rows,
+        settings,
+        out=arguments.out,
+        trained=target.trained,
+        identity=model_identity(model_arguments),
+    )
     # The trainer has float32 weights of its own.
     del model
     if not trainer.train():
-        print(f"stopped with a checkpoint; the same command continues the run in {arguments.out}")
-        return terminal.TERMINATED
+        return unfinished(arguments.out)
     target.save(trainer.model, arguments.out)
     return 0
 
 
 def prompt_rows(arguments: Grpo) -> list[dict[str, Any]]:
-    """The prompts of a file, or tasks of the built-in corpus."""
+    """Read the prompts of a file, or take tasks of the built-in corpus."""
     if arguments.data == BUILTIN:
-        return builtin_prompts(arguments.prompts, arguments.settings.seed)
+        return builtin_prompts(arguments.prompts, arguments.settings.training.seed)
     return read_prompts(Path(arguments.data))

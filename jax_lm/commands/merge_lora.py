@@ -1,4 +1,4 @@
-"""`diffucoder merge-lora`: a checkpoint with an adapter added to its weights."""
+"""`diffucoder merge-lora`: add an adapter to the weights of its model."""
 
 from jax_lm.arguments.training import MergeLora
 from jax_lm.checkpoints import huggingface
@@ -9,6 +9,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 
 def run(arguments: MergeLora) -> int:
+    """Load model and adapter, and write the sum as a checkpoint."""
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
     model = DreamForCausalLM.from_pretrained(folder)

@@ -1,11 +1,10 @@
 """`diffucoder sft`: fine-tune on conversations, or on prompts and responses."""
 
-import json
 from dataclasses import asdict
 
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import Sft
-from jax_lm.commands.trained_model import identity_of, load
+from jax_lm.commands.trained_model import load_for_training, model_identity, unfinished, write_refused
 from jax_lm.data.conversations import conversation_rows, read_samples
 from jax_lm.training.sft import fine_tune
 
@@ -15,8 +14,8 @@ def run(arguments: Sft) -> int:
     terminal.show_log()
     model_arguments, settings = arguments.model_arguments, arguments.settings
     distributed.start(**asdict(model_arguments.hosts))
-    model, target = load(model_arguments, settings.training.seed)
-    samples = read_samples(arguments.data, conversation_rows(target.tokenizer, settings.length))
+    model, target = load_for_training(model_arguments, settings.training.seed)
+    samples = read_samples(arguments.data, conversation_rows(target.tokenizer, settings.max_length))
     finished = fine_tune(
         model,
         samples.rows,
@@ -24,12 +23,10 @@ def run(arguments: Sft) -> int:
         arguments.out,
         pad_id=target.tokenizer.pad_id,
         trained=target.trained,
-        identity={"data": samples.digest} | identity_of(model_arguments),
+        identity={"data": samples.digest} | model_identity(model_arguments),
     )
-    if distributed.is_first():
-        (arguments.out / "refused.json").write_text(json.dumps(samples.refused, indent=1) + "\n", encoding="utf-8")
+    write_refused(samples, arguments.out)
     if not finished:
-        print(f"stopped with a checkpoint; the same command continues the run in {arguments.out}")
-        return terminal.TERMINATED
+        return unfinished(arguments.out)
     target.save(model, arguments.out)
     return 0

@@ -1,5 +1,6 @@
-"""What the training commands train: a checkpoint, all of its weights or adapters, on some devices; and its writing."""
+"""The model of a training command: loads a checkpoint, all of its weights or adapters, onto devices; writes results."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from jax_lm import distributed
+from jax_lm import distributed, terminal
 from jax_lm.arguments.training import ModelArguments
 from jax_lm.checkpoints import huggingface
+from jax_lm.data.conversations import Samples
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import LoraConfig, add_lora, is_lora, save_adapter
@@ -19,7 +21,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What of a model is trained, and how it is written: its tokenizer, stored dtype, adapters, trained parameters."""
+    """Which parameters of a model are trained, and how it is written: tokenizer, stored dtype, adapters."""
 
     tokenizer: DiffuCoderTokenizer
     dtype: DTypeLike
@@ -39,7 +41,7 @@ class TrainedModel:
             print(f"wrote {folder}")
 
 
-def load(arguments: ModelArguments, seed: int) -> tuple[DreamForCausalLM, TrainedModel]:
+def load_for_training(arguments: ModelArguments, seed: int) -> tuple[DreamForCausalLM, TrainedModel]:
     """Load the model to train onto its devices, with fresh adapters if they are asked for.
 
     Raises:
@@ -50,7 +52,7 @@ def load(arguments: ModelArguments, seed: int) -> tuple[DreamForCausalLM, Traine
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
     config = DreamForCausalLM.read_config(folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
-    lora = lora_of(arguments)
+    lora = lora_config(arguments)
     mesh = MeshShape.parse(arguments.mesh).mesh() if arguments.mesh else None
     model = DreamForCausalLM.from_pretrained(folder, mesh=mesh, int8=arguments.quantize == "int8")
     dtype = model.dtype
@@ -59,14 +61,26 @@ def load(arguments: ModelArguments, seed: int) -> tuple[DreamForCausalLM, Traine
     return model, TrainedModel(tokenizer, dtype, lora, (lambda name: True) if lora is None else is_lora)
 
 
-def lora_of(arguments: ModelArguments) -> LoraConfig | None:
-    """The adapters asked for; ValueError if they cannot be."""
+def lora_config(arguments: ModelArguments) -> LoraConfig | None:
+    """Describe the adapters asked for; ValueError if they cannot be."""
     if arguments.lora_rank is None:
         return None
     return LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha)
 
 
-def identity_of(arguments: ModelArguments) -> dict[str, Any]:
-    """What a resumed run must agree on."""
-    lora = lora_of(arguments)
+def model_identity(arguments: ModelArguments) -> dict[str, Any]:
+    """List what a resumed run must agree on of its model."""
+    lora = lora_config(arguments)
     return {"lora": asdict(lora) if lora else None, "quantize": arguments.quantize}
+
+
+def write_refused(samples: Samples, out: Path) -> None:
+    """Write which lines of the data were not used."""
+    if distributed.is_first():
+        (out / "refused.json").write_text(json.dumps(samples.refused, indent=1) + "\n", encoding="utf-8")
+
+
+def unfinished(out: Path) -> int:
+    """Say that the run can go on; returns the exit status."""
+    print(f"stopped with a checkpoint; the same command continues the run in {out}")
+    return terminal.TERMINATED

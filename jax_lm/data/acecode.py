@@ -27,7 +27,7 @@ Difficulty = Literal["hard", "medium", "easy"]
 
 
 @dataclass(frozen=True)
-class Problem:
+class AceCodeProblem:
     """A row of AceCode, with the pass rates of the judges."""
 
     id: str
@@ -38,8 +38,8 @@ class Problem:
     best: str
 
     @classmethod
-    def read(cls, fields: dict[str, Any]) -> "Problem":
-        """Raises ValueError with what a row lacks."""
+    def read(cls, fields: dict[str, Any]) -> "AceCodeProblem":
+        """Read a row; ValueError says what it lacks."""
         for name in ("id", "source", "question"):
             if not isinstance(fields.get(name), str):
                 raise ValueError(f"has no {name} that is text")
@@ -65,8 +65,8 @@ def is_answer(answer: Any) -> bool:
     return is_rate and all(isinstance(answer.get(name), str) for name in ("completion", "model_name"))
 
 
-def of_difficulty(problems: Sequence[Problem], difficulty: Difficulty) -> list[Problem]:
-    """The problems of a difficulty, in their order."""
+def of_difficulty(problems: Sequence[AceCodeProblem], difficulty: Difficulty) -> list[AceCodeProblem]:
+    """Choose the problems of a difficulty, in their order."""
     means = np.array([np.mean(problem.rates) for problem in problems])
     deviations = np.array([np.std(problem.rates) for problem in problems])
     bounds: dict[str, Callable[[], np.ndarray]] = {
@@ -78,8 +78,8 @@ def of_difficulty(problems: Sequence[Problem], difficulty: Difficulty) -> list[P
     return [problem for problem, is_chosen in zip(problems, chosen, strict=True) if is_chosen]
 
 
-def rewritten(problem: Problem) -> str | None:
-    """The question as a header to complete, if it addresses nobody and the best answer begins with a header."""
+def rewritten(problem: AceCodeProblem) -> str | None:
+    """Rewrite the question as a header to complete, if it addresses nobody and the best answer begins with one."""
     if "you" in problem.question.lower() or not problem.best.startswith("def "):
         return None
     header = problem.best.splitlines()[0].rstrip()
@@ -90,8 +90,8 @@ def rewritten(problem: Problem) -> str | None:
     return f"Please complete the following problem:\n```python\n{header}\n{docstring}\n```\n"
 
 
-def prompts(problem: Problem) -> list[dict[str, Any]]:
-    """The problem as asked, and a rewritten copy where one can be made."""
+def problem_prompts(problem: AceCodeProblem) -> list[dict[str, Any]]:
+    """Make prompts of a problem: as it is, and rewritten where that can be done."""
     texts = [problem.question, *filter(None, [rewritten(problem)])]
     return [
         {
@@ -104,18 +104,18 @@ def prompts(problem: Problem) -> list[dict[str, Any]]:
     ]
 
 
-def prepare(data: Path, out: Path, difficulty: Difficulty) -> str:
+def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
     """Write the prompts of a difficulty, and say how many there are.
 
     Raises:
         ValueError: the file cannot be read, or holds no problem.
     """
-    problems: list[Problem] = []
+    problems: list[AceCodeProblem] = []
     refused: list[str] = []
     for number, line in numbered_lines(data):
         try:
             fields = json.loads(line)
-            problems.append(Problem.read(fields if isinstance(fields, dict) else {}))
+            problems.append(AceCodeProblem.read(fields if isinstance(fields, dict) else {}))
         except ValueError as error:
             refused.append(f"line {number}: {error}")
     for reason in refused:
@@ -123,7 +123,7 @@ def prepare(data: Path, out: Path, difficulty: Difficulty) -> str:
     if not problems:
         raise ValueError(f"data={str(data)!r}: holds no problem of AceCode ({len(refused)} lines refused)")
     chosen = of_difficulty(problems, difficulty)
-    rows = [row for problem in chosen for row in prompts(problem)]
+    rows = [row for problem in chosen for row in problem_prompts(problem)]
     with replacing(out) as path:
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return (

@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 def collate(
     rows: Sequence[Sequence[Row]], length: int, pad_id: int, *, first_sample: int = 0, openness: float = 1.0
 ) -> Batch:
-    """Rows of samples, padded on the right to `length`.
+    """Make a batch of rows of samples, padded on the right to `length`.
 
     Args:
         first_sample: number of the first sample, where other processes hold the ones before.

@@ -30,26 +30,26 @@ class BadRowError(ValueError):
 
 @dataclass
 class Samples:
-    """What a file gave: samples, and the lines that gave none, with the reason."""
+    """Samples of a file, and the lines that gave none, with the reason."""
 
     rows: list[Row] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
-        """Of all tokens: tells whether a run goes on with the samples it began with."""
+        """A digest of all tokens: tells whether a run goes on with the samples it began with."""
         text = json.dumps([(row.ids, row.canvas) for row in self.rows])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self, path: Path) -> str:
-        """How many lines were used and refused, and the first of these."""
+        """Say how many lines were used and refused, and name the first of these."""
         named = "; ".join(f"line {line}: {reason}" for line, reason in self.refused[:NAMED])
         more = f"; and {len(self.refused) - NAMED} more" if len(self.refused) > NAMED else ""
         return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (f" ({named}{more})" if named else "")
 
 
 def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
-    """The samples that each line gives.
+    """Read the samples that each line gives.
 
     Raises:
         ValueError: the file cannot be read, or no line of it can be used.
@@ -72,7 +72,7 @@ def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]])
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with their numbers from 1."""
+    """Read lines that are not blank, with their numbers from 1."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -80,8 +80,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
-def conversation_rows(tokenizer: DiffuCoderTokenizer, length: int) -> Callable[[dict[str, Any]], list[Row]]:
-    """How a line becomes a sample: everything before the response stays visible, the response is the canvas.
+def conversation_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:
+    """Make a line a sample: everything before the response stays visible, the response is the canvas.
 
     The canvas is open: the pads after the end of the response are targets too, so that the model learns to end.
     """
@@ -91,36 +91,36 @@ def conversation_rows(tokenizer: DiffuCoderTokenizer, length: int) -> Callable[[
         visible = tokenizer.encode(prompt)
         written = [*without_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
         size = len(visible) + len(written)
-        if size > length:
-            raise BadRowError(f"{size} tokens, longer than length={length}")
+        if size > max_length:
+            raise BadRowError(f"{size} tokens, longer than max_length={max_length}")
         return [Row((*visible, *written), (False,) * len(visible) + (True,) * len(written))]
 
     return to_rows
 
 
-def text_rows(tokenizer: DiffuCoderTokenizer, length: int) -> Callable[[dict[str, Any]], list[Row]]:
-    """How a line of text becomes samples of at most `length` tokens, all of which may be masked."""
+def text_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:
+    """Make a line of text samples of at most `max_length` tokens, all of which may be masked."""
 
     def to_rows(fields: dict[str, Any]) -> list[Row]:
         text = fields.get("text")
         if not isinstance(text, str) or not text.strip():
             raise BadRowError("has no text")
         ids = [*without_mask(tokenizer.encode(text), tokenizer), tokenizer.token_id(END_OF_TEXT)]
-        parts = (tuple(ids[start : start + length]) for start in range(0, len(ids), length))
+        parts = (tuple(ids[start : start + max_length]) for start in range(0, len(ids), max_length))
         return [Row(part, (True,) * len(part), open=False) for part in parts]
 
     return to_rows
 
 
 def without_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
-    """The same ids; BadRowError if the mask token, which is never a target, is among them."""
+    """Return the same ids; BadRowError if the mask token, which is never a target, is among them."""
     if tokenizer.mask_id in ids:
         raise BadRowError("holds the mask token where the model is to write")
     return ids
 
 
 def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[str, str, str]:
-    """Prompt, response and the token that ends it; BadRowError if the fields give none."""
+    """Find prompt, response and the token that ends it; BadRowError if the fields give none."""
     if "messages" in fields:
         messages = fields["messages"]
         if not isinstance(messages, list) or len(messages) < 2 or not all(map(is_message, messages)):
@@ -146,5 +146,5 @@ def is_message(message: Any) -> bool:
 
 
 def closed(row: Row, pads: int, pad_id: int) -> Row:
-    """A sample that others can stand behind: with `pads` pads of its own as targets, and no more."""
+    """Close a sample, so that others can stand behind it: with `pads` pads of its own as targets, and no more."""
     return Row((*row.ids, *[pad_id] * pads), (*row.canvas, *[True] * pads), open=False)

@@ -33,41 +33,41 @@ class Order:
         self.held: tuple[int, list[list[int]]] = (-1, [])
 
     def epoch(self, number: int) -> list[list[int]]:
-        """All samples once."""
+        """List all samples once."""
         if self.held[0] != number:
             order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths)).tolist()
             self.held = (number, [[sample] for sample in order] if self.capacity is None else self.packed(order))
         return self.held[1]
 
     def packed(self, order: Sequence[int]) -> list[list[int]]:
-        """Each sample in the first of the open rows that has room; the fullest row closes when too many are open."""
+        """Put each sample into the first open row that has room; the fullest row closes when too many are open."""
         assert self.capacity is not None
         done: list[list[int]] = []
         rows: list[list[int]] = []
         room: list[int] = []
         for sample in order:
             length = int(self.lengths[sample])
-            place = next((i for i, free in enumerate(room) if free >= length), None)
-            if place is None:
+            row = next((i for i, free in enumerate(room) if free >= length), None)
+            if row is None:
                 if len(rows) == OPEN_ROWS:
                     fullest = room.index(min(room))
                     done.append(rows.pop(fullest))
                     room.pop(fullest)
                 rows.append([])
                 room.append(self.capacity)
-                place = len(rows) - 1
-            rows[place].append(sample)
-            room[place] -= length
+                row = len(rows) - 1
+            rows[row].append(sample)
+            room[row] -= length
         return done + rows
 
     def start(self, epoch: int) -> int:
-        """Rows before an epoch."""
+        """Count the rows before an epoch."""
         while len(self.starts) <= epoch:
             self.starts.append(self.starts[-1] + len(self.epoch(len(self.starts) - 1)))
         return self.starts[epoch]
 
     def rows(self, first: int, count: int) -> list[list[int]]:
-        """`count` rows from the `first` on, over the ends of epochs."""
+        """Take `count` rows from the `first` on, over the ends of epochs."""
         epoch = 0
         while self.start(epoch + 1) <= first:
             epoch += 1

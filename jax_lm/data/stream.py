@@ -12,17 +12,17 @@ from jax_lm.data.batches import Batch, Row, collate
 from jax_lm.data.order import Order
 
 Vary = Callable[[Row, int, np.random.Generator], Row]
-"""A sample as it is shown at a step; may not grow."""
+"""Changes a sample for a step; it may not grow."""
 
 
 class SampleStream:
-    """Batches of `rows` rows.
+    """Batches of `batch_size` rows.
 
     Args:
-        samples: what to draw from.
-        length: tokens of a row.
-        rows: of a batch, over all processes.
-        pad_id: of what is behind the text.
+        samples: to draw from.
+        max_length: tokens of a row.
+        batch_size: rows of a step, over all processes.
+        pad_id: of the padding behind the text.
         seed: of order and variation.
         packed: whether samples share rows.
         vary: changes a sample at a step.
@@ -35,46 +35,45 @@ class SampleStream:
         self,
         samples: Sequence[Row],
         *,
-        length: int,
-        rows: int,
+        max_length: int,
+        batch_size: int,
         pad_id: int,
         seed: int,
         packed: bool = False,
         vary: Vary | None = None,
     ) -> None:
-        if rows < 1:
-            raise ValueError(f"rows={rows}: must be at least 1")
-        self.samples, self.length, self.rows, self.pad_id, self.seed = samples, length, rows, pad_id, seed
-        self.order = Order([len(sample.ids) for sample in samples], seed, length if packed else None)
-        self.vary = vary
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: must be at least 1")
+        self.samples, self.max_length, self.batch_size = samples, max_length, batch_size
+        self.pad_id, self.seed, self.vary = pad_id, seed, vary
+        self.order = Order([len(sample.ids) for sample in samples], seed, max_length if packed else None)
 
     def steps(self, epochs: float) -> int:
-        """Steps that so many epochs take."""
+        """Count the steps of so many epochs."""
         whole = int(epochs)
         rows = self.order.start(whole) + (epochs - whole) * len(self.order.epoch(whole))
-        return max(1, math.ceil(rows / self.rows))
+        return max(1, math.ceil(rows / self.batch_size))
 
     def batch(self, step: int, *, openness: float = 1.0, process: int = 0, processes: int = 1) -> Batch:
-        """The rows of a process at a step (from 0).
+        """Collate the rows of a process at a step (from 0).
 
         Raises:
             ValueError: the rows cannot be divided by the processes.
         """
-        if self.rows % processes:
-            raise ValueError(f"rows={self.rows}: must be a multiple of the {processes} processes")
-        mine = self.rows // processes
-        numbers = self.order.rows(step * self.rows, self.rows)
+        if self.batch_size % processes:
+            raise ValueError(f"batch_size={self.batch_size}: must be a multiple of the {processes} processes")
+        mine = self.batch_size // processes
+        numbers = self.order.rows(step * self.batch_size, self.batch_size)
         before = sum(map(len, numbers[: process * mine]))
-        chosen = numbers[process * mine : (process + 1) * mine]
         count = before
         rows: list[list[Row]] = []
-        for group in chosen:
+        for group in numbers[process * mine : (process + 1) * mine]:
             rows.append([self.varied(self.samples[n], step, count + i) for i, n in enumerate(group)])
             count += len(group)
-        return collate(rows, self.length, self.pad_id, first_sample=before, openness=openness)
+        return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
 
     def varied(self, sample: Row, step: int, number: int) -> Row:
-        """A sample, the `number`th of its step, as it is shown there."""
+        """Show a sample, the `number`th of its step, as that step sees it."""
         if self.vary is None:
             return sample
         return self.vary(sample, step, np.random.default_rng((self.seed, step, number)))

@@ -5,6 +5,7 @@
 `generate` and `stream` run the same compiled loop; they differ in how often it returns.
 """
 
+import copy
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -52,6 +53,12 @@ class Sampler:
         self.mask_id: int = model.config.mask_token_id
         self.graph, state = nnx.split(model)
         self.params = nnx.to_pure_dict(state)
+
+    def with_params(self, params: dict) -> "Sampler":
+        """Make a sampler of the same model with other weights; it shares what is compiled."""
+        other = copy.copy(self)
+        other.params = params
+        return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
         """The state before the first step. A row's randomness depends on its key, or seed and index, alone."""

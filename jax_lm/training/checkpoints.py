@@ -1,7 +1,7 @@
 """Checkpoints of a run: all that the next step depends on, written whole or not at all.
 
-Arrays by the name of their place in the tree, the rest as JSON, in one folder per step (Orbax, which writes beside
-the place and renames). Knows trees, no model and no loss.
+Arrays by their path in the tree, the rest as JSON, in one folder per step (Orbax, which writes beside it and renames).
+Knows trees, no model and no loss.
 """
 
 import json
@@ -61,19 +61,19 @@ class RunCheckpoints:
         """
         leaves = named_leaves(state)
         values, arrays = split_arrays(rest)
-        description = {"leaves": {name: describe(leaf) for name, leaf in leaves.items()}, "values": values}
+        description = {"leaves": {name: shape_and_dtype(leaf) for name, leaf in leaves.items()}, "values": values}
         saved = {"json": json.dumps(description), "arrays": {"step": np.array(step), **arrays}}
         # Not in the background: on a CPU Orbax would read the very buffers that the next step overwrites.
         self.checkpointer.save_checkpointables(step, {STATE: leaves, REST: saved}, force=True)
 
     def load_rest(self) -> dict[str, Any]:
-        """What `save` got as `rest` at the newest checkpoint, with numpy arrays."""
+        """Load `rest` as `save` got it, of the newest checkpoint, with numpy arrays."""
         saved, description = self.read()
         arrays = {name: np.asarray(value) for name, value in saved["arrays"].items() if name != "step"}
         return merge_arrays(description["values"], arrays)
 
     def load_state(self, like: Any) -> Any:
-        """The state of the newest checkpoint, in the shape and on the devices of `like`.
+        """Load the state of the newest checkpoint, in the shape and on the devices of `like`.
 
         Raises:
             ValueError: the checkpoint does not hold the leaves of `like`.
@@ -88,31 +88,32 @@ class RunCheckpoints:
         return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in leaves])
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All but the state, and the description in it."""
+        """Read all but the state, and the description in it."""
         saved = self.checkpointer.load_checkpointables(abstract_checkpointables={REST: None})[REST]
         return saved, json.loads(saved["json"])
 
     def check(self, held: Mapping[str, list], wanted: Mapping[str, Any]) -> None:
-        """ValueError unless the checkpoint holds exactly these leaves."""
-        place = f"checkpoint {self.checkpointer.directory / str(self.latest)}"
+        """Raise ValueError unless the checkpoint holds exactly these leaves."""
+        whole = f"checkpoint {self.checkpointer.directory / str(self.latest)}"
         for name in sorted(set(held) ^ set(wanted)):
-            raise ValueError(f"{place} {'lacks' if name in wanted else 'holds the unknown'} {name}: of another run")
+            raise ValueError(f"{whole} {'lacks' if name in wanted else 'holds the unknown'} {name}: of another run")
         for name, leaf in wanted.items():
-            if describe(leaf) != held[name]:
-                raise ValueError(f"{place} holds {name} as {held[name]}, this run has {describe(leaf)}")
+            if shape_and_dtype(leaf) != held[name]:
+                raise ValueError(f"{whole} holds {name} as {held[name]}, this run has {shape_and_dtype(leaf)}")
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Leaves of a tree by the path to them."""
+    """Name the leaves of a tree by the path to them."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def describe(leaf: Any) -> list:
+def shape_and_dtype(leaf: Any) -> list:
+    """A leaf's shape and the name of its dtype, as JSON."""
     return [list(leaf.shape), str(leaf.dtype)]
 
 
 def split_arrays(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A nested dict as JSON values and arrays; an array's place in the values says {"array": name}."""
+    """Split a nested dict into JSON values and arrays; where an array was, the values say {"array": name}."""
     values: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for key, value in tree.items():
@@ -128,7 +129,7 @@ def split_arrays(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, A
 
 
 def merge_arrays(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The inverse of `split_arrays`."""
+    """Put back together what `split_arrays` split."""
 
     def merged() -> Iterator[tuple[str, Any]]:
         for key, value in values.items():

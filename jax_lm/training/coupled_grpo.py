@@ -3,33 +3,53 @@
     trainer = DiffuGRPOTrainer(model, tokenizer, rows, GRPOConfig(), out=folder)
     trainer.train()
 
-Joins the parts: `rollouts` samples and rewards completions, `policy_scores` says how likely the policy finds them,
-`policy_batches` makes both the batches of updates, `policy_loss` says what to minimise, `trainer` runs and resumes.
+The story of an update: `RolloutSource.draw` makes a rollout every `num_iterations` updates, for which `rollouts`
+samples and rewards completions; `policy_loss` turns rewards into advantages, and scores the completions under old,
+reference and present policy; `grpo_loss` joins them, and `trainer` takes the step. Old and reference scores are taken
+once, when the rollout is made, with the masks of each update. On a mesh the rows of a rollout, which are small, lie
+whole on every device; model and scores split them.
 """
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.metrics import Writers
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.rewards import WeightedSum, weighted_sum
-from jax_lm.sharding import on_mesh
-from jax_lm.terminal import Report
+from jax_lm.rewards import Scored, WeightedSum, weighted_sum
+from jax_lm.sharding import on_mesh, replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.grpo_config import GRPOConfig
-from jax_lm.training.policy_batches import PolicyBatch, RolloutSource
-from jax_lm.training.policy_loss import policy_loss
-from jax_lm.training.policy_scores import forward_process, selective_log_softmax
-from jax_lm.training.rollouts import PromptSet
-from jax_lm.training.settings import OptimizerConfig, TrainerConfig
-from jax_lm.training.trainer import Running, Trainer
+from jax_lm.training.config import Estimator, GRPOConfig
+from jax_lm.training.policy_loss import (
+    advantages,
+    completion_scores,
+    forward_process,
+    policy_loss,
+    sample_keys,
+    selective_log_softmax,
+)
+from jax_lm.training.rollouts import (
+    Completions,
+    Prompt,
+    PromptSet,
+    reward_by_process,
+    reward_metrics,
+    rewards_of,
+    sample_completions,
+)
+from jax_lm.training.trainer import Evaluate, State, Trainer
 from jax_lm.training.update import LossTerms, Params, in_dtype, merged, partition
 
 __all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_softmax"]
@@ -37,8 +57,13 @@ __all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_s
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest |s - s_old| before a rollout's first update: rounding alone, as two programs may round differently."""
 
+SAMPLING = 0
+"""Iteration number of the keys that completions are sampled with; updates count from 1."""
 
-class DiffuGRPOTrainer(Trainer):
+LOGGED_COMPLETIONS = 4
+
+
+class DiffuGRPOTrainer:
     """Trains a masked-diffusion model on the rewards of its own completions.
 
     Args:
@@ -47,9 +72,9 @@ class DiffuGRPOTrainer(Trainer):
         rows: prompts, each a mapping with "prompt" (text, or chat messages) and the columns that rewards read.
         config: of the run.
         out: folder for metrics, completions and checkpoints; a run in it is continued.
-        rewards: what a completion is worth; None makes it from `reward_funcs` and `reward_weights`.
+        rewards: of a completion; None makes it from `reward_funcs` and `reward_weights`.
         trained: which parameters are trained, by their checkpoint name (such as `is_lora`); the others stay.
-        evaluate: metrics of the trained weights.
+        identity: further settings (JSON) that a resumed run must agree on.
 
     Raises:
         ValueError: settings that contradict each other, no usable prompt, or a model without a mask token.
@@ -65,95 +90,304 @@ class DiffuGRPOTrainer(Trainer):
         out: Path,
         rewards: WeightedSum | None = None,
         trained: Callable[[str], bool] = lambda name: True,
-        evaluate: Callable[[Params], Mapping[str, float]] | None = None,
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
         tokenizer.require_ids(mask_token_id=model.config.mask_token_id, vocab_size=model.config.vocab_size)
         rewards = rewards or weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
-        width, context = prompts.width + config.max_completion_length, model.config.max_position_embeddings
-        if width > context:
-            lengths = (
-                f"max_prompt_length={config.max_prompt_length}, max_completion_length={config.max_completion_length}"
-            )
-            raise ValueError(f"{lengths}: rows take {width} tokens, the context holds {context}")
+        new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
+        if prompts.width + new_tokens > context:
+            lengths = f"max_prompt_length={config.max_prompt_length}, max_new_tokens={new_tokens}"
+            raise ValueError(f"{lengths}: rows take {prompts.width + new_tokens} tokens, the context holds {context}")
         sampler = Sampler(model)
         weights = on_mesh(sampler.params, model.config, model.mesh)
         ours, self.others = partition(weights, trained), partition(weights, lambda name: not trained(name))
-        frozen = in_dtype(self.others, config.compute_dtype)
-        self.graph, self.grpo = sampler.graph, config
-        self.source = RolloutSource(
-            sampler, tokenizer, prompts, rewards, config, out, params=ours, frozen=frozen
-        )  # fmt: skip
-        super().__init__(
-            make_loss(self.source.score, config),
+        frozen = in_dtype(self.others, config.training.compute_dtype)
+        self.graph, self.config, self.out = sampler.graph, config, out
+        self.source = RolloutSource(sampler, tokenizer, prompts, rewards, config, out, params=ours, frozen=frozen)
+        self.trainer = Trainer(
+            grpo_loss(self.source.score, config),
             ours,
-            trainer_config(config, config.steps(len(prompts.prompts))),
+            replace(config.training, max_steps=config.steps(len(prompts.prompts))),
             out=out,
             frozen=frozen,
-            identity={"grpo": config.identity, "prompts": fingerprint(prompts)},
-            evaluate=evaluate,
+            identity={"grpo": config.identity, "prompts": fingerprint(prompts)} | dict(identity or {}),
         )
 
-    def train(self) -> bool:
-        """Run to the end, or continue; whether the end was reached."""
-        return self.run(self.source)
+    def train(self, evaluate: Evaluate | None = None) -> bool:
+        """Run to the end, or continue; whether the end was reached.
+
+        Args:
+            evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end.
+
+        Raises:
+            AssertionError: an update did not see the policy, rows or masks that its old scores were made with.
+            FloatingPointError: loss or gradient is not finite.
+            ValueError: `out` holds a run that may not be, or cannot be, continued.
+        """
+        return self.trainer.run(self.source, evaluate=evaluate, check=self.check_ratio)
+
+    @property
+    def state(self) -> State:
+        """Trained weights, moments, and steps done."""
+        return self.trainer.state
 
     @property
     def model(self) -> DreamForCausalLM:
         """The policy as it is now."""
         return nnx.merge(self.graph, merged(self.others, self.state.params))
 
-    def finish(self, running: Running, writers: Writers, bar: Report | None) -> None:
-        """As every trainer does; also, the first update of a rollout must have started from ratio 1.
-
-        Raises:
-            AssertionError: the update does not see the policy, rows or masks that the old scores were made with.
-        """
-        is_first = (running.step - 1) % self.grpo.num_iterations == 0
-        largest, allowed = float(running.metrics["max_log_ratio"]), RATIO_TOLERANCE[self.grpo.compute_dtype]
+    def check_ratio(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raise AssertionError unless the first update of a rollout started from ratio 1."""
+        is_first = (step - 1) % self.config.num_iterations == 0
+        largest, allowed = metrics["max_log_ratio"], RATIO_TOLERANCE[self.config.training.compute_dtype]
         assert not is_first or not largest > allowed, (
-            f"step {running.step}: |s - s_old| is {largest} before the first update of a rollout, not within {allowed}"
+            f"step {step}: |s - s_old| is {largest} before the first update of a rollout, not within {allowed}"
         )
-        super().finish(running, writers, bar)
 
 
-def trainer_config(config: GRPOConfig, steps: int) -> TrainerConfig:
-    """Settings of the loop and the optimizer; ValueError names one that is out of range."""
-    optimizer = OptimizerConfig(
-        learning_rate=config.learning_rate,
-        warmup_share=config.warmup_ratio,
-        final_share=config.min_lr_ratio,
-        betas=(config.adam_beta1, config.adam_beta2),
-        weight_decay=config.weight_decay,
-        clip_norm=config.max_grad_norm,
-    )
-    return TrainerConfig(
-        steps=steps,
-        optimizer=optimizer,
-        accumulation=config.gradient_accumulation_steps,
-        compute_dtype=config.compute_dtype,
-        seed=config.seed,
-        log_every=config.log_every,
-        save_every=config.save_every,
-        evaluate_every=config.evaluate_every,
-        resume=config.resume,
-        track=config.track,
-    )
+def fingerprint(prompts: PromptSet) -> str:
+    """Digest the prompts and their columns: a resumed run must see the same."""
+    content = [[prompt.ids, dict(prompt.columns)] for prompt in prompts.prompts]
+    return hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()[:16]
 
 
-def make_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
-    """The loss that the trainer minimises; its masks follow from the batch's keys, not from the step's."""
+class PolicyBatch(NamedTuple):
+    """A rollout as one of its updates sees it.
+
+    Attributes:
+        tokens: prompts and completions.
+        attention_mask: as in sampling.
+        completion_mask: the tokens that count; none in rows that were not judged.
+        advantages: of the completions.
+        keys: data of the keys that draw the masks.
+        old_scores: scores of the policy that sampled, under these masks.
+        reference_scores: those of the reference policy; None if beta is 0.
+    """
+
+    tokens: Int[Array, "b t"]
+    attention_mask: Bool[Array, "b t"]
+    completion_mask: Bool[Array, "b c"]
+    advantages: Float[Array, "b"]
+    keys: UInt32[Array, "b k"]
+    old_scores: Float[Array, "b c"]
+    reference_scores: Float[Array, "b c"] | None
+
+
+def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
+    """Make the loss that the trainer minimises; its masks follow from the batch's keys, not from the step's."""
 
     def loss(params: Params, batch: PolicyBatch, key: Array) -> LossTerms:
         scores = score(params, (batch.tokens, batch.attention_mask, batch.keys))
         old, reference = batch.old_scores, batch.reference_scores
-        terms = policy_loss(scores, old, reference, batch.advantages, batch.completion_mask, config.form)
-        return LossTerms(*terms)
+        return LossTerms(*policy_loss(scores, old, reference, batch.advantages, batch.completion_mask, config.loss))
 
     return loss
 
 
-def fingerprint(prompts: PromptSet) -> str:
-    """Of the prompts and their columns: a resumed run must see the same."""
-    content = [[prompt.ids, dict(prompt.columns)] for prompt in prompts.prompts]
-    return hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()[:16]
+@partial(jax.jit, static_argnames=("graph", "completion_length", "mask_id", "masks", "chunk"))
+def policy_scores(
+    graph: nnx.GraphDef,
+    params: Params,
+    rows: tuple[Array, Array, Array],
+    *,
+    completion_length: int,
+    mask_id: int,
+    masks: Estimator,
+    chunk: int,
+) -> Float[Array, "b c"]:
+    """Score `rows` (tokens, attention mask, key data) under a policy."""
+    tokens, attention_mask, keys = rows
+    copies = forward_process(jax.random.wrap_key_data(keys), tokens, completion_length, mask_id, masks)
+    model = nnx.merge(graph, params)
+    return replicate(completion_scores(model, tokens, attention_mask, copies, chunk), model.mesh)
+
+
+@partial(jax.jit, static_argnames="alpha")
+def mixed(reference: Params, params: Params, alpha: float) -> Params:
+    """Move the reference towards the policy: (1 - alpha) reference + alpha policy, computed in float32."""
+
+    def mix(old: Array, new: Array) -> Array:
+        return ((1 - alpha) * old.astype(jnp.float32) + alpha * new.astype(jnp.float32)).astype(old.dtype)
+
+    return jax.tree.map(mix, reference, params)
+
+
+class RolloutSource:
+    """Draws the batches of a run: a new rollout every `num_iterations` updates.
+
+    Args:
+        sampler: over the model.
+        tokenizer: of the model.
+        prompts: of the run.
+        rewards: of completions.
+        config: of the run.
+        out: folder for completions/, some texts of each rollout.
+        params: trained weights, all or adapters. The reference policy is a copy of these, hence adapters where
+            adapters are trained.
+        frozen: the other weights, in the compute dtype.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        tokenizer: DiffuCoderTokenizer,
+        prompts: PromptSet,
+        rewards: WeightedSum,
+        config: GRPOConfig,
+        out: Path,
+        *,
+        params: Params,
+        frozen: Params,
+    ) -> None:
+        # Weights come with each rollout: to hold those that the model came with would be one copy too many.
+        self.sampler = sampler.with_params({})
+        self.tokenizer, self.prompts, self.rewards = tokenizer, prompts, rewards
+        self.config, self.out, self.frozen = config, out, frozen
+        self.dtype = jnp.dtype(config.training.compute_dtype)
+        self.score = partial(
+            policy_scores,
+            sampler.graph,
+            completion_length=config.generation.max_new_tokens,
+            mask_id=sampler.mask_id,
+            masks=config.masks,
+            chunk=config.score_chunk,
+        )
+        # A copy: the trainer overwrites its own arrays.
+        self.reference = jax.tree.map(jnp.copy, in_dtype(params, self.dtype)) if config.loss.beta else None
+        self.batches: list[PolicyBatch] = []
+        self.finished_at: float | None = None
+
+    def draw(self, state: State) -> tuple[PolicyBatch, dict[str, float]]:
+        """Draw the batch of the next update, and metrics of the rollout if it begins one."""
+        config = self.config
+        rollout, iteration = divmod(state.step, config.num_iterations)
+        sync = config.ref_model_sync_steps
+        if self.reference is not None and sync and state.step and state.step % sync == 0:
+            self.reference = mixed(self.reference, state.params, config.ref_model_mixup_alpha)
+        metrics: dict[str, float] = {}
+        if iteration == 0:
+            jax.block_until_ready(state.params)
+            if self.finished_at is not None:
+                # Of the rollout before, with what the trainer did between its updates.
+                seconds = time.monotonic() - self.finished_at
+                seen = self.batches[0].tokens.size * config.masks.copies * config.num_iterations
+                metrics |= {"update_seconds": seconds, "update_tokens_per_second": seen / seconds}
+            self.batches, made = self.make(in_dtype(state.params, self.dtype), rollout)
+            metrics |= made
+            self.finished_at = time.monotonic()
+        return self.batches[iteration], metrics
+
+    def make(self, params: Params, rollout: int) -> tuple[list[PolicyBatch], dict[str, float]]:
+        """Make a rollout: its batch for each update, and its metrics."""
+        config, seed, start = self.config, self.config.training.seed, time.monotonic()
+        prompts = [
+            prompt
+            for prompt in self.prompts.chosen(seed, rollout, config.prompts_per_step)
+            for _ in range(config.num_generations)
+        ]
+        ids = jnp.arange(config.completions)
+        completions = sample_completions(
+            self.sampler.with_params(self.policy(params)),
+            self.tokenizer,
+            prompts,
+            config.generation,
+            keys=sample_keys(seed, rollout, SAMPLING, ids),
+            width=self.prompts.width,
+            batch_size=config.generation_batch_size,
+        )
+        sampled = time.monotonic()
+        scored = reward_by_process(self.rewards, prompts, completions, config.num_generations)
+        rewarded = time.monotonic()
+        rewards = rewards_of(scored.totals)
+        if config.shuffle_rewards:
+            rewards = np.random.default_rng((seed, rollout)).permutation(rewards)
+        keys = [sample_keys(seed, rollout, 1 + number, ids) for number in range(config.num_iterations)]
+        batches = [self.batch(params, completions, rewards, jax.random.key_data(key)) for key in keys]
+        jax.block_until_ready(batches)
+        seconds = (sampled - start, rewarded - sampled, time.monotonic() - rewarded)
+        self.log(rollout, prompts, completions, scored)
+        metrics = reward_metrics(scored, completions, config.num_generations) | self.speed(completions, *seconds)
+        return batches, metrics
+
+    def batch(
+        self, params: Params, completions: Completions, rewards: Float[np.ndarray, "b"], keys: UInt32[Array, "b k"]
+    ) -> PolicyBatch:
+        """Show a rollout as one update sees it, with the scores that the update starts from."""
+        config = self.config
+        rows = (self.put(completions.tokens), self.put(completions.attention_mask), self.put(keys))
+        made = advantages(rewards, config.num_generations, baseline=config.baseline, scale_rewards=config.scale_rewards)
+        return PolicyBatch(
+            tokens=rows[0],
+            attention_mask=rows[1],
+            completion_mask=self.put(completions.completion_mask & np.isfinite(rewards)[:, None]),
+            advantages=self.put(made),
+            keys=rows[2],
+            old_scores=self.score(self.policy(params), rows),
+            reference_scores=None if self.reference is None else self.score(self.policy(self.reference), rows),
+        )
+
+    def policy(self, params: Params) -> Params:
+        """Join trained weights with the frozen ones."""
+        return merged(self.frozen, params)
+
+    def put(self, x: Any) -> Array:
+        """Put onto the device, or onto every device of the mesh, as all processes hold the same."""
+        mesh = self.sampler.mesh
+        if mesh is None:
+            return jnp.asarray(x)
+        return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec()), np.asarray(x), x.shape)
+
+    def speed(self, completions: Completions, sampling: float, rewarding: float, scoring: float) -> dict[str, float]:
+        """Report seconds and throughput of each phase."""
+        policies = 1 if self.reference is None else 2
+        scored = completions.tokens.size * self.config.masks.copies * self.config.num_iterations * policies
+        return {
+            "rollout_seconds": sampling,
+            "reward_seconds": rewarding,
+            "score_seconds": scoring,
+            "rollout_tokens_per_second": float(completions.lengths.sum()) / sampling,
+            "rewards_per_second": len(completions.texts) / max(rewarding, 1e-9),
+            "score_tokens_per_second": scored / scoring,
+        }
+
+    def log(self, rollout: int, prompts: list[Prompt], completions: Completions, scored: Scored) -> None:
+        """Write some completions for people to read; a resumed run writes the same again."""
+        if jax.process_index() > 0:
+            return
+        entries = [
+            {
+                "prompt": prompts[row].content,
+                "completion": completions.texts[row],
+                "reward": scored.totals[row],
+                "rewards": {name: scores[row] for name, scores in scored.parts.items()},
+            }
+            for row in range(min(LOGGED_COMPLETIONS, len(prompts)))
+        ]
+        folder = self.out / "completions"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+        (folder / f"{rollout:06}.jsonl").write_text(text, encoding="utf-8")
+
+    @property
+    def arrays(self) -> Any:
+        """The reference policy, which a checkpoint holds on the devices where it lies."""
+        return {} if self.reference is None else self.reference
+
+    @arrays.setter
+    def arrays(self, loaded: Any) -> None:
+        self.reference = None if self.reference is None else loaded
+
+    def save(self) -> dict[str, Any]:
+        """Give the present rollout to a checkpoint."""
+        batches = {
+            str(number): {name: value for name, value in batch._asdict().items() if value is not None}
+            for number, batch in enumerate(self.batches)
+        }
+        return {"batches": batches}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take up the rollout that `save` gave."""
+        empty: dict[str, Any] = {"reference_scores": None}
+        batches = jax.tree.map(self.put, saved["batches"])
+        self.batches = [PolicyBatch(**(empty | batches[str(number)])) for number in range(len(batches))]

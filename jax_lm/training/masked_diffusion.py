@@ -26,9 +26,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_lm.data.batches import Batch
+from jax_lm.data.stream import SampleStream
 from jax_lm.diffusion.masking import (
     attention_mask,
-    forward_process,
+    mask_tokens,
     masked_share,
     noise_levels,
     over_samples,
@@ -38,8 +39,8 @@ from jax_lm.diffusion.masking import (
 )
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.sharding import on_mesh, row_spec
-from jax_lm.training.settings import LossConfig, TrainerConfig
-from jax_lm.training.trainer import Source, State, Trainer
+from jax_lm.training.config import LossConfig, TrainerConfig
+from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
 from jax_lm.training.update import Loss, LossTerms, Params, in_dtype, merged, partition
 
 
@@ -50,14 +51,16 @@ def token_weights(
     levels: Float[Array, "b t"],
     sizes: Float[Array, "b t"],
 ) -> Float[Array, "b t"]:
-    """Weights of masked tokens. `sizes` are the canvas positions of each token's sample."""
+    """Weigh masked tokens. `sizes` are the canvas positions of each token's sample."""
     if config.weighting == "plain":
         return jnp.ones_like(levels)
     if config.weighting == "cart":
+        # A visible token at distance d counts p/2 (1 - p)^(d - 1): all of them, on both sides, sum up to 1.
         distance = jnp.abs(jnp.arange(samples.shape[1])[:, None] - jnp.arange(samples.shape[1])[None])
         nearness = 0.5 * config.cart_p * (1 - config.cart_p) ** (distance - 1.0)
         visible = (samples[:, :, None] == samples[:, None, :]) & ~masked[:, None, :] & (distance > 0)
         return jnp.sum(nearness * visible, axis=-1)
+    # A token is masked with probability `share` (about t): dividing by it gives every token the same mean weight.
     share = masked_share(levels, sizes)
     weights = 1 / share if config.weighting == "1/t" else (1 - levels) * levels / share
     return weights if config.max_weight is None else jnp.minimum(weights, config.max_weight)
@@ -71,7 +74,7 @@ def loss_terms(
     samples: Int[Array, "b t"],
     levels: Float[Array, "b t"],
 ) -> LossTerms:
-    """The weighted sum and its normaliser from the negative log-likelihoods of all tokens."""
+    """Sum up the weighted negative log-likelihoods of all tokens; the sum comes with its normaliser."""
     sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
     weights = token_weights(config, masked, samples, levels, sizes)
     shares = canvas / jnp.maximum(sizes, 1)
@@ -88,8 +91,8 @@ def loss_terms(
     return LossTerms(total, normaliser, {})
 
 
-def make_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
-    """The loss of a model, given as its graph, on a `Batch`."""
+def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
+    """Make the loss of a model (its graph) on a `Batch`."""
 
     def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
         model = nnx.merge(graph, params)
@@ -97,8 +100,9 @@ def make_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
         key_level, key_mask, key_attention = jax.random.split(key, 3)
         levels = noise_levels(key_level, samples, config.level_draws, config.minimum_level)
         if config.high_levels:
+            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1.
             levels = 1 - (1 - levels) ** 2
-        noisy, masked = forward_process(key_mask, tokens, canvas, samples, levels, mask_id)
+        noisy, masked = mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
         seen = attention_mask(samples, openness, key_attention) if config.masks_per_query else samples >= 0
         hidden = model.model(noisy, seen, sample_positions(samples), remat=config.remat)
         logits = model.logits(shift_right(hidden, sample_starts(samples)))
@@ -109,15 +113,21 @@ def make_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
 
 
 class ByStep:
-    """A source whose batches follow from the step alone: there is nothing to save."""
+    """A source whose batches follow from the step alone: there is nothing to save.
+
+    Args:
+        stream: of the batches, of which each process draws its rows.
+        openness: share of the future that attention sees, by step.
+    """
 
     arrays: Any = ()
 
-    def __init__(self, batch: Callable[[int], Batch]) -> None:
-        self.batch = batch
+    def __init__(self, stream: SampleStream, openness: Callable[[int], float] = lambda step: 1.0) -> None:
+        self.stream, self.openness = stream, openness
 
     def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
-        return self.batch(state.step), {}
+        openness, process, processes = self.openness(state.step), jax.process_index(), jax.process_count()
+        return self.stream.batch(state.step, openness=openness, process=process, processes=processes), {}
 
     def save(self) -> dict[str, Any]:
         return {}
@@ -127,7 +137,7 @@ class ByStep:
 
 def train(
     model: DreamForCausalLM,
-    source: Source,
+    source: BatchSource,
     loss: LossConfig,
     config: TrainerConfig,
     out: Path,
@@ -153,7 +163,7 @@ def train(
     weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
     ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, config.compute_dtype)
-    objective = make_loss(graph, loss, model.config.mask_token_id)
+    objective = diffusion_loss(graph, loss, model.config.mask_token_id)
     trainer = Trainer(
         objective,
         ours,
@@ -161,29 +171,27 @@ def train(
         out=out,
         frozen=frozen,
         identity={"loss": dataclasses.asdict(loss)} | dict(identity or {}),
-        evaluate=evaluation(objective, frozen, held_out, config.compute_dtype) if held_out else None,
         place=partial(spread, model.mesh) if model.mesh else lambda batch: batch,
     )
-    finished = trainer.run(source)
+    evaluate = held_out_loss(objective, frozen, held_out, config.compute_dtype) if held_out else None
+    finished = trainer.run(source, evaluate=evaluate)
     nnx.update(model, merged(others, trainer.state.params))
     return finished
 
 
 def spread(mesh: Mesh, batch: Batch) -> Any:
-    """The rows that each process holds, as one batch over the mesh."""
+    """Join the rows that each process holds to one batch over the mesh."""
 
     def put(rows: np.ndarray) -> Array:
         count = len(rows) * jax.process_count()
-        place = NamedSharding(mesh, row_spec(count, mesh))
-        return jax.make_array_from_process_local_data(place, rows, (count, *rows.shape[1:]))
+        sharding = NamedSharding(mesh, row_spec(count, mesh))
+        return jax.make_array_from_process_local_data(sharding, rows, (count, *rows.shape[1:]))
 
     return jax.tree.map(put, batch)
 
 
-def evaluation(
-    objective: Loss, frozen: Params, batches: Sequence[Batch], dtype: DTypeLike
-) -> Callable[[Params], dict[str, float]]:
-    """The loss on held-out batches, with masks that never change."""
+def held_out_loss(objective: Loss, frozen: Params, batches: Sequence[Batch], dtype: DTypeLike) -> Evaluate:
+    """Make the evaluation of the loss on held-out batches, with masks that never change."""
 
     @jax.jit
     def terms_of(params: Params, frozen: Params, batch: Batch, number: Int[Array, ""]) -> LossTerms:

@@ -8,20 +8,26 @@ import optax
 import optax.contrib
 from jaxtyping import Array
 
-from jax_lm.training.settings import OptimizerConfig
+from jax_lm.training.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule:
-    """0 to `peak` in a line, then along a cosine to the floor, reached at `steps`."""
-    return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup(steps), steps, config.final_share * peak)
+    """Rise from 0 to `peak` in a line, then fall along a cosine to the floor, reached at `steps`."""
+    return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup(steps), steps, config.min_lr_ratio * peak)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clipped AdamW, or Muon for the matrices of the layers; weight decay on matrices only."""
+    """Clip, then update by AdamW, or by Muon for the matrices of the layers; weight decay acts on matrices only."""
     rate = schedule(config, steps, config.learning_rate)
-    b1, b2 = config.betas
-    adamw = optax.adamw(rate, b1, b2, config.epsilon, weight_decay=config.weight_decay, mask=is_matrix)
-    clip = optax.clip_by_global_norm(config.clip_norm)
+    adamw = optax.adamw(
+        rate,
+        config.adam_beta1,
+        config.adam_beta2,
+        config.adam_epsilon,
+        weight_decay=config.weight_decay,
+        mask=is_matrix,
+    )
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.muon_learning_rate is None:
         return optax.chain(clip, adamw)
     muon = optax.contrib.muon(
@@ -33,7 +39,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def muon_or_adamw(params: optax.Params) -> optax.Params:
-    """Muon for matrices inside decoder layers: embedding and head are not linear maps between activations."""
+    """Label leaves: Muon for matrices inside decoder layers; embedding and head map no activations to activations."""
 
     def label(path: tuple, leaf: Array) -> str:
         return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
@@ -42,9 +48,10 @@ def muon_or_adamw(params: optax.Params) -> optax.Params:
 
 
 def out_in_matrices(params: optax.Params) -> optax.Params:
-    """Our matrices are [out, in], as PyTorch's are; optax assumes [in, out]."""
+    """Tell optax that matrices are [out, in], as PyTorch's are; it assumes [in, out]."""
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params)
 
 
 def is_matrix(params: optax.Params) -> optax.Params:
+    """Mark the leaves that weight decay acts on."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

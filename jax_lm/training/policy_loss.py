@@ -1,14 +1,27 @@
-"""The policy-gradient loss of group-relative optimisation: advantages, clipped ratios, the penalty for drifting away.
+"""From rewards to the loss of an update: advantages, masked copies, scores, clipped ratios, penalty for drifting away.
 
-Pure functions of scores, rewards and masks; knows neither models nor where scores come from. A loss comes as a sum and
-what to divide it by, so that a batch may be cut into parts without changing its loss.
+The order of this file is that of an update (DiffuCoder, arXiv 2506.20639, section 4). A score stands for the policy's
+log-probability of a completion token (Apple's `selective_log_softmax`):
+
+    s = [l0 + sum over pairs of (m1 l1 / t + m2 l2 / (1 - t))] / (pairs + 1)
+
+l0, l1, l2 are log-probabilities of the token with the whole completion masked, with m1 masked, and with the rest (m2)
+masked. A proxy, not a normalised log-probability. A loss comes as a sum and what to divide it by, so that a batch may
+be cut into parts without changing its loss. Knows the model and masks; not where completions and rewards come from.
 """
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_lm.training.grpo_config import BASELINES, PolicyLoss
+from jax_lm.diffusion.masking import shift_right
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import require_one_of
+from jax_lm.sharding import shard_rows
+from jax_lm.training.config import BASELINES, Estimator, PolicyLoss
 
 STD_EPSILON = 1e-4
 
@@ -20,7 +33,7 @@ def advantages(
     baseline: str = "leave_one_out",
     scale_rewards: bool = False,
 ) -> Float[np.ndarray, "b"]:
-    """How much better each completion is than the others of its group; groups are consecutive rows.
+    """Compare each completion with the others of its group; groups are consecutive rows.
 
     Rewards that are NaN were not judged: they belong to no baseline, and get advantage 0, as does a completion without
     another judged one beside it.
@@ -34,16 +47,16 @@ def advantages(
     """
     if num_generations < 2 or len(rewards) % num_generations:
         raise ValueError(f"num_generations={num_generations}: must be at least 2 and divide {len(rewards)} completions")
-    if baseline not in BASELINES:
-        raise ValueError(f"baseline={baseline!r}: must be one of {', '.join(BASELINES)}")
+    require_one_of("baseline", baseline, BASELINES)
     groups = rewards.astype(np.float64).reshape(-1, num_generations)
     judged = np.isfinite(groups)
     count = judged.sum(axis=1, keepdims=True)
-    values = np.where(judged, groups, 0.0)
-    centred = np.where(judged, groups - values.sum(axis=1, keepdims=True) / np.maximum(count, 1), 0.0)
+    total = np.where(judged, groups, 0.0).sum(axis=1, keepdims=True)
+    centred = np.where(judged, groups - total / np.maximum(count, 1), 0.0)
     spread = np.sqrt((centred**2).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1))
     result = centred
     if baseline == "leave_one_out":
+        # A baseline that holds the completion's own reward would shrink its advantage by (n - 1) / n:
         # r - mean of the others = n / (n - 1) * (r - mean of all).
         result = centred * count / np.maximum(count - 1, 1)
     if scale_rewards:
@@ -51,8 +64,146 @@ def advantages(
     return result.ravel().astype(np.float32)
 
 
+class Copies(NamedTuple):
+    """Masked copies of rows; n copies, the fully masked one first, then m1 and m2 of each pair.
+
+    Attributes:
+        tokens: rows with MASK where a copy is masked; the prompt never is.
+        masked: which completion positions those are.
+        weights: 1, then 1/t and 1/(1 - t) of each pair.
+    """
+
+    tokens: Int[Array, "b n t"]
+    masked: Bool[Array, "b n c"]
+    weights: Float[Array, "b n"]
+
+
+def sample_keys(
+    seed: int, rollout: Int[Array, ""] | int, iteration: Int[Array, ""] | int, sample_ids: Int[Array, "b"]
+) -> Key[Array, "b"]:
+    """Derive one key per sample from its global id: masks depend neither on the rest of a batch, nor how it is cut."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
+    return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(sample_ids)
+
+
+def forward_process(
+    keys: Key[Array, "b"], tokens: Int[Array, "b t"], completion_length: int, mask_id: int, estimator: Estimator
+) -> Copies:
+    """Noise rows whose last `completion_length` columns are the completion: t ~ U(min, max) per sample, u < t masks.
+
+    Source: section 4 of the paper; Apple's `forward_process`, which masks where u <= t and shares t among a batch.
+    """
+    pairs = estimator.num_mask_pairs
+    low, high = estimator.min_mask_ratio, estimator.max_mask_ratio
+
+    def draw(key: Key[Array, ""]) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
+        key_level, key_first, key_second = jax.random.split(key, 3)
+        shape = (pairs, completion_length)
+        t = jax.random.uniform(key_level, (pairs, 1), minval=low, maxval=high)
+        first = jax.random.uniform(key_first, shape) < t
+        # The exact complement predicts every token in one of the two copies: less variance than two draws have.
+        coupled = estimator.estimator == "coupled"
+        second = ~first if coupled else jax.random.uniform(key_second, shape) < 1 - t
+        both = jnp.stack([first, second], axis=1).reshape(-1, completion_length)
+        masked = jnp.concatenate([jnp.ones((1, completion_length), bool), both])
+        # A token is masked with probability t, so 1/t keeps the mean of its term; likewise 1/(1 - t).
+        return masked, jnp.concatenate([jnp.ones(1), jnp.concatenate([1 / t, 1 / (1 - t)], axis=1).ravel()])
+
+    masked, weights = jax.vmap(draw)(keys)
+    masked, weights = masked[:, : estimator.copies], weights[:, : estimator.copies]
+    return Copies(noisy_rows(tokens, masked, mask_id), masked, weights)
+
+
+def noisy_rows(tokens: Int[Array, "b t"], masked: Bool[Array, "b n c"], mask_id: int) -> Int[Array, "b n t"]:
+    """Repeat each row once per copy, with MASK at the masked positions of its completion."""
+    start = tokens.shape[1] - masked.shape[2]
+    masked = jnp.pad(masked, ((0, 0), (0, 0), (start, 0)))
+    return jnp.where(masked, mask_id, tokens[:, None])
+
+
+def token_scores(
+    logits: Float[Array, "b n c v"],
+    index: Int[Array, "b c"],
+    masked: Bool[Array, "b n c"],
+    weights: Float[Array, "b n"],
+) -> Float[Array, "b c"]:
+    """Compute the score s of each token from aligned logits of all copies, in float32."""
+    logits = logits.astype(jnp.float32)
+    index = jnp.broadcast_to(index[:, None], logits.shape[:-1])
+    own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
+    log_probs = own - jax.nn.logsumexp(logits, axis=-1)
+    weighted = jnp.where(masked, log_probs * weights[..., None], 0.0)
+    # 1 + 2 pairs copies: half of one more is pairs + 1, what the formula divides by; one copy (full_mask) by 1.
+    return jnp.sum(weighted, axis=1) / ((logits.shape[1] + 1) / 2)
+
+
+def selective_log_softmax(
+    logits: Float[Array, "nb c v"],
+    index: Int[Array, "b c"],
+    weights: Float[Array, "3"] | Float[Array, "3 b"],
+    mask: Bool[Array, "b c"] | Int[Array, "b c"],
+) -> Float[Array, "b c"]:
+    """Gather weighted log-probabilities as the reference does, for one pair: scores from the logits of three copies.
+
+    Args:
+        logits: aligned; of the whole batch fully masked, then with m1 masked, then with the complement masked.
+        index: the tokens.
+        weights: of the three copies, or of the three copies of each sample.
+        mask: m1.
+
+    Raises:
+        ValueError: not three rows of logits per sample.
+    """
+    if len(logits) != 3 * len(index):
+        raise ValueError(f"logits has {len(logits)} rows: must have 3 for each of the {len(index)} rows of index")
+    first = mask.astype(bool)
+    masked = jnp.stack([jnp.ones_like(first), first, ~first], axis=1)
+    per_sample = jnp.broadcast_to(weights.reshape(3, -1), (3, len(index))).T
+    by_sample = logits.reshape(3, *index.shape, -1).swapaxes(0, 1)
+    return token_scores(by_sample, index, masked, per_sample)
+
+
+def completion_scores(
+    model: DreamForCausalLM,
+    tokens: Int[Array, "b t"],
+    attention_mask: Bool[Array, "b t"],
+    copies: Copies,
+    chunk: int | None = None,
+) -> Float[Array, "b c"]:
+    """Score the completion tokens under the model.
+
+    Attention mask and positions are those of sampling, so that left padding changes nothing. Hidden states are cut to
+    the completion before the head. `chunk` samples at a time go through model and head, and are computed again in
+    the backward pass, so that memory holds the activations and logits of one chunk only. One chunk of all samples would
+    save nothing by that, and keeps its activations.
+
+    Raises:
+        ValueError: `chunk` does not divide the number of samples.
+    """
+    count, completion_length = len(tokens), copies.masked.shape[2]
+    chunk = count if chunk is None else chunk
+    if chunk < 1 or count % chunk:
+        raise ValueError(f"score_chunk={chunk}: must divide the {count} samples of a batch")
+
+    def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
+        tokens, attention_mask, copies = part
+        k, n, t = copies.tokens.shape
+        hidden = model.model(copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0))
+        logits = model.logits(shift_right(hidden)[:, -completion_length:])
+        logits = logits.reshape(k, n, completion_length, -1)
+        return token_scores(logits, tokens[:, -completion_length:], copies.masked, copies.weights)
+
+    def split(leaf: Array) -> Array:
+        # Part i takes samples i, i + parts, …, so that every part has samples of every device of a mesh.
+        return shard_rows(leaf, model.mesh).reshape(chunk, -1, *leaf.shape[1:]).swapaxes(0, 1)
+
+    score = score if chunk == count else jax.checkpoint(score)
+    scores = jax.lax.map(score, jax.tree.map(split, (tokens, attention_mask, copies)))
+    return scores.swapaxes(0, 1).reshape(count, completion_length)
+
+
 def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Float[Array, "b"], Float[Array, ""]]:
-    """What each row's summed token terms count, and what the sum of all rows is divided by.
+    """Weigh each row's summed token terms; also the divisor of the sum of all rows.
 
     Rows without tokens count for nothing.
     """
@@ -66,7 +217,10 @@ def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Fl
 
 
 def divergence(scores: Float[Array, "b c"], reference_scores: Float[Array, "b c"], clamp: float) -> Float[Array, "b c"]:
-    """Estimate of the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s, |d| <= clamp."""
+    """Estimate the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s, |d| <= clamp.
+
+    Never negative, and 0 only where both agree; with true log-probabilities its mean is the divergence (Schulman's k3).
+    """
     difference = jnp.clip(reference_scores - scores, -clamp, clamp)
     return jnp.exp(difference) - difference - 1
 
@@ -79,7 +233,7 @@ def policy_loss(
     completion_mask: Bool[Array, "b c"],
     form: PolicyLoss,
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """The clipped surrogate, and the penalty if there is a reference.
+    """Sum up the clipped surrogate, and the penalty if there is a reference.
 
     Returns:
         A sum over these rows, and what to divide it by once all rows are summed up. Metrics: `kl` and `clipped_share`
@@ -93,6 +247,7 @@ def policy_loss(
         lengths = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0)
         log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / lengths, mask.shape)
     ratio, advantage = jnp.exp(log_ratio), advantages[:, None]
+    # The minimum takes away the gain of a ratio beyond the clip, and keeps the loss of one on its wrong end.
     clipped = jnp.clip(ratio, 1 - form.epsilon, form.upper)
     terms = -jnp.minimum(ratio * advantage, clipped * advantage)
     is_clipped = ((ratio < 1 - form.epsilon) & (advantage < 0)) | ((ratio > form.upper) & (advantage > 0))

@@ -7,7 +7,7 @@ neither rewarded nor scored, and is replaced by padding. Knows the sampler and r
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,9 +31,9 @@ WIDTH_BUCKET = 32
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as it was given (rewards see that), its ids, and the columns that rewards read."""
+    """A prompt as text or chat messages, which rewards see; its ids, and the columns that rewards read."""
 
-    given: Chat
+    content: Chat
     ids: tuple[int, ...]
     columns: Mapping[str, Any]
 
@@ -59,15 +59,15 @@ class PromptSet:
         """
         prompts, too_long = [], 0
         for number, row in enumerate(rows):
-            given = row.get(PROMPT)
-            if not given or not isinstance(given, str | list | tuple):
+            content = row.get(PROMPT)
+            if not content or not isinstance(content, str | list | tuple):
                 raise ValueError(f"row {number} has no 'prompt' (text or chat messages): {str(row)[:80]}")
-            text = given if isinstance(given, str) else tokenizer.apply_chat_template(given)
+            text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
             ids = tuple(tokenizer.encode(text))
             if len(ids) > max_length:
                 too_long += 1
                 continue
-            prompts.append(Prompt(given, ids, {name: value for name, value in row.items() if name != PROMPT}))
+            prompts.append(Prompt(content, ids, {name: value for name, value in row.items() if name != PROMPT}))
         if not prompts:
             raise ValueError(f"no prompt has at most max_prompt_length={max_length} tokens ({too_long} are longer)")
         if too_long:
@@ -76,26 +76,26 @@ class PromptSet:
 
     @property
     def width(self) -> int:
-        """Columns that hold any of the prompts: one width, so that everything compiles once."""
+        """Columns that hold any of the prompts; one width, so that everything compiles once."""
         longest = max(len(prompt.ids) for prompt in self.prompts)
         return longest + -longest % WIDTH_BUCKET
 
     def chosen(self, seed: int, rollout: int, count: int) -> list[Prompt]:
-        """The prompts of a rollout: every prompt once per epoch, each epoch in an order of its own."""
+        """Choose the prompts of a rollout: every prompt once per epoch, each epoch in an order of its own."""
         size = len(self.prompts)
-        places = range(rollout * count, (rollout + 1) * count)
-        orders = {epoch: permutation(seed, epoch, size) for epoch in {place // size for place in places}}
-        return [self.prompts[orders[place // size][place % size]] for place in places]
+        numbers = range(rollout * count, (rollout + 1) * count)
+        orders = {epoch: permutation(seed, epoch, size) for epoch in {number // size for number in numbers}}
+        return [self.prompts[orders[number // size][number % size]] for number in numbers]
 
 
 def permutation(seed: int, epoch: int, size: int) -> Int[np.ndarray, "n"]:
-    """The order of an epoch."""
+    """Draw the order of an epoch."""
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
 @dataclass(frozen=True)
 class Completions:
-    """What was sampled, one row per completion.
+    """Sampled completions, one row each.
 
     Attributes:
         tokens: prompt and completion; padding before the one and after the other.
@@ -117,12 +117,12 @@ class Completions:
         return self.completion_mask.sum(axis=1)
 
     def ids(self, row: int) -> list[int]:
-        """Ids of a completion, up to and with its stop token."""
+        """List the ids of a completion, up to and with its stop token."""
         start = self.tokens.shape[1] - self.completion_mask.shape[1]
         return self.tokens[row, start : start + self.lengths[row]].tolist()
 
 
-def sample(
+def sample_completions(
     sampler: Sampler,
     tokenizer: DiffuCoderTokenizer,
     prompts: Sequence[Prompt],
@@ -148,12 +148,7 @@ def sample(
     parts = []
     for first in range(0, len(prompts), batch_size):
         rows = slice(first, first + batch_size)
-        part = replace(
-            canvas,
-            tokens=canvas.tokens[rows],
-            holes=canvas.holes[rows],
-            attention_mask=canvas.attention_mask[rows],
-        )
+        part = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
         parts.append(np.asarray(sampler.generate(part, options, seed=keys[rows], stop_ids=tokenizer.stop_ids).tokens))
     return ended(np.concatenate(parts), canvas.attention_mask, width, tokenizer)
 
@@ -161,7 +156,7 @@ def sample(
 def ended(
     tokens: Int[np.ndarray, "b t"], attention_mask: Bool[np.ndarray, "b t"], width: int, tokenizer: DiffuCoderTokenizer
 ) -> Completions:
-    """Rows cut at the first stop token after column `width`."""
+    """Cut rows at the first stop token after column `width`."""
     tokens = tokens.copy()
     completions = tokens[:, width:]
     is_stop = np.isin(completions, tokenizer.stop_ids)
@@ -173,30 +168,30 @@ def ended(
     return Completions(tokens, attention_mask, completion_mask, texts, stopped)
 
 
-def judge(
+def reward_completions(
     rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions, rows: Sequence[int] | None = None
 ) -> Scored:
-    """Rewards of completions, of all or of some rows.
+    """Reward completions, all or some rows of them.
 
-    A reward sees what was given, the texts, the prompts' columns and `completion_ids`.
+    A reward sees the prompts' contents, the texts, the prompts' columns and `completion_ids`.
     """
     rows = range(len(prompts)) if rows is None else rows
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     columns = {name: [prompts[row].columns.get(name) for row in rows] for name in names}
     columns["completion_ids"] = [completions.ids(row) for row in rows]
-    return rewards.score([prompts[row].given for row in rows], [completions.texts[row] for row in rows], **columns)
+    return rewards.score([prompts[row].content for row in rows], [completions.texts[row] for row in rows], **columns)
 
 
-def judge_together(rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions, group: int) -> Scored:
-    """As `judge`, each process its own groups: no program runs twice, and all processes hold the same rewards."""
+def reward_by_process(rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions, group: int) -> Scored:
+    """Reward all completions, each process its own groups: no program runs twice, and all hold the same rewards."""
     if jax.process_count() == 1:
-        return judge(rewards, prompts, completions)
+        return reward_completions(rewards, prompts, completions)
     owner = np.arange(len(prompts)) // group % jax.process_count()
     mine = np.flatnonzero(owner == jax.process_index()).tolist()
     names = tuple(rewards.rewards)
     table = np.full((1 + len(names), len(prompts)), np.nan, np.float32)
     if mine:
-        scored = judge(rewards, prompts, completions, mine)
+        scored = reward_completions(rewards, prompts, completions, mine)
         table[:, mine] = [rewards_of(scores) for scores in (scored.totals, *(scored.parts[name] for name in names))]
     everyone = np.asarray(multihost_utils.process_allgather(table))
     scores = [
@@ -207,12 +202,12 @@ def judge_together(rewards: WeightedSum, prompts: Sequence[Prompt], completions:
 
 
 def rewards_of(scores: Scores) -> Float[np.ndarray, "b"]:
-    """Scores as an array, NaN where there is none."""
+    """Turn scores into an array, NaN where there is none."""
     return np.array([math.nan if score is None else score for score in scores], np.float32)
 
 
 def reward_metrics(scored: Scored, completions: Completions, num_generations: int) -> dict[str, float]:
-    """Means over what was judged; shares of groups and completions."""
+    """Summarise a rollout: means over judged completions, shares of groups and completions."""
     rewards = rewards_of(scored.totals)
     judged = np.isfinite(rewards)
     groups = rewards.reshape(-1, num_generations)

@@ -10,15 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jax_lm.data.batches import Batch, Row
 from jax_lm.data.conversations import closed
-from jax_lm.data.stream import SampleStream
+from jax_lm.data.stream import SampleStream, Vary
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.masked_diffusion import ByStep, train
-from jax_lm.training.settings import SftConfig
 
 HELD_OUT_SEED = 1
 
@@ -36,7 +35,7 @@ def fine_tune(
     """Train `model` on samples; whether the end was reached.
 
     Args:
-        samples: open rows of at most `config.length` tokens.
+        samples: open rows of at most `config.max_length` tokens.
         out: folder of the run; a run in it is continued.
         trained: which parameters are trained, by name.
         identity: what else a resumed run must agree on.
@@ -45,46 +44,46 @@ def fine_tune(
         ValueError: no samples, samples longer than a row, or another run in `out`.
     """
     if config.packed:
-        samples = [
-            closed(sample, min(config.spare_pads, config.length - len(sample.ids)), pad_id) for sample in samples
-        ]
-    learnt, held_out = split(samples, config.held_out_share, config.training.seed)
-    stream = partial(
-        SampleStream,
-        length=config.length,
-        rows=config.rows,
-        pad_id=pad_id,
-        seed=config.training.seed,
-        packed=config.packed,
-    )
-    batches = stream(learnt)
+        room = (config.max_length - len(sample.ids) for sample in samples)
+        samples = [closed(row, min(config.spare_pads, free), pad_id) for row, free in zip(samples, room, strict=True)]
+    stream, held_out = streams(samples, config, pad_id, packed=config.packed)
     training = config.training
-    if config.epochs is not None:
-        training = dataclasses.replace(training, steps=batches.steps(config.epochs))
-    if config.condition_share:
-        batches.vary = revealed(round(config.condition_share * training.steps))
-    settings = dataclasses.asdict(config)
-    loss = dataclasses.replace(config.loss, masks_per_query=config.packed)
-    evaluated = stream(held_out) if held_out else None
+    if config.num_train_epochs is not None:
+        training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
+    vary = revealed(round(config.condition_share * training.steps)) if config.condition_share else None
     return train(
         model,
-        ByStep(partial(of_this_process, batches)),
-        loss,
+        ByStep(stream(vary=vary)),
+        dataclasses.replace(config.loss, masks_per_query=config.packed),
         training,
         out,
         trained=trained,
-        held_out=[evaluated.batch(step) for step in range(evaluated.steps(1.0))] if evaluated else (),
-        identity={name: settings[name] for name in settings if name not in ("loss", "training")} | dict(identity or {}),
+        held_out=held_out,
+        identity=config.identity | dict(identity or {}),
     )
 
 
-def of_this_process(batches: SampleStream, step: int) -> Batch:
-    """The rows of a step that this process holds."""
-    return batches.batch(step, process=jax.process_index(), processes=jax.process_count())
+def streams(
+    samples: Sequence[Row], config: SftConfig | AdaptConfig, pad_id: int, *, packed: bool
+) -> tuple[Callable[..., SampleStream], list[Batch]]:
+    """Hold samples out; returns what makes the stream of the others (it takes `vary`), and the held-out batches."""
+    learnt, held_out = split(samples, config.held_out_share, config.training.seed)
+    stream = partial(
+        SampleStream,
+        max_length=config.max_length,
+        batch_size=config.batch_size,
+        pad_id=pad_id,
+        seed=config.training.seed,
+        packed=packed,
+    )
+    if not held_out:
+        return partial(stream, learnt), []
+    evaluated = stream(held_out)
+    return partial(stream, learnt), [evaluated.batch(step) for step in range(evaluated.steps(1.0))]
 
 
 def split(samples: Sequence[Row], share: float, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Samples to learn, and a share of them held out, drawn by the seed.
+    """Split samples into those to learn and a share of them held out, drawn by the seed.
 
     Raises:
         ValueError: a part would be empty.
@@ -98,8 +97,8 @@ def split(samples: Sequence[Row], share: float, seed: int) -> tuple[Sequence[Row
     return [samples[i] for i in order[count:]], [samples[i] for i in order[:count]]
 
 
-def revealed(steps: int) -> Callable[[Row, int, np.random.Generator], Row]:
-    """Masks whole samples, prompts too, with a probability that falls from 1 to 0 over `steps`."""
+def revealed(steps: int) -> Vary:
+    """Mask whole samples, prompts too, with a probability that falls from 1 to 0 over `steps`."""
 
     def vary(sample: Row, step: int, rng: np.random.Generator) -> Row:
         if rng.random() < step / max(steps, 1):

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -28,11 +29,15 @@ from jaxtyping import Array
 from jax_lm import terminal
 from jax_lm.metrics import Meter, Writers, open_writers
 from jax_lm.training.checkpoints import RunCheckpoints, named_leaves
+from jax_lm.training.config import TrainerConfig
+from jax_lm.training.identity import differing_setting
 from jax_lm.training.optimizer import make_optimizer, schedule
-from jax_lm.training.settings import TrainerConfig
 from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
 logger = logging.getLogger(__name__)
+
+Evaluate = Callable[[Params], Mapping[str, float]]
+Check = Callable[[int, Mapping[str, float]], None]
 
 
 class State(NamedTuple):
@@ -44,7 +49,7 @@ class State(NamedTuple):
 
 
 @runtime_checkable
-class Source(Protocol):
+class BatchSource(Protocol):
     """Which batch comes next.
 
     `draw` gives the batch of step `state.step + 1` and metrics of its making. `save` gives what `load` needs to draw
@@ -72,11 +77,10 @@ class Trainer:
         out: folder for metrics.jsonl, checkpoints and what else the run leaves.
         frozen: nested dict of weights that the loss sees among the trained ones, but that stay as they are.
         identity: further settings (JSON) that a resumed run must agree on.
-        evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end.
         place: puts the rows of this process on the devices.
 
     Raises:
-        ValueError: the settings contradict each other.
+        ValueError: the settings contradict each other, or do not say how many steps there are.
     """
 
     def __init__(
@@ -88,13 +92,11 @@ class Trainer:
         out: Path,
         frozen: Params | None = None,
         identity: Mapping[str, Any] | None = None,
-        evaluate: Callable[[Params], Mapping[str, float]] | None = None,
         place: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> None:
-        self.config, self.out, self.frozen = config, out, frozen or {}
+        self.config, self.out, self.frozen, self.place = config, out, frozen or {}, place
         # As JSON gives it back, so that it can be compared with what a checkpoint holds.
         self.identity = json.loads(json.dumps(config.identity | dict(identity or {})))
-        self.evaluate, self.place = evaluate, place
         transform = make_optimizer(config.optimizer, config.steps)
         rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
         # Copied, because the step overwrites its arguments and the caller keeps arrays of its own.
@@ -108,17 +110,24 @@ class Trainer:
             loss,
             transform,
             rate,
-            parts=config.accumulation,
+            parts=config.gradient_accumulation_steps,
             dtype=config.compute_dtype,
             seed=config.seed,
             placement=placement,
         )
         self.meter = Meter()
 
-    def run(self, source: Source) -> bool:
+    def run(
+        self, source: BatchSource, *, evaluate: Evaluate | None = None, check: Check = lambda step, metrics: None
+    ) -> bool:
         """Train to the end, from the newest checkpoint on if there is one; whether the end was reached.
 
         A termination signal ends the run early, with a checkpoint.
+
+        Args:
+            source: of the batches.
+            evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end.
+            check: sees the metrics of every step once they are there, and may raise.
 
         Raises:
             FloatingPointError: loss or gradient is not finite; the batch is saved in `out`.
@@ -132,41 +141,44 @@ class Trainer:
         ):
             self.resume(checkpoints, source)
             with self.writers() as writers, self.profiler() as profile:
-                return self.loop(source, checkpoints, writers, terminated, profile, bar)
+                finish = partial(self.finish, writers=writers, bar=bar, check=check)
+                return self.loop(source, checkpoints, writers, finish, terminated, profile, evaluate)
 
     def loop(
         self,
-        source: Source,
+        source: BatchSource,
         checkpoints: RunCheckpoints,
         writers: Writers,
+        finish: Callable[["Running"], None],
         terminated: Callable[[int], bool],
         profile: Callable[[int], None],
-        bar: terminal.Report | None,
+        evaluate: Evaluate | None,
     ) -> bool:
-        """Steps until the end; metrics of a step are fetched while the next one runs."""
+        """Take steps until the end; metrics of a step are fetched while the next one runs."""
         config = self.config
-        last, running = config.stop_after or config.steps, None
+        last, running = config.last_step, None
         while self.state.step < last:
             profile(self.state.step + 1)
             started = self.start(source)
             if running:
-                self.finish(running, writers, bar)
+                finish(running)
             running, step = started, started.step
             stops = step == last or terminated(step)
             saves = stops or step % config.save_every == 0
-            evaluates = self.evaluate is not None and (step == last or step % config.evaluate_every == 0)
-            if saves or evaluates or step + 1 in (config.profiled.start, config.profiled.stop):
-                self.finish(running, writers, bar)
+            evaluates = step == last or step % config.evaluate_every == 0
+            if saves or (evaluate and evaluates) or step + 1 in (config.profiled.start, config.profiled.stop):
+                finish(running)
                 running = None
-            if evaluates:
-                writers.write(step, {f"eval_{name}": value for name, value in self.evaluation().items()})
+            if evaluate and evaluates:
+                results = evaluate(self.state.params)
+                writers.write(step, {f"eval_{name}": float(value) for name, value in results.items()})
             if saves:
                 self.save(checkpoints, source)
             if stops:
                 break
         return self.state.step >= last
 
-    def start(self, source: Source) -> "Running":
+    def start(self, source: BatchSource) -> "Running":
         """Draw a batch and hand it to the devices, without waiting for them."""
         batch, drawn = source.draw(self.state)
         step = self.state.step + 1
@@ -176,7 +188,7 @@ class Trainer:
         self.state = State(params, optimizer, step)
         return Running(step, batch, metrics, drawn)
 
-    def finish(self, running: "Running", writers: Writers, bar: terminal.Report | None) -> None:
+    def finish(self, running: "Running", writers: Writers, bar: terminal.Report | None, check: Check) -> None:
         """Wait for a step, check and count its metrics.
 
         Raises:
@@ -184,30 +196,31 @@ class Trainer:
         """
         metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
-            place = self.out / f"not-finite-{running.step}.npz"
+            saved = self.out / f"not-finite-{running.step}.npz"
             arrays = {name.strip(".[]'"): np.asarray(leaf) for name, leaf in named_leaves(running.batch).items()}
-            np.savez(place, allow_pickle=False, **arrays)
+            np.savez(saved, allow_pickle=False, **arrays)
             raise FloatingPointError(
                 f"loss is {metrics['loss']} at step {running.step}, its gradient has norm {metrics['gradient_norm']}; "
-                f"the batch is in {place}"
+                f"the batch is in {saved}"
             )
+        check(running.step, metrics)
         # A source gives the rows of this process, or all of them as arrays that every process holds.
         tokens = running.batch.tokens
         shared = isinstance(tokens, jax.Array) and not tokens.is_fully_addressable
         self.meter.add(metrics | running.drawn, tokens.size * (1 if shared else jax.process_count()))
-        last = self.config.stop_after or self.config.steps
+        last = self.config.last_step
         if running.step % self.config.log_every == 0 or running.step == last:
             entry = self.meter.entry()
             writers.write(running.step, entry)
             if bar:
                 bar(running.step, last, f"loss {entry['loss']:.4f}  {entry['tokens_per_second']:,.0f} tokens/s")
 
-    def save(self, checkpoints: RunCheckpoints, source: Source) -> None:
+    def save(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
         """Write a checkpoint of the present state."""
         rest = {"identity": self.identity, "meter": self.meter.save(), "source": source.save()}
         checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
 
-    def resume(self, checkpoints: RunCheckpoints, source: Source) -> None:
+    def resume(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
         """Take up the newest checkpoint, if there is one.
 
         Raises:
@@ -219,7 +232,7 @@ class Trainer:
         if self.config.resume == "never":
             raise ValueError(f"out={self.out}: holds a run at step {step}; resume=auto continues it")
         rest = checkpoints.load_rest()
-        difference = first_difference(rest["identity"], self.identity)
+        difference = differing_setting(rest["identity"], self.identity)
         if difference:
             raise ValueError(f"out={self.out}: holds a run with {difference}; take another folder")
         # Shapes and places alone, so that the fresh arrays are gone before the saved ones come.
@@ -234,11 +247,8 @@ class Trainer:
         self.meter = Meter.load(rest["meter"])
         logger.info("continuing %s from step %d", self.out, step)
 
-    def evaluation(self) -> dict[str, float]:
-        assert self.evaluate is not None
-        return {name: float(value) for name, value in self.evaluate(self.state.params).items()}
-
     def writers(self) -> Writers:
+        """Open where metrics go; nowhere for all processes but the first."""
         if jax.process_index() > 0:
             return Writers([])
         config = self.config
@@ -248,7 +258,7 @@ class Trainer:
 
     @contextmanager
     def profiler(self) -> Iterator[Callable[[int], None]]:
-        """Starts and ends the trace when it is told the step that comes next."""
+        """Start and end the trace, by the number of the step that comes next."""
         traced = self.config.profiled
         is_tracing = False
 
@@ -268,7 +278,7 @@ class Trainer:
 
 
 class Running(NamedTuple):
-    """A step that the devices are at."""
+    """A step that the devices compute."""
 
     step: int
     batch: Batch
@@ -276,21 +286,9 @@ class Running(NamedTuple):
     drawn: dict[str, float]
 
 
-def first_difference(held: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> str | None:
-    """The first setting in which two runs differ, in words."""
-    for name in sorted(held.keys() | wanted.keys()):
-        a, b = held.get(name), wanted.get(name)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            if inner := first_difference(a, b, f"{prefix}{name}."):
-                return inner
-        elif a != b:
-            return f"{prefix}{name}={a!r}, not {b!r}"
-    return None
-
-
 @contextmanager
 def termination() -> Iterator[Callable[[int], bool]]:
-    """Whether the run was asked to end (SIGTERM), as all processes of a run agree at a step."""
+    """Watch for SIGTERM; yields whether the run shall end, on which all processes of a run agree at a step."""
     received = threading.Event()
 
     def asked(step: int) -> bool:

@@ -21,7 +21,7 @@ Batch = Any
 
 
 class LossTerms(NamedTuple):
-    """What a loss gives for some rows; the loss of a batch is the sum of `total` over the sum of `weight`.
+    """The loss of some rows in parts; that of a batch is the sum of `total` over the sum of `weight`.
 
     Attributes:
         total: weighted sum over these rows.
@@ -52,7 +52,7 @@ def make_update(
     seed: int,
     placement: tuple | None = None,
 ) -> Callable:
-    """The compiled step: (params, optimizer state, frozen, step, batch) to the first two and metrics.
+    """Compile the step: (params, optimizer state, frozen, step, batch) to the first two and metrics.
 
     Params and optimizer state are donated, and come back where they were (`placement`, of `placements`). `rate` is
     only reported; the transform has its own.
@@ -69,7 +69,7 @@ def make_update(
 
 
 def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
-    """Where parameters lie on their mesh, and the moments beside them; all else on every device. None off a mesh."""
+    """Place moments beside the parameters on their mesh, all else on every device; None off a mesh."""
     shardings = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     mesh = next((x.sharding.mesh for x in shardings.values() if isinstance(x.sharding, NamedSharding)), None)
     if mesh is None:
@@ -93,7 +93,7 @@ def gradient(
     parts: int = 1,
     dtype: DTypeLike = jnp.float32,
 ) -> tuple[Params, dict[str, Array]]:
-    """Gradient of the loss of a batch, and its metrics; the same for any number of parts that divides the rows.
+    """Compute gradient and metrics of a batch's loss; the same for any number of parts that divides the rows.
 
     Each part gives its sum, and what all parts sum up to is divided once by their weight.
     """
@@ -124,7 +124,7 @@ def gradient(
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
-    """Rows in `parts` parts; part i takes rows i, i + parts, …, so that rows of one device go to every part.
+    """Split rows into `parts`; part i takes rows i, i + parts, …, so that rows of one device go to every part.
 
     Raises:
         ValueError: the rows cannot be divided so.
@@ -139,12 +139,12 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 
 
 def in_dtype(params: Params, dtype: DTypeLike) -> Params:
-    """Float leaves in `dtype`; others, such as int8 weights, as they are."""
+    """Cast float leaves to `dtype`; leave others, such as int8 weights, as they are."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
 
 
 def merged(first: Params, second: Params) -> Params:
-    """Union of two nested dicts."""
+    """Unite two nested dicts."""
     both = first | second
     for name in first.keys() & second.keys():
         both[name] = merged(first[name], second[name])
@@ -152,7 +152,7 @@ def merged(first: Params, second: Params) -> Params:
 
 
 def partition(tree: Params, belongs: Callable[[str], bool], prefix: str = "") -> Params:
-    """The leaves of a nested dict whose dotted names belong to it."""
+    """Keep the leaves of a nested dict whose dotted names belong to it."""
     kept: Params = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

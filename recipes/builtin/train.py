@@ -28,8 +28,8 @@ from jax_lm.tokenizer import (
     DiffuCoderTokenizer,
     train_bpe,
 )
+from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
-from jax_lm.training.settings import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.trainer import State
 from recipes.builtin.corpus import draw_task
 from recipes.builtin.rows import RowKind, chat_row, completion_row, continuation_row, infilling_row, stream_batches
@@ -68,8 +68,8 @@ def adamw_and_muon(learning_rate: float, muon_learning_rate: float, *, warmup_st
         learning_rate=learning_rate,
         muon_learning_rate=muon_learning_rate,
         warmup_steps=warmup_steps,
-        final_share=0.0,
-        betas=(0.9, 0.98),
+        min_lr_ratio=0.0,
+        adam_beta2=0.98,
     )
 
 
@@ -79,7 +79,7 @@ PHASES = (
     Phase(
         loss=LossConfig(max_weight=20.0),
         training=TrainerConfig(
-            steps=6000,
+            max_steps=6000,
             stop_after=3000,
             optimizer=adamw_and_muon(3e-3, 0.02, warmup_steps=100),
             compute_dtype="bfloat16",
@@ -93,7 +93,7 @@ PHASES = (
     Phase(
         loss=LossConfig(weighting="plain", normalisation="masked", high_levels=True),
         training=TrainerConfig(
-            steps=2500,
+            max_steps=2500,
             optimizer=adamw_and_muon(1.5e-3, 0.006, warmup_steps=50),
             compute_dtype="bfloat16",
             seed=1,

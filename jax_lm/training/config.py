@@ -1,0 +1,450 @@
+"""Settings of training runs, under the names of Hugging Face and TRL. Imports no JAX: the command line reads these.
+
+SftConfig(max_length=256, training=TrainerConfig(max_steps=200, optimizer=OptimizerConfig(learning_rate=1e-4)))
+"""
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from jax_lm.metrics import TRACKERS
+from jax_lm.options import GenerationOptions, require_one_of
+
+WEIGHTINGS = ("1/t", "linear", "cart", "plain")
+NORMALISATIONS = ("token", "sequence", "batch", "masked")
+ESTIMATORS = ("coupled", "decoupled", "full_mask")
+LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
+BASELINES = ("leave_one_out", "mean")
+PAPER_SAMPLING = GenerationOptions(max_new_tokens=256, num_steps=256, temperature=1.0)
+PROFILE = re.compile(r"steps=(\d+):(\d+)")
+
+
+def require_sizes(config: Any, *names: str) -> None:
+    """ValueError unless these are at least 1, or None where a setting may be None."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
+
+
+def require_shares(config: Any, *names: str) -> None:
+    """ValueError unless these lie between 0 and 1."""
+    for name in names:
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name}={getattr(config, name)}: must lie in [0, 1]")
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """ValueError unless these are positive and finite, or None where a setting may be None."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name}={value}: must be positive")
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    """ValueError unless these are finite and at least 0, or None where a setting may be None."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: must not be negative")
+
+
+def settings_without(config: Any, *names: str) -> dict[str, Any]:
+    """All settings but these, nested as they are; a resumed run must agree on them."""
+    return {name: value for name, value in asdict(config).items() if name not in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, its schedule, and what else acts on a gradient.
+
+    Attributes:
+        learning_rate: peak, after the warm-up.
+        warmup_ratio: share of the steps over which the learning rate rises from 0; `warmup_steps` overrides it.
+        warmup_steps: number of those steps.
+        min_lr_ratio: share of the peak to which the cosine falls.
+        adam_beta1, adam_beta2: decay of the two moments.
+        adam_epsilon: added to the root of the second moment.
+        weight_decay: decoupled; on matrices alone, never on biases and norms.
+        max_grad_norm: bound of the global norm of the gradient.
+        muon_learning_rate: peak for the matrices of the layers, updated by Muon (orthogonalised momentum) instead;
+            needs about half the steps of AdamW on the built-in model. Everything else stays with AdamW.
+    """
+
+    learning_rate: float
+    warmup_ratio: float = 0.0
+    warmup_steps: int | None = None
+    min_lr_ratio: float = 0.1
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+    muon_learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
+        require_not_negative(self, "weight_decay", "warmup_steps")
+        require_shares(self, "warmup_ratio", "min_lr_ratio")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must lie in [0, 1)")
+
+    def warmup(self, steps: int) -> int:
+        """Steps of the warm-up in a run of `steps`; ValueError if none would be left."""
+        warmup = round(self.warmup_ratio * steps) if self.warmup_steps is None else self.warmup_steps
+        if warmup >= steps:
+            raise ValueError(f"warmup_steps={warmup}: must lie in [0, max_steps={steps})")
+        return warmup
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """A run of the trainer.
+
+    Attributes:
+        max_steps: updates of the whole schedule; None is as many as the epochs need.
+        optimizer: AdamW or Muon, and the schedule.
+        stop_after: end the run before its schedule does.
+        gradient_accumulation_steps: parts into which a batch is split, one after the other; the gradient stays that of
+            the batch.
+        compute_dtype: float32 or bfloat16, of the weights that the loss sees (and coupled-GRPO samples with); masters
+            and moments are float32.
+        seed: of data and the loss's random numbers.
+        log_every: steps between entries of the metrics.
+        save_every: steps between checkpoints.
+        evaluate_every: steps between evaluations.
+        keep: newest checkpoints that stay.
+        resume: auto continues from the newest checkpoint, never refuses a folder that has one.
+        track: tensorboard, wandb.
+        profile: steps=10:13 writes a trace of these steps.
+    """
+
+    max_steps: int | None = None
+    optimizer: OptimizerConfig
+    stop_after: int | None = None
+    gradient_accumulation_steps: int = 1
+    compute_dtype: str = "float32"
+    seed: int = 0
+    log_every: int = 10
+    save_every: int = 500
+    evaluate_every: int = 500
+    keep: int = 2
+    resume: str = "auto"
+    track: tuple[str, ...] = ()
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        sizes = ("gradient_accumulation_steps", "log_every", "save_every", "evaluate_every", "keep")
+        require_sizes(self, "max_steps", "stop_after", *sizes)
+        require_one_of("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
+        require_one_of("resume", self.resume, ("auto", "never"))
+        require_not_negative(self, "seed")
+        for name in self.track:
+            require_one_of("track", name, TRACKERS)
+        if self.max_steps is not None:
+            self.optimizer.warmup(self.max_steps)
+            if self.last_step > self.max_steps:
+                raise ValueError(f"stop_after={self.stop_after}: must lie in [1, max_steps={self.max_steps}]")
+        _ = self.profiled
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole schedule; ValueError as long as nothing says how many."""
+        if self.max_steps is None:
+            raise ValueError("max_steps=None: must be given, where no epochs say how many steps there are")
+        return self.max_steps
+
+    @property
+    def last_step(self) -> int:
+        """The step at which this run ends."""
+        return self.stop_after or self.steps
+
+    @cached_property
+    def profiled(self) -> range:
+        """Steps to trace."""
+        if self.profile is None:
+            return range(0)
+        match = PROFILE.fullmatch(self.profile)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= (self.max_steps or math.inf):
+            raise ValueError(f"profile={self.profile!r}: must be steps=FIRST:LAST within the run")
+        return range(int(match[1]), int(match[2]) + 1)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Settings that a resumed run must agree on: all that decide the weights."""
+        return settings_without(
+            self, "stop_after", "log_every", "save_every", "evaluate_every", "keep", "resume", "track", "profile"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The masked-diffusion loss.
+
+    Attributes:
+        weighting: of a masked token: 1/t, linear (1 - t), cart (by how near visible tokens are) or plain (1).
+        normalisation: token divides by all canvas positions, sequence averages the means of the samples, batch
+            divides by the number of samples, masked by the number of masked positions.
+        level_draws: even covers (0, 1) evenly with the samples of a step, antithetic in pairs, or independent.
+        high_levels: t = 1 - u^2 instead of t = u.
+        minimum_level: lowest t.
+        max_weight: bound of 1/t; none if not given.
+        cart_p: share of the nearest visible token in cart's weight; those further away decline geometrically.
+        masks_per_query: attention differs between the tokens of a row, for packed rows and opening attention.
+        remat: compute the inside of a layer again for its gradient instead of keeping it.
+    """
+
+    weighting: str = "1/t"
+    normalisation: str = "token"
+    level_draws: str = "even"
+    high_levels: bool = False
+    minimum_level: float = 1e-3
+    max_weight: float | None = None
+    cart_p: float = 0.3
+    masks_per_query: bool = False
+    remat: bool = False
+
+    def __post_init__(self) -> None:
+        require_one_of("weighting", self.weighting, WEIGHTINGS)
+        require_one_of("normalisation", self.normalisation, NORMALISATIONS)
+        require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
+        for name in ("minimum_level", "cart_p"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must lie in (0, 1)")
+        if self.max_weight is not None and not 1 <= self.max_weight < math.inf:
+            raise ValueError(f"max_weight={self.max_weight}: must be at least 1, the weight of a full mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """Supervised fine-tuning. The defaults are the published ones, but for the size of a batch.
+
+    Attributes:
+        max_length: tokens of a row; pads after an answer are targets up to here, so that the model learns to end.
+        batch_size: rows of a step, over all devices.
+        num_train_epochs: passes over the samples, instead of `max_steps`.
+        packed: several samples in a row, that do not see each other.
+        spare_pads: pads after the answer of a packed sample.
+        condition_share: share of the steps over which prompts come to be visible always; before, a prompt is masked
+            like the answer with a probability that falls from 1 to 0.
+        held_out_share: share of the samples that are evaluated instead of learnt.
+        loss: the masked-diffusion loss.
+        training: steps, optimizer, checkpoints.
+    """
+
+    max_length: int = 2048
+    batch_size: int = 8
+    num_train_epochs: float | None = None
+    packed: bool = False
+    spare_pads: int = 16
+    condition_share: float = 0.0
+    held_out_share: float = 0.0
+    loss: LossConfig = LossConfig(normalisation="sequence")
+    training: TrainerConfig = TrainerConfig(
+        max_steps=1000, optimizer=OptimizerConfig(learning_rate=1e-5, warmup_ratio=0.1)
+    )
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "max_length", "batch_size")
+        require_shares(self, "condition_share", "held_out_share")
+        require_positive(self, "num_train_epochs")
+        require_not_negative(self, "spare_pads")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Settings that a resumed run must agree on, besides those of loss and trainer."""
+        return settings_without(self, "loss", "training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """Adaptation of an autoregressive model to masked diffusion. Published settings, but for the size of a batch.
+
+    Attributes:
+        max_length: tokens of a row, which short texts share and long ones fill in parts.
+        batch_size: rows of a step, over all devices.
+        annealing_steps: steps over which attention opens from causal to full.
+        cut_share: share of the texts that are cut to a random length.
+        prefix_share: share of the texts of which a random beginning is never masked.
+        held_out_share: share of the texts that are evaluated instead of learnt.
+        loss: the masked-diffusion loss.
+        training: steps, optimizer, checkpoints.
+    """
+
+    max_length: int = 4096
+    batch_size: int = 8
+    annealing_steps: int = 10_000
+    cut_share: float = 0.01
+    prefix_share: float = 0.01
+    held_out_share: float = 0.0
+    loss: LossConfig = LossConfig()
+    training: TrainerConfig = TrainerConfig(
+        max_steps=100_000, optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=20_000)
+    )
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "max_length", "batch_size")
+        require_shares(self, "cut_share", "prefix_share", "held_out_share")
+        require_not_negative(self, "annealing_steps")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Settings that a resumed run must agree on, besides those of loss and trainer."""
+        return settings_without(self, "loss", "training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """Masked copies whose log-probabilities make a score. Hashable, hence static under jit.
+
+    Attributes:
+        estimator: `coupled` draws m1 and takes its exact complement, so that each token is predicted once per pair;
+            `decoupled` draws the second mask on its own at 1 - t, `full_mask` scores the fully masked copy alone: the
+            paper's controls.
+        num_mask_pairs: mask pairs per completion, the paper's lambda; more costs two forwards each and varies less.
+        min_mask_ratio, max_mask_ratio: bounds of t, the share of the completion that m1 masks.
+    """
+
+    estimator: str = "coupled"
+    num_mask_pairs: int = 1
+    min_mask_ratio: float = 0.2
+    max_mask_ratio: float = 0.8
+
+    def __post_init__(self) -> None:
+        require_one_of("estimator", self.estimator, ESTIMATORS)
+        require_sizes(self, "num_mask_pairs")
+        if not 0 < self.min_mask_ratio <= self.max_mask_ratio < 1:
+            ratios = f"mask ratios {self.min_mask_ratio} to {self.max_mask_ratio}"
+            raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
+
+    @property
+    def copies(self) -> int:
+        """Rows that the model sees per completion."""
+        return 1 if self.estimator == "full_mask" else 1 + 2 * self.num_mask_pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The form of the policy-gradient loss. Hashable, hence static under jit.
+
+    Attributes:
+        loss_type: what the token terms are divided by. `bnpo` and `dapo`: the completion tokens of the batch (the two
+            differ where parts of a batch are normalised apart, and ours never are); `grpo`: each row by its own
+            tokens, then the mean of rows; `dr_grpo`: rows times the completion length, so that long answers are not
+            favoured by their length; `gspo`: as `grpo`, with one ratio per row, the geometric mean of its tokens'.
+        epsilon: the ratio is clipped below 1 - epsilon.
+        epsilon_high: and above 1 + epsilon_high; None is epsilon.
+        beta: weight of the divergence from the reference policy; 0 needs no reference.
+        kl_clamp: bound of |s_ref - s| inside the divergence: e^d of a composite score explodes.
+    """
+
+    loss_type: str = "bnpo"
+    epsilon: float = 0.5
+    epsilon_high: float | None = None
+    beta: float = 0.01
+    kl_clamp: float = 5.0
+
+    def __post_init__(self) -> None:
+        require_one_of("loss_type", self.loss_type, LOSS_TYPES)
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon={self.epsilon}: must lie in (0, 1)")
+        for name in ("epsilon_high", "kl_clamp"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be positive")
+        require_not_negative(self, "beta")
+
+    @property
+    def upper(self) -> float:
+        """Largest ratio that is not clipped."""
+        return 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig:
+    """Coupled-GRPO: rollouts of `prompts_per_step` x `num_generations` completions, each used for `num_iterations`
+    updates. The defaults are Apple's recipe.
+
+    Attributes:
+        num_generations, prompts_per_step: completions per prompt, whose rewards are compared, and prompts per rollout.
+        num_iterations: updates per rollout, each with masks of its own.
+        num_train_epochs: how often every prompt is used; `max_steps` overrides it.
+        max_prompt_length: longer prompts are dropped, and counted.
+        generation_batch_size: completions sampled together; None is all of a rollout.
+        reward_funcs, reward_weights: names (or package.module:function) and weights of the rewards.
+        shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
+        baseline: of the advantages: leave_one_out, or mean.
+        scale_rewards: divide advantages by the standard deviation of their group.
+        ref_model_sync_steps: updates after which the reference moves towards the policy; None is never.
+        ref_model_mixup_alpha: share of the distance by which it moves.
+        score_chunk: completions whose copies go through the model at once; memory grows with it. All of them (of a
+            part, if accumulated) computes nothing twice, and keeps every activation.
+        generation: how completions are sampled.
+        masks: which masked copies are scored.
+        loss: clipping and the penalty for drifting away.
+        training: steps, optimizer, checkpoints.
+    """
+
+    num_generations: int = 10
+    prompts_per_step: int = 8
+    num_iterations: int = 2
+    num_train_epochs: float = 1.0
+    max_prompt_length: int = 200
+    generation_batch_size: int | None = None
+    reward_funcs: tuple[str, ...] = ("code", "code_format")
+    reward_weights: tuple[float, ...] = (2.0, 0.5)
+    shuffle_rewards: bool = False
+    baseline: str = "leave_one_out"
+    scale_rewards: bool = False
+    ref_model_sync_steps: int | None = 64
+    ref_model_mixup_alpha: float = 0.6
+    score_chunk: int = 1
+    generation: GenerationOptions = PAPER_SAMPLING
+    masks: Estimator = Estimator()
+    loss: PolicyLoss = PolicyLoss()
+    training: TrainerConfig = TrainerConfig(
+        optimizer=OptimizerConfig(learning_rate=1e-6, warmup_ratio=1e-4, adam_beta2=0.99, max_grad_norm=0.2),
+        compute_dtype="bfloat16",
+        log_every=1,
+        save_every=50,
+        evaluate_every=50,
+    )
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
+        require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
+        require_positive(self, "num_train_epochs")
+        require_shares(self, "ref_model_mixup_alpha")
+        require_one_of("baseline", self.baseline, BASELINES)
+        if self.num_generations < 2:
+            raise ValueError(f"num_generations={self.num_generations}: must be at least 2, to have a group")
+        rewards, weights = self.reward_funcs, self.reward_weights
+        if len(rewards) != len(weights):
+            raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
+        parts = self.training.gradient_accumulation_steps
+        for name, size, whole in (
+            ("generation_batch_size", self.generation_batch_size or self.completions, self.completions),
+            ("gradient_accumulation_steps", parts, self.completions),
+            ("score_chunk", self.score_chunk, self.completions // parts),
+        ):
+            if whole % size:
+                raise ValueError(f"{name}={size}: must divide {whole}, the completions that it splits")
+
+    @property
+    def completions(self) -> int:
+        """Completions of a rollout."""
+        return self.prompts_per_step * self.num_generations
+
+    def steps(self, prompt_count: int) -> int:
+        """Updates of a run over so many prompts."""
+        if self.training.max_steps is not None:
+            return self.training.max_steps
+        return math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step) * self.num_iterations
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Settings that a resumed run must agree on, besides those of the trainer."""
+        return settings_without(self, "generation_batch_size", "training")
