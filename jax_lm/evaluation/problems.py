@@ -1,4 +1,4 @@
-"""Problems whose answers can be executed: held-out built-in tasks, and published benchmark files.
+"""Problems whose answers can be executed: held-out tasks of the built-in model, and published benchmark files.
 
 Reads and prepares; knows neither models nor how programs are run. The files are those of openai/human-eval,
 openai/human-eval-infilling, google-research MBPP and evalplus (OriginFmt), as published.
@@ -18,15 +18,7 @@ from jax_lm.data.corpus import Task, draw_task
 HELD_OUT_SEED = 20_000_000
 """Far from the seeds of training; the split itself does not depend on seeds."""
 
-HELD_OUT_COUNT = 300
 Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]
-SOURCES: dict[str, str] = {
-    "humaneval": "HumanEval.jsonl.gz of github.com/openai/human-eval",
-    "humaneval+": "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
-    "mbpp": "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz",
-    "mbpp+": "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release",
-    "infilling": "a file of github.com/openai/human-eval-infilling",
-}
 SINGLE_LINE = "SingleLineInfilling"
 FUNCTION_STOPS = (
     "\nclass ", "\ndef ", "\nif ", "\nfor ", "\nprint(", "\nassert ", "\nimport ", "\nfrom ", "\n#", "\n@", "\n```",
@@ -127,6 +119,17 @@ def held_out_problems(count: int) -> list[Problem]:
         )
         for number, task in enumerate(tasks.values())
     ]
+
+
+HELD_OUT_COUNT = 300
+SOURCES: dict[str, str] = {
+    "humaneval": "HumanEval.jsonl.gz of github.com/openai/human-eval",
+    "humaneval+": "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
+    "mbpp": "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz",
+    "mbpp+": "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release",
+    "infilling": "a file of github.com/openai/human-eval-infilling",
+}
+"""Files of the suites, for who has given none."""
 
 
 def suite_problems(
