@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
-from jax_lm.reports.charts import BOTTOM, HEIGHT, TOP, heat_chart, line_chart, rounded_up
+from jax_lm.reports.charts import BOTTOM, HEIGHT, TOP, bar_chart, heat_chart, line_chart, rounded_up
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,6 +36,18 @@ def test_an_axis_may_end_elsewhere():
     assert [float(circle.get("cy")) for circle in root.iter(f"{SVG}circle")] == [low, middle, TOP, low]
     assert "5,000" in [text.text for text in root.iter(f"{SVG}text")]
     assert [rounded_up(value) for value in (0, 0.03, 1, 1.01, 7, 1234)] == [1, 0.05, 1, 2, 10, 2000]
+
+
+def test_bars_are_as_long_as_their_values():
+    bars = [("<eager>", "torch", 10.0), ("exact", "jax", 40.0), ("turbo", "jax", 2000.0)]
+    root = ElementTree.fromstring(bar_chart("speed", bars))
+    drawn = list(root.iter(f"{SVG}rect"))
+    lengths = [float(rect.get("width")) for rect in drawn]
+    assert [round(length / lengths[2], 3) for length in lengths] == [0.005, 0.02, 1.0]
+    assert len({rect.get("fill") for rect in drawn}) == 2
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"<eager>", "10", "2,000"} <= set(texts)
+    assert float(root.get("height")) > float(drawn[-1].get("y")) + float(drawn[-1].get("height"))
 
 
 def test_a_heat_chart_draws_what_is_above_zero():

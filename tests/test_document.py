@@ -1,5 +1,7 @@
 """A report says the same as Markdown and as a page, and shows what a model wrote as text."""
 
+from dataclasses import replace
+
 import pytest
 
 from jax_lm.reports.charts import line_chart
@@ -41,6 +43,11 @@ def test_page_is_one_file_without_scripts(document):
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
     assert page.count("<svg") == 1
     assert [page.count(mark) for mark in ("✔", "✘", "\u2013")] == [1, 1, 1]
+
+
+def test_without_criteria_there_is_none(document):
+    plain = replace(document, verdicts=[])
+    assert "criteria" not in plain.markdown() + plain.page()
 
 
 def test_files(document, tmp_path):

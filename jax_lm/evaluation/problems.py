@@ -14,15 +14,7 @@ from typing import Any, Literal
 
 from jax_lm.data.builtin_tasks import held_out_tasks
 
-HELD_OUT_COUNT = 300
 Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]
-SOURCES: dict[str, str] = {
-    "humaneval": "HumanEval.jsonl.gz of github.com/openai/human-eval",
-    "humaneval+": "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
-    "mbpp": "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz",
-    "mbpp+": "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release",
-    "infilling": "a file of github.com/openai/human-eval-infilling",
-}
 SINGLE_LINE = "SingleLineInfilling"
 FUNCTION_STOPS = (
     "\nclass ", "\ndef ", "\nif ", "\nfor ", "\nprint(", "\nassert ", "\nimport ", "\nfrom ", "\n#", "\n@", "\n```",
@@ -116,6 +108,17 @@ def held_out_problems(count: int) -> list[Problem]:
         )
         for number, task in enumerate(held_out_tasks(count))
     ]
+
+
+HELD_OUT_COUNT = 300
+SOURCES: dict[str, str] = {
+    "humaneval": "HumanEval.jsonl.gz of github.com/openai/human-eval",
+    "humaneval+": "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
+    "mbpp": "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz",
+    "mbpp+": "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release",
+    "infilling": "a file of github.com/openai/human-eval-infilling",
+}
+"""Files of the suites, for who has given none."""
 
 
 def suite_problems(

@@ -1,4 +1,4 @@
-"""Line charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
+"""Line charts, bar charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
 
 Colours follow the page that they stand in (`currentColor`), so that they can be read on dark and on light.
 """
@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 AREA = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
+BAR, GAP = 18, 6
 TICKS = 5
 MANY = 10
 """Up to so many values along the axis have their own number."""
@@ -80,6 +81,27 @@ def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray,
         color=COLORS[0],
         cells=[(LEFT + j * width, TOP + i * height, shares[i, j]) for i, j in np.argwhere(values > 0)],
         last=length - 1,
+    )
+
+
+def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
+    """Draw a bar per (label, group, value), one below the other; each group has a colour."""
+    groups = list(dict.fromkeys(group for _, group, _ in bars))
+    left, largest = 4 * LEFT, max((value for *_, value in bars), default=0) or 1
+    scale = (WIDTH - left - LEFT) / largest
+    return render(
+        "bar_chart.svg",
+        area=AREA | {"height": TOP + len(bars) * (BAR + GAP) + GAP},
+        title=title,
+        x_label="",
+        y_label="",
+        left=left,
+        bar=BAR,
+        gap=GAP,
+        bars=[
+            (label, number(value), value * scale, COLORS[groups.index(group) % len(COLORS)])
+            for label, group, value in bars
+        ],
     )
 
 
