@@ -292,9 +292,9 @@ def cheapest_changes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape,
         for name, memory in cheaper(config, planned, mesh)
         if fits(memory.total, topology)
     ]
-    place = smallest_topology(config, planned, topology)
-    if place and place[0].devices > topology.devices:
-        found.append(f"--topology {place[0]} (mesh {place[1]})")
+    smallest = smallest_topology(config, planned, topology)
+    if smallest and smallest[0].devices > topology.devices:
+        found.append(f"--topology {smallest[0]} (mesh {smallest[1]})")
     return found[:3]
 
 

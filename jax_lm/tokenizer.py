@@ -157,8 +157,8 @@ class DiffuCoderTokenizer:
         marked = [{**message, "content": self.special_text.sub(mark, message["content"])} for message in messages]
         pieces = re.split(rf"{nonce}\.(\d+)\.", self.apply_chat_template(marked))
         ids: list[int] = []
-        for place, piece in enumerate(pieces):
-            ids += self.encode_plain(found[int(piece)]) if place % 2 else self.encode(piece)
+        for index, piece in enumerate(pieces):
+            ids += self.encode_plain(found[int(piece)]) if index % 2 else self.encode(piece)
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:

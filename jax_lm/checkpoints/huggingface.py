@@ -138,10 +138,10 @@ def stored_tensors(folder: Path) -> dict[str, MappedTensor]:
     tensors: dict[str, MappedTensor] = {}
     for path in sorted(set(files.values())):
         held = {tensor.name: tensor for tensor in headers(path)}
-        placed = {name for name, place in files.items() if place == path}
-        if unlisted := sorted(set(held) - placed):
+        listed = {name for name, file in files.items() if file == path}
+        if unlisted := sorted(held.keys() - listed):
             raise CheckpointError(f"{path} holds {unlisted[0]!r}, which the index does not place there")
-        if absent := sorted(placed - set(held)):
+        if absent := sorted(listed - held.keys()):
             raise CheckpointError(f"{path} lacks {absent[0]!r}, which the index places there")
         tensors |= held
     return tensors
@@ -204,8 +204,8 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
         assert list(held) == names
         save_file(held, folder / file, metadata={"format": "pt"})
     if len(shards) > 1:
-        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

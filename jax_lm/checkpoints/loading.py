@@ -153,5 +153,5 @@ def as_wanted(name: str, tensor: Array, wanted: WantedTensors) -> dict[str, Arra
 
 
 @functools.cache
-def compiled_quantize(*places: Sharding) -> Callable:
-    return jax.jit(quantize, out_shardings=places)
+def compiled_quantize(*shardings: Sharding) -> Callable:
+    return jax.jit(quantize, out_shardings=shardings)

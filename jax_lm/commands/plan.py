@@ -55,8 +55,8 @@ def make_plan(arguments: Plan) -> compilation.StepPlan:
     compiled = None
     if topology.is_tpu and not arguments.estimate:
         if compilation.is_available():
-            place = compilation.topology_mesh(topology, mesh)
-            compiled = compilation.compile_step(config, planned, place, arguments.generation)
+            target = compilation.topology_mesh(topology, mesh)
+            compiled = compilation.compile_step(config, planned, target, arguments.generation)
         else:
             missing = "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'"
             print(missing, file=sys.stderr)

@@ -31,7 +31,7 @@ ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj"
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Size and place of adapters.
+    """Size of adapters, and the layers that carry one.
 
     Attributes:
         rank: of the product B A.
@@ -82,10 +82,10 @@ def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int) -> None:
     """Give the targeted layers of a model adapters, in place."""
     key = jax.random.key(seed)
     for number, layer in enumerate(model.model.layers):
-        for place, name in enumerate(ATTENTION + FEED_FORWARD):
+        for index, name in enumerate(ATTENTION + FEED_FORWARD):
             if name in config.targets:
                 block = layer.self_attn if name in ATTENTION else layer.mlp
-                folded = jax.random.fold_in(jax.random.fold_in(key, number), place)
+                folded = jax.random.fold_in(jax.random.fold_in(key, number), index)
                 setattr(block, name, LoraLinear(getattr(block, name), config, folded))
 
 

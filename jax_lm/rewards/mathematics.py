@@ -47,8 +47,8 @@ def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool
     verdicts: list[bool | None] = []
     for text, solution in zip(texts, solutions, strict=True):
         gold = package.parse(solution, extraction_mode="first_match")
-        given = package.parse(text, extraction_config=[answer], extraction_mode="first_match")
-        verdicts.append(bool(package.verify(gold, given)) if gold else None)
+        found = package.parse(text, extraction_config=[answer], extraction_mode="first_match")
+        verdicts.append(bool(package.verify(gold, found)) if gold else None)
     return verdicts
 
 

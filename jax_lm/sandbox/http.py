@@ -151,8 +151,8 @@ class Handler(BaseHTTPRequestHandler):
         self.respond(200, answer)
 
     def authorized(self) -> bool:
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
-        if hmac.compare_digest(given, self.server.token):
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
+        if hmac.compare_digest(token, self.server.token):
             return True
         self.refuse(401, "the token is missing or wrong")
         return False
@@ -218,8 +218,8 @@ class HttpWorkers(BatchExecutor):
         results: list[Result] = []
         with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
-                threads.submit(self.run_batch, place, batch, token, cancel)
-                for place, batch in enumerate(self.batches(programs))
+                threads.submit(self.run_batch, number, batch, token, cancel)
+                for number, batch in enumerate(self.batches(programs))
             ]
             for future in futures:
                 results += future.result()
@@ -227,14 +227,14 @@ class HttpWorkers(BatchExecutor):
                     on_progress(len(results), len(programs))
         return results
 
-    def run_batch(self, place: int, programs: Sequence[Program], token: str, cancel: Cancel | None) -> list[Result]:
+    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel | None) -> list[Result]:
         reason = ""
         for attempt in range(self.attempts):
             if cancel is not None and cancel.is_set():
                 return sandbox_errors(programs, "cancelled")
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
-            url = self.urls[(place + attempt) % len(self.urls)]
+            url = self.urls[(number + attempt) % len(self.urls)]
             try:
                 return self.ask(url, programs, token)
             except urllib.error.HTTPError as error:

@@ -47,21 +47,22 @@ class RayCluster(BatchExecutor):
         task = ray.remote(num_cpus=1, max_retries=self.attempts - 1)(answer_request)
         settings = {"executor": self.executor, "allow_unsafe": self.allow_unsafe, "workers": 1}
         batches = self.batches(programs)
-        pending = {task.remote(request_text(batch, **settings)): place for place, batch in enumerate(batches)}
-        done: dict[int, list[Result]] = {}
+        pending = {task.remote(request_text(batch, **settings)): number for number, batch in enumerate(batches)}
+        results = [sandbox_errors(batch, "cancelled") for batch in batches]
+        done = 0
         while pending:
             if cancel is not None and cancel.is_set():
-                for reference, place in pending.items():
+                for reference in pending:
                     ray.cancel(reference)
-                    done[place] = sandbox_errors(batches[place], "cancelled")
                 break
             ready, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
             for reference in ready:
-                place = pending.pop(reference)
-                done[place] = task_results(ray, reference, batches[place])
+                number = pending.pop(reference)
+                results[number] = task_results(ray, reference, batches[number])
+                done += len(batches[number])
                 if on_progress:
-                    on_progress(sum(map(len, done.values())), len(programs))
-        return [result for place in sorted(done) for result in done[place]]
+                    on_progress(done, len(programs))
+        return [result for batch in results for result in batch]
 
 
 def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Result]:

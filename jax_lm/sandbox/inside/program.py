@@ -91,17 +91,17 @@ class ProgramServer:
     def __init__(self, channel: Channel, namespace: dict[str, Any], output: Tee) -> None:
         self.channel, self.namespace, self.output = channel, namespace, output
         self.objects: list[Any] = []
-        self.places: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}
         self.exceptions: dict[type, int] = {}
 
     def export(self, value: Any) -> dict[str, Any]:
         """Make a handle for an object that stays here; the same object has the same."""
         if isinstance(value, types.ModuleType):
             return {"t": "module", "v": value.__name__}
-        place = self.places.setdefault(id(value), len(self.objects))
-        if place == len(self.objects):
+        number = self.numbers.setdefault(id(value), len(self.objects))
+        if number == len(self.objects):
             self.objects.append(value)
-        handle: dict[str, Any] = {"t": "object", "v": place}
+        handle: dict[str, Any] = {"t": "object", "v": number}
         if isinstance(value, type) and issubclass(value, BaseException):
             self.exceptions[value] = handle["v"]
             base = next(c.__name__ for c in value.__mro__ if getattr(builtins, c.__name__, None) is c)

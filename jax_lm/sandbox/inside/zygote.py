@@ -27,7 +27,7 @@ def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: l
     """Live a child's life: keep these descriptors alone, be confined, say so, do one job."""
     os.setsid()
     # First out of the way of the numbers they get, as these may be among them.
-    high = [os.dup2(descriptor, 100 + place) for place, descriptor in enumerate(descriptors)]
+    high = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(descriptors)]
     targets = (3, 1, 2, 4)[: len(high)]
     for descriptor, target in zip(high, targets, strict=True):
         os.dup2(descriptor, target)
