@@ -1,7 +1,6 @@
 """The loss of masked diffusion in its variants, packed rows, and training a tiny model."""
 
 import dataclasses
-import itertools
 import json
 
 import jax
@@ -15,17 +14,14 @@ from jax_lm.diffusion.masking import mask_tokens, masked_share, noise_levels, sh
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.training.config import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import (
-    Replayed,
+    ByStep,
     diffusion_loss,
     loss_terms,
     partition,
     token_weights,
     train,
 )
-from jax_lm.training.trainer import State
 from jax_lm.training.update import gradient
-
-START = State({}, (), 0)
 
 
 def settings(**changes):
@@ -219,7 +215,7 @@ def run(tiny_config, batch, tmp_path_factory):
     optimizer = OptimizerConfig(learning_rate=0.05, muon_learning_rate=0.1, warmup_steps=4, min_lr_ratio=0.0)
     config, out = settings(max_steps=40, optimizer=optimizer, seed=3), tmp_path_factory.mktemp("run")
     model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
-    assert train(model, Replayed(itertools.repeat(batch)), LossConfig(), config, out, held_out=[batch])
+    assert train(model, ByStep(lambda step: batch), LossConfig(), config, out, held_out=[batch])
     return model, out
 
 
@@ -250,7 +246,7 @@ def test_trained_model_predicts_the_next_position(run, batch):
 def test_frozen_parameters_stay_to_the_bit(shallow_config, batch, tmp_path):
     model = DreamForCausalLM(shallow_config, rngs=nnx.Rngs(0))
     before = {name: np.asarray(value) for name, value in parameters(model).items()}
-    train(model, Replayed(itertools.repeat(batch)), LossConfig(), settings(stop_after=2, compute_dtype="bfloat16"),
+    train(model, ByStep(lambda step: batch), LossConfig(), settings(stop_after=2, compute_dtype="bfloat16"),
           tmp_path, trained=lambda name: "mlp" in name)  # fmt: skip
     for name, value in parameters(model).items():
         assert value.dtype == np.float32
@@ -260,17 +256,7 @@ def test_frozen_parameters_stay_to_the_bit(shallow_config, batch, tmp_path):
 def test_model_without_mask_token_is_refused(shallow_config, batch, tmp_path):
     model = DreamForCausalLM(dataclasses.replace(shallow_config, mask_token_id=None))
     with pytest.raises(ValueError, match="mask_token_id=None"):
-        train(model, Replayed(itertools.repeat(batch)), LossConfig(), settings(), tmp_path)
-
-
-def test_replayed_source_draws_on_where_it_stopped():
-    batches = [collate([[sample]], 8, 91) for sample in samples_of(9)]
-    first, second = Replayed(iter(batches)), Replayed(iter(batches))
-    assert [first.draw(START)[0] is batches[i] for i in range(3)] == [True] * 3
-    second.load(first.save())
-    assert second.save() == {"taken": 3}
-    assert second.draw(START)[0] is batches[3]
-    assert second.save() == {"taken": 4}
+        train(model, ByStep(lambda step: batch), LossConfig(), settings(), tmp_path)
 
 
 def test_partition_keeps_what_belongs():

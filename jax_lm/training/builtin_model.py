@@ -8,13 +8,15 @@ rebuilds it from nothing on a CPU; `runs/builtin_model.sh` also measures the res
 import logging
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 from flax import nnx
 
+from jax_lm.data.batches import Batch
 from jax_lm.data.corpus import draw_task
 from jax_lm.data.rows import RowKind, chat_row, completion_row, continuation_row, infilling_row, stream_batches
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
@@ -29,7 +31,8 @@ from jax_lm.tokenizer import (
     train_bpe,
 )
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
-from jax_lm.training.masked_diffusion import Replayed, train
+from jax_lm.training.masked_diffusion import train
+from jax_lm.training.trainer import State
 
 VOCABULARY = 1536
 TOKENIZER_TASKS = 20_000
@@ -115,6 +118,28 @@ class Recipe:
     out: Path
     tokens_per_batch: int = 4096
     seed: int = 0
+
+
+class Replayed:
+    """A source from a seeded iterator; it resumes by drawing again, and dropping, what was taken."""
+
+    arrays: Any = ()
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.taken, self.behind = batches, 0, 0
+
+    def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
+        for _ in range(self.behind):
+            next(self.batches)
+        self.behind = 0
+        self.taken += 1
+        return next(self.batches), {}
+
+    def save(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.taken = self.behind = saved["taken"]
 
 
 def build_tokenizer(seed: int) -> DiffuCoderTokenizer:
