@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -19,16 +20,19 @@ METRICS_FILE = "metrics.jsonl"
 LARGEST = "max_"
 """Metrics whose name starts like this are combined by their maximum, all others by their mean."""
 
-Metrics = Mapping[str, float]
+Write = Callable[[int, Mapping[str, float]], None]
+"""Takes a step and its metrics."""
 
 
+@dataclass
 class Meter:
     """Metrics since the last entry, and time; what it has counted survives a restart."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, list[float]] = {}
-        self.tokens, self.seconds, self.earlier = 0, 0.0, 0.0
-        self.clock = time.monotonic()
+    sums: dict[str, list[float | int]] = field(default_factory=dict)
+    tokens: int = 0
+    seconds: float = 0.0
+    earlier: float = 0.0
+    clock: float = field(default_factory=time.monotonic)
 
     def add(self, metrics: Mapping[str, float], tokens: int) -> None:
         """Count a step."""
@@ -55,118 +59,15 @@ class Meter:
         return self.seconds + time.monotonic() - self.clock
 
     def save(self) -> dict[str, Any]:
+        """Give what `Meter(**saved)` counts on from."""
         return {"sums": self.sums, "tokens": self.tokens, "seconds": self.elapsed(), "earlier": self.earlier}
 
-    @classmethod
-    def load(cls, saved: Mapping[str, Any]) -> "Meter":
-        meter = cls()
-        meter.sums, meter.tokens = dict(saved["sums"]), saved["tokens"]
-        meter.seconds, meter.earlier = saved["seconds"], saved["earlier"]
-        return meter
 
-
-@runtime_checkable
-class Writer(Protocol):
-    """Takes the metrics of a step."""
-
-    def write(self, step: int, metrics: Metrics) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class ConsoleWriter:
-    """One line per entry, through `logging`."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def write(self, step: int, metrics: Metrics) -> None:
-        logger.info("step %d/%d  %s", step, self.steps, "  ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
-
-    def close(self) -> None: ...
-
-
-class JsonLinesWriter:
-    """One JSON object per entry, flushed at once; a resumed run drops the entries after its checkpoint."""
-
-    def __init__(self, path: Path, *, resumed_at: int) -> None:
-        kept = entries_until(path, resumed_at)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        temporary.replace(path)
-        self.file = path.open("a", encoding="utf-8")
-
-    def write(self, step: int, metrics: Metrics) -> None:
-        self.file.write(json.dumps({"step": step, **metrics}) + "\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
-
-
-class TensorBoardWriter:
-    """Event files in a folder; needs the extra `tensorboard`."""
-
-    def __init__(self, folder: Path, *, resumed_at: int) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise ValueError("track=tensorboard: needs pip install 'jax-diffucoder[tensorboard]'") from error
-        self.writer = SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None)
-
-    def write(self, step: int, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            self.writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class WandbWriter:
-    """A W&B run, which a resumed run continues; needs the extra `wandb`. Its key comes from the environment."""
-
-    def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise ValueError("track=wandb: needs pip install 'jax-diffucoder[wandb]'") from error
-        file = folder / "wandb.json"
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        project = os.environ.get("WANDB_PROJECT", "diffucoder")
-        self.run = wandb.init(project=project, dir=str(folder), config=dict(config), resume="allow", **known)
-        file.write_text(json.dumps({"id": self.run.id}) + "\n", encoding="utf-8")
-
-    def write(self, step: int, metrics: Metrics) -> None:
-        self.run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-class Writers:
-    """Several writers as one; closes them when its block ends."""
-
-    def __init__(self, writers: Sequence[Writer]) -> None:
-        self.writers = writers
-
-    def write(self, step: int, metrics: Metrics) -> None:
-        for writer in self.writers:
-            writer.write(step, metrics)
-
-    def __enter__(self) -> "Writers":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for writer in self.writers:
-            writer.close()
-
-
+@contextmanager
 def open_writers(
     out: Path, track: Sequence[str], *, steps: int, resumed_at: int, config: Mapping[str, object]
-) -> Writers:
-    """Open console and metrics.jsonl, and the trackers asked for.
+) -> Iterator[Write]:
+    """Open console and metrics.jsonl, and the trackers asked for; yields what writes to all of them.
 
     Args:
         out: folder of the run.
@@ -178,15 +79,72 @@ def open_writers(
     Raises:
         ValueError: an unknown tracker, or one that is not installed.
     """
-    writers: list[Writer] = []
-    for name in track:
-        if name not in TRACKERS:
-            raise ValueError(f"track={name!r}: must be one of {', '.join(TRACKERS)}")
-        if name == "tensorboard":
-            writers.append(TensorBoardWriter(out / "tensorboard", resumed_at=resumed_at))
-        else:
-            writers.append(WandbWriter(out, config))
-    return Writers([ConsoleWriter(steps), JsonLinesWriter(out / METRICS_FILE, resumed_at=resumed_at), *writers])
+    opened = {
+        "tensorboard": lambda: tensorboard_writer(out / "tensorboard", resumed_at),
+        "wandb": lambda: wandb_writer(out, config),
+    }
+    for name in set(track) - set(TRACKERS):
+        raise ValueError(f"track={name!r}: must be one of {', '.join(TRACKERS)}")
+    with ExitStack() as stack:
+        trackers = [stack.enter_context(opened[name]()) for name in track]
+        lines = stack.enter_context(lines_writer(out / METRICS_FILE, resumed_at))
+
+        def write(step: int, metrics: Mapping[str, float]) -> None:
+            logger.info("step %d/%d  %s", step, steps, "  ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
+            for other in (lines, *trackers):
+                other(step, metrics)
+
+        yield write
+
+
+@contextmanager
+def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
+    """Write one JSON object per entry, flushed at once; a resumed run drops the entries after its checkpoint."""
+    kept = entries_until(path, resumed_at)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)
+    with path.open("a", encoding="utf-8") as file:
+
+        def write(step: int, metrics: Mapping[str, float]) -> None:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.flush()
+
+        yield write
+
+
+@contextmanager
+def tensorboard_writer(folder: Path, resumed_at: int) -> Iterator[Write]:
+    """Write event files to a folder; needs the extra `tensorboard`."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ValueError("track=tensorboard: needs pip install 'jax-diffucoder[tensorboard]'") from error
+    with SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None) as writer:
+
+        def write(step: int, metrics: Mapping[str, float]) -> None:
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, step)
+
+        yield write
+
+
+@contextmanager
+def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
+    """Write to a W&B run, which a resumed run continues; needs the extra `wandb`, and a key in the environment."""
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError("track=wandb: needs pip install 'jax-diffucoder[wandb]'") from error
+    file = folder / "wandb.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    project = os.environ.get("WANDB_PROJECT", "diffucoder")
+    run = wandb.init(project=project, dir=str(folder), config=dict(config), resume="allow", **known)
+    file.write_text(json.dumps({"id": run.id}) + "\n", encoding="utf-8")
+    try:
+        yield lambda step, metrics: run.log(dict(metrics), step=step)
+    finally:
+        run.finish()
 
 
 def entries_until(path: Path, step: int) -> list[str]:

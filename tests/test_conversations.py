@@ -84,7 +84,8 @@ def test_bad_rows_are_counted_and_named(tokenizer, tmp_path, caplog):
     assert list(reasons) == [2, 3, 5, 6, 7, 8, 9, 10, 11, 12]
     for line, part in (
         (2, "not JSON"), (3, "not list"), (5, "no response"), (6, "neither messages nor prompt"), (7, "must end"),
-        (8, "role and content"), (9, "longer than max_length=128"), (10, "mask token"), (11, "no prompt"), (12, "must end"),
+        (8, "role and content"), (9, "longer than max_length=128"), (10, "mask token"), (11, "no prompt"),
+        (12, "must end"),
     ):  # fmt: skip
         assert part in reasons[line], line
     [message] = caplog.messages

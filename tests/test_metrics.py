@@ -9,9 +9,9 @@ from jax_lm.metrics import open_writers
 
 
 def write(out, steps, *, resumed_at=0, track=()):
-    with open_writers(out, track, steps=9, resumed_at=resumed_at, config={"seed": 1}) as writers:
+    with open_writers(out, track, steps=9, resumed_at=resumed_at, config={"seed": 1}) as write_entry:
         for step in steps:
-            writers.write(step, {"loss": 1 / step})
+            write_entry(step, {"loss": 1 / step})
 
 
 def lines(out):
@@ -36,8 +36,8 @@ def test_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
 
 
 def test_entries_come_at_once(tmp_path):
-    with open_writers(tmp_path, (), steps=9, resumed_at=0, config={}) as writers:
-        writers.write(1, {"loss": 2.0})
+    with open_writers(tmp_path, (), steps=9, resumed_at=0, config={}) as write_entry:
+        write_entry(1, {"loss": 2.0})
         assert lines(tmp_path) == [{"step": 1, "loss": 2.0}]
 
 

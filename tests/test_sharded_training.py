@@ -43,7 +43,7 @@ def trained(mesh: str | None, out: Path) -> tuple[DreamForCausalLM, list[float]]
     model = model.on_mesh(MeshShape.parse(mesh).mesh()) if mesh else model
     optimizer = OptimizerConfig(learning_rate=1e-3, adam_epsilon=1e-4)
     config = TrainerConfig(max_steps=4, optimizer=optimizer, gradient_accumulation_steps=2, log_every=1)
-    assert train(model, ByStep(stream), LossConfig(masks_per_query=True), config, out)
+    assert train(model, ByStep(stream.batch), LossConfig(masks_per_query=True), config, out)
     return model, [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -126,7 +126,5 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
     rows = [row for problem in chosen for row in problem_prompts(problem)]
     with replacing(out) as path:
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return (
-        f"{out}: {len(rows)} prompts of {len(chosen)} {difficulty} problems, "
-        f"from {len(problems)} in {data} ({len(refused)} lines refused)"
-    )
+    counts = f"{len(rows)} prompts of {len(chosen)} {difficulty} problems, from {len(problems)} in {data}"
+    return f"{out}: {counts} ({len(refused)} lines refused)"

@@ -14,9 +14,9 @@ import numpy as np
 
 from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.training.config import AdaptConfig
-from jax_lm.training.masked_diffusion import ByStep, train
-from jax_lm.training.sft import streams
+from jax_lm.training.config import AdaptConfig, settings_without
+from jax_lm.training.masked_diffusion import train
+from jax_lm.training.sft import by_step, streams
 
 
 def adapt(
@@ -41,12 +41,12 @@ def adapt(
     stream, held_out = streams(samples, config, pad_id, packed=True)
     return train(
         model,
-        ByStep(stream(vary=partial(varied, config=config)), partial(openness, annealing_steps=config.annealing_steps)),
+        by_step(stream(vary=partial(varied, config=config)), partial(openness, annealing_steps=config.annealing_steps)),
         dataclasses.replace(config.loss, masks_per_query=True),
         config.training,
         out,
         held_out=held_out,
-        identity=config.identity | dict(identity or {}),
+        identity=settings_without(config, "loss", "training") | dict(identity or {}),
     )
 
 

@@ -6,9 +6,9 @@ Knows trees, no model and no loss.
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ STATE, REST = "state", "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
 
 
-class RunCheckpoints:
+class RunCheckpoints(AbstractContextManager):
     """The checkpoints of one run, of which the last `keep` stay.
 
     Args:
@@ -37,12 +37,7 @@ class RunCheckpoints:
             preservation_policy=newest,  # pyright: ignore[reportArgumentType]
         )
 
-    def __enter__(self) -> "RunCheckpoints":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.checkpointer.close()
 
     @property
@@ -81,9 +76,7 @@ class RunCheckpoints:
         _, description = self.read()
         leaves = named_leaves(like)
         self.check(description["leaves"], leaves)
-        abstract = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for name, leaf in leaves.items()
-        }
+        abstract = abstract_of(leaves)
         loaded = self.checkpointer.load_checkpointables(abstract_checkpointables={STATE: abstract})[STATE]
         return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in leaves])
 
@@ -105,6 +98,11 @@ class RunCheckpoints:
 def named_leaves(tree: Any) -> dict[str, Any]:
     """Name the leaves of a tree by the path to them."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def abstract_of(tree: Any) -> Any:
+    """Keep shape, dtype and sharding of leaves alone."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
 
 
 def shape_and_dtype(leaf: Any) -> list:
@@ -130,14 +128,12 @@ def split_arrays(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, A
 
 def merge_arrays(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Put back together what `split_arrays` split."""
-
-    def merged() -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, list):
-                yield key, value[0]
-            elif set(value) == {"array"} and isinstance(value["array"], str):
-                yield key, arrays[value["array"]]
-            else:
-                yield key, merge_arrays(value, arrays)
-
-    return dict(merged())
+    merged: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, list):
+            merged[key] = value[0]
+        elif set(value) == {"array"} and isinstance(value["array"], str):
+            merged[key] = arrays[value["array"]]
+        else:
+            merged[key] = merge_arrays(value, arrays)
+    return merged

@@ -5,8 +5,9 @@ SftConfig(max_length=256, training=TrainerConfig(max_steps=200, optimizer=Optimi
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from jax_lm.metrics import TRACKERS
@@ -21,35 +22,19 @@ PAPER_SAMPLING = GenerationOptions(max_new_tokens=256, num_steps=256, temperatur
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
-def require_sizes(config: Any, *names: str) -> None:
-    """ValueError unless these are at least 1, or None where a setting may be None."""
+def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
+    """Raise ValueError unless a rule holds for these settings, or they are None."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
+        if value is not None and not holds(value):
+            raise ValueError(f"{name}={value}: {rule}")
 
 
-def require_shares(config: Any, *names: str) -> None:
-    """ValueError unless these lie between 0 and 1."""
-    for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise ValueError(f"{name}={getattr(config, name)}: must lie in [0, 1]")
-
-
-def require_positive(config: Any, *names: str) -> None:
-    """ValueError unless these are positive and finite, or None where a setting may be None."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name}={value}: must be positive")
-
-
-def require_not_negative(config: Any, *names: str) -> None:
-    """ValueError unless these are finite and at least 0, or None where a setting may be None."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value}: must not be negative")
+require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
+require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
+require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
+require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
+require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
 
 
 def settings_without(config: Any, *names: str) -> dict[str, Any]:
@@ -86,12 +71,10 @@ class OptimizerConfig:
     muon_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
+        require_above_zero(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
         require_not_negative(self, "weight_decay", "warmup_steps")
         require_shares(self, "warmup_ratio", "min_lr_ratio")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must lie in [0, 1)")
+        require("must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2")
 
     def warmup(self, steps: int) -> int:
         """Steps of the warm-up in a run of `steps`; ValueError if none would be left."""
@@ -212,11 +195,9 @@ class LossConfig:
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         require_one_of("normalisation", self.normalisation, NORMALISATIONS)
         require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
-        for name in ("minimum_level", "cart_p"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must lie in (0, 1)")
-        if self.max_weight is not None and not 1 <= self.max_weight < math.inf:
-            raise ValueError(f"max_weight={self.max_weight}: must be at least 1, the weight of a full mask")
+        require_inner_shares(self, "minimum_level", "cart_p")
+        rule = "must be at least 1, the weight of a full mask"
+        require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,13 +232,8 @@ class SftConfig:
     def __post_init__(self) -> None:
         require_sizes(self, "max_length", "batch_size")
         require_shares(self, "condition_share", "held_out_share")
-        require_positive(self, "num_train_epochs")
+        require_above_zero(self, "num_train_epochs")
         require_not_negative(self, "spare_pads")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Settings that a resumed run must agree on, besides those of loss and trainer."""
-        return settings_without(self, "loss", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,11 +266,6 @@ class AdaptConfig:
         require_sizes(self, "max_length", "batch_size")
         require_shares(self, "cut_share", "prefix_share", "held_out_share")
         require_not_negative(self, "annealing_steps")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Settings that a resumed run must agree on, besides those of loss and trainer."""
-        return settings_without(self, "loss", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,11 +321,8 @@ class PolicyLoss:
 
     def __post_init__(self) -> None:
         require_one_of("loss_type", self.loss_type, LOSS_TYPES)
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"epsilon={self.epsilon}: must lie in (0, 1)")
-        for name in ("epsilon_high", "kl_clamp"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be positive")
+        require_inner_shares(self, "epsilon")
+        require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
         require_not_negative(self, "beta")
 
     @property
@@ -416,11 +384,10 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
         require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
-        require_positive(self, "num_train_epochs")
+        require_above_zero(self, "num_train_epochs")
         require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
-        if self.num_generations < 2:
-            raise ValueError(f"num_generations={self.num_generations}: must be at least 2, to have a group")
+        require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
@@ -443,8 +410,3 @@ class GRPOConfig:
         if self.training.max_steps is not None:
             return self.training.max_steps
         return math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step) * self.num_iterations
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Settings that a resumed run must agree on, besides those of the trainer."""
-        return settings_without(self, "generation_batch_size", "training")

@@ -31,7 +31,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards import Scored, WeightedSum, weighted_sum
 from jax_lm.sharding import on_mesh, replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.config import Estimator, GRPOConfig
+from jax_lm.training.config import Estimator, GRPOConfig, settings_without
 from jax_lm.training.policy_loss import (
     advantages,
     completion_scores,
@@ -103,6 +103,7 @@ class DiffuGRPOTrainer:
         weights = on_mesh(sampler.params, model.config, model.mesh)
         ours, self.others = partition(weights, trained), partition(weights, lambda name: not trained(name))
         frozen = in_dtype(self.others, config.training.compute_dtype)
+        agreed = settings_without(config, "generation_batch_size", "training")
         self.graph, self.config, self.out = sampler.graph, config, out
         self.source = RolloutSource(sampler, tokenizer, prompts, rewards, config, out, params=ours, frozen=frozen)
         self.trainer = Trainer(
@@ -111,7 +112,7 @@ class DiffuGRPOTrainer:
             replace(config.training, max_steps=config.steps(len(prompts.prompts))),
             out=out,
             frozen=frozen,
-            identity={"grpo": config.identity, "prompts": fingerprint(prompts)} | dict(identity or {}),
+            identity={"grpo": agreed, "prompts": fingerprint(prompts)} | dict(identity or {}),
         )
 
     def train(self, evaluate: Evaluate | None = None) -> bool:

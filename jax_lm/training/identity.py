@@ -42,18 +42,18 @@ def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
     A setting that one of them lacks counts as None.
     """
-    ours, theirs = (present_names(dict(leaves(identity))) for identity in (wanted, held))
+    ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             return f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
     return None
 
 
-def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings of a nested mapping, by dotted name."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from named_settings(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

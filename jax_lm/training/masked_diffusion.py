@@ -26,7 +26,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_lm.data.batches import Batch
-from jax_lm.data.stream import SampleStream
 from jax_lm.diffusion.masking import (
     attention_mask,
     mask_tokens,
@@ -113,21 +112,15 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
 
 
 class ByStep:
-    """A source whose batches follow from the step alone: there is nothing to save.
-
-    Args:
-        stream: of the batches, of which each process draws its rows.
-        openness: share of the future that attention sees, by step.
-    """
+    """A source whose batches follow from the step alone: there is nothing to save."""
 
     arrays: Any = ()
 
-    def __init__(self, stream: SampleStream, openness: Callable[[int], float] = lambda step: 1.0) -> None:
-        self.stream, self.openness = stream, openness
+    def __init__(self, batch: Callable[[int], Batch]) -> None:
+        self.batch = batch
 
     def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
-        openness, process, processes = self.openness(state.step), jax.process_index(), jax.process_count()
-        return self.stream.batch(state.step, openness=openness, process=process, processes=processes), {}
+        return self.batch(state.step), {}
 
     def save(self) -> dict[str, Any]:
         return {}

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_lm.data.batches import Batch, Row
 from jax_lm.data.conversations import closed
 from jax_lm.data.stream import SampleStream, Vary
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.training.config import AdaptConfig, SftConfig
+from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, train
 
 HELD_OUT_SEED = 1
@@ -53,13 +54,13 @@ def fine_tune(
     vary = revealed(round(config.condition_share * training.steps)) if config.condition_share else None
     return train(
         model,
-        ByStep(stream(vary=vary)),
+        by_step(stream(vary=vary)),
         dataclasses.replace(config.loss, masks_per_query=config.packed),
         training,
         out,
         trained=trained,
         held_out=held_out,
-        identity=config.identity | dict(identity or {}),
+        identity=settings_without(config, "loss", "training") | dict(identity or {}),
     )
 
 
@@ -67,19 +68,21 @@ def streams(
     samples: Sequence[Row], config: SftConfig | AdaptConfig, pad_id: int, *, packed: bool
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
     """Hold samples out; returns what makes the stream of the others (it takes `vary`), and the held-out batches."""
-    learnt, held_out = split(samples, config.held_out_share, config.training.seed)
-    stream = partial(
-        SampleStream,
-        max_length=config.max_length,
-        batch_size=config.batch_size,
-        pad_id=pad_id,
-        seed=config.training.seed,
-        packed=packed,
-    )
-    if not held_out:
-        return partial(stream, learnt), []
-    evaluated = stream(held_out)
-    return partial(stream, learnt), [evaluated.batch(step) for step in range(evaluated.steps(1.0))]
+    seed = config.training.seed
+    learnt, held_out = split(samples, config.held_out_share, seed)
+    sizes = {"max_length": config.max_length, "batch_size": config.batch_size}
+    stream = partial(SampleStream, **sizes, pad_id=pad_id, seed=seed, packed=packed)
+    evaluated = stream(held_out) if held_out else None
+    return partial(stream, learnt), [evaluated.batch(n) for n in range(evaluated.steps(1.0))] if evaluated else []
+
+
+def by_step(stream: SampleStream, openness: Callable[[int], float] = lambda step: 1.0) -> ByStep:
+    """Draw this process's rows of each step; `openness` is the share of the future that attention sees, by step."""
+
+    def batch(step: int) -> Batch:
+        return stream.batch(step, openness=openness(step), process=jax.process_index(), processes=jax.process_count())
+
+    return ByStep(batch)
 
 
 def split(samples: Sequence[Row], share: float, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:

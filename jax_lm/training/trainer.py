@@ -14,7 +14,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -27,8 +27,8 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array
 
 from jax_lm import terminal
-from jax_lm.metrics import Meter, Writers, open_writers
-from jax_lm.training.checkpoints import RunCheckpoints, named_leaves
+from jax_lm.metrics import Meter, Write, open_writers
+from jax_lm.training.checkpoints import RunCheckpoints, abstract_of, named_leaves
 from jax_lm.training.config import TrainerConfig
 from jax_lm.training.identity import differing_setting
 from jax_lm.training.optimizer import make_optimizer, schedule
@@ -140,15 +140,15 @@ class Trainer:
             terminal.progress("training") as bar,
         ):
             self.resume(checkpoints, source)
-            with self.writers() as writers, self.profiler() as profile:
-                finish = partial(self.finish, writers=writers, bar=bar, check=check)
-                return self.loop(source, checkpoints, writers, finish, terminated, profile, evaluate)
+            with self.writer() as write, self.profiler() as profile:
+                finish = partial(self.finish, write=write, bar=bar, check=check)
+                return self.loop(source, checkpoints, write, finish, terminated, profile, evaluate)
 
     def loop(
         self,
         source: BatchSource,
         checkpoints: RunCheckpoints,
-        writers: Writers,
+        write: Write,
         finish: Callable[["Running"], None],
         terminated: Callable[[int], bool],
         profile: Callable[[int], None],
@@ -171,7 +171,7 @@ class Trainer:
                 running = None
             if evaluate and evaluates:
                 results = evaluate(self.state.params)
-                writers.write(step, {f"eval_{name}": float(value) for name, value in results.items()})
+                write(step, {f"eval_{name}": float(value) for name, value in results.items()})
             if saves:
                 self.save(checkpoints, source)
             if stops:
@@ -188,7 +188,7 @@ class Trainer:
         self.state = State(params, optimizer, step)
         return Running(step, batch, metrics, drawn)
 
-    def finish(self, running: "Running", writers: Writers, bar: terminal.Report | None, check: Check) -> None:
+    def finish(self, running: "Running", write: Write, bar: terminal.Report | None, check: Check) -> None:
         """Wait for a step, check and count its metrics.
 
         Raises:
@@ -211,7 +211,7 @@ class Trainer:
         last = self.config.last_step
         if running.step % self.config.log_every == 0 or running.step == last:
             entry = self.meter.entry()
-            writers.write(running.step, entry)
+            write(running.step, entry)
             if bar:
                 bar(running.step, last, f"loss {entry['loss']:.4f}  {entry['tokens_per_second']:,.0f} tokens/s")
 
@@ -235,26 +235,21 @@ class Trainer:
         difference = differing_setting(rest["identity"], self.identity)
         if difference:
             raise ValueError(f"out={self.out}: holds a run with {difference}; take another folder")
-        # Shapes and places alone, so that the fresh arrays are gone before the saved ones come.
-        like = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-            (self.state._replace(step=()), source.arrays),
-        )
+        # Shapes and shardings alone, so that the fresh arrays are gone before the saved ones come.
+        like = abstract_of((self.state._replace(step=()), source.arrays))
         self.state, source.arrays = State({}, (), 0), ()
         state, source.arrays = checkpoints.load_state(like)
         self.state = state._replace(step=step)
         source.load(rest["source"])
-        self.meter = Meter.load(rest["meter"])
+        self.meter = Meter(**rest["meter"])
         logger.info("continuing %s from step %d", self.out, step)
 
-    def writers(self) -> Writers:
+    def writer(self) -> AbstractContextManager[Write]:
         """Open where metrics go; nowhere for all processes but the first."""
         if jax.process_index() > 0:
-            return Writers([])
-        config = self.config
-        return open_writers(
-            self.out, config.track, steps=config.steps, resumed_at=self.state.step, config=self.identity
-        )
+            return nullcontext(lambda step, metrics: None)
+        config, resumed_at = self.config, self.state.step
+        return open_writers(self.out, config.track, steps=config.steps, resumed_at=resumed_at, config=self.identity)
 
     @contextmanager
     def profiler(self) -> Iterator[Callable[[int], None]]:
