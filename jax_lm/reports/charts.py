@@ -1,4 +1,4 @@
-"""Line charts and heat maps as SVG, without a library: small enough to be written out.
+"""Line charts, bar charts and heat maps as SVG, without a library: small enough to be written out.
 
 Colours follow the page that they stand in (`currentColor`), so that they can be read on dark and on light.
 """
@@ -13,6 +13,7 @@ from jaxtyping import Float
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
+BAR, GAP = 18, 6
 TICKS = 5
 MANY = 10
 """Up to so many places along the axis have their own number."""
@@ -20,17 +21,17 @@ MANY = 10
 Series = Mapping[str, Sequence[tuple[float | int, float | int]]]
 
 
-def frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:
+def frame(title: str, x_label: str, y_label: str, parts: Sequence[str], *, height: float | int = HEIGHT) -> str:
     """A picture with its title and the names of its axes."""
-    middle, centre = LEFT + (WIDTH - LEFT - RIGHT) / 2, TOP + (HEIGHT - TOP - BOTTOM) / 2
+    middle, centre = LEFT + (WIDTH - LEFT - RIGHT) / 2, TOP + (height - TOP - BOTTOM) / 2
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
             f'font-family="sans-serif" font-size="12" fill="currentColor" role="img" '
             f'aria-label="{html.escape(title)}">',
             f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{html.escape(title)}</text>',
             *parts,
-            f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_label)}</text>',
+            f'<text x="{middle:.0f}" y="{height - 8}" text-anchor="middle">{html.escape(x_label)}</text>',
             f'<text transform="translate(14 {centre:.0f}) rotate(-90)" text-anchor="middle">'
             f"{html.escape(y_label)}</text>",
             "</svg>",
@@ -106,3 +107,20 @@ def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray,
         f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{length - 1}</text>',
     ]
     return frame(title, x_label, y_label, parts)
+
+
+def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
+    """Draw a bar per (label, group, value), one below the other; each group has a colour."""
+    groups = list(dict.fromkeys(group for _, group, _ in bars))
+    left, right = 4 * LEFT, LEFT
+    largest = max((value for *_, value in bars), default=0) or 1
+    parts = []
+    for index, (label, group, value) in enumerate(bars):
+        y, length = TOP + index * (BAR + GAP), value / largest * (WIDTH - left - right)
+        color = COLORS[groups.index(group) % len(COLORS)]
+        parts += [
+            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{html.escape(label)}</text>',
+            f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{color}"/>',
+            f'<text x="{left + length + 6:.1f}" y="{y + 13}">{number(value)}</text>',
+        ]
+    return frame(title, "", "", parts, height=TOP + len(bars) * (BAR + GAP) + GAP)

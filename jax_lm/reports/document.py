@@ -81,7 +81,9 @@ class Document:
         boxes = {True: "[x]", False: "[ ]", None: "[-]"}
         rows = [[boxes[v.met], v.name, v.wanted, f"{v.measured} ({v.mark})"] for v in self.verdicts]
         lines = [f"# {self.title}", "", *(f"- {name}: {text}" for name, text in self.told.items()), ""]
-        lines += ["## Success criteria", "", self.score, "", *table(("", "criterion", "wanted", "measured"), rows), ""]
+        if rows:
+            criteria = table(("", "criterion", "wanted", "measured"), rows)
+            lines += ["## Success criteria", "", self.score, "", *criteria, ""]
         return "\n".join([*lines, *(line for section in self.sections for line in section.markdown())])
 
     def page(self) -> str:
