@@ -40,7 +40,7 @@ class Bench:
     model: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
     presets: tuple[Literal["exact", "fast", "turbo"], ...] = ("exact", "fast", "turbo")
-    workload: tyro.conf.OmitArgPrefixes[Workload] = SPEED
+    workload: Workload = SPEED
     random_shape: Literal["small", "7b"] | None = None
     out: Path | None = None
 
@@ -74,7 +74,7 @@ class Compare:
     model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     tolerance: float | None = None
-    workload: tyro.conf.OmitArgPrefixes[Workload] = COMPARISON
+    workload: Workload = COMPARISON
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Experiment:
     """
 
     out: Path
-    settings: tyro.conf.OmitArgPrefixes[ExperimentSettings] = EXPERIMENT
+    settings: ExperimentSettings = EXPERIMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,4 +144,4 @@ class ParityRecord:
 
     pytorch_model: Path
     out: Path
-    shape: tyro.conf.OmitArgPrefixes[RecordingShape] = RECORDING
+    shape: RecordingShape = RECORDING

@@ -129,7 +129,7 @@ def layer_of(name: str) -> int | None:
     return int(layer[1]) if layer else None
 
 
-def model_order(name: str) -> tuple[float, int]:
+def model_order(name: str) -> tuple[float | int, int]:
     """Sort outputs by layer, then kind."""
     layer, kind = layer_of(name), list(KINDS).index(name.split(".")[-1])
     return (-1.0 if kind == 0 else math.inf) if layer is None else layer, kind
