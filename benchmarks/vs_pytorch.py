@@ -139,10 +139,10 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
     warm_ups: list[Callable[[], Answers]] = []
     for each in named.values():
         prompts = random_prompts(config, each.cell.batch, each.cell.prompt_tokens, seed=0)
-        is_torch = each.backend == "pytorch"
-        calls.append(partial(each.call, theirs if is_torch else ours, prompts))
+        call = partial(each.call, theirs if each.backend == "pytorch" else ours, prompts)
+        calls.append(call)
         # Nothing is compiled in PyTorch.
-        warm_ups.append(partial(calls[-1], min(2, each.cell.new_tokens)) if is_torch else calls[-1])
+        warm_ups.append(partial(call, min(2, each.cell.new_tokens)) if each.backend == "pytorch" else call)
     timings = dict(zip(named, time_in_turns(calls, arguments.repeats, warm_ups=warm_ups), strict=True))
     times = {name: GenerationTime.of(named[name].cell, timing) for name, timing in timings.items()}
     exact, reference = (

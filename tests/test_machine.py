@@ -14,6 +14,6 @@ def test_limits_are_positive_and_finite():
 def test_plain_data_names_versions_and_device():
     here = machine.Machine.here()
     assert set(machine.about()) == {field.name for field in dataclasses.fields(here)}
-    assert here.jax in here.software
-    assert str(here.cpu_count) in here.host
-    assert here.platform in here.accelerator
+    assert f"jax {here.jax}" in here.metadata["software"]
+    assert f"{here.cpu_count} CPU cores" in here.metadata["host"]
+    assert here.platform in here.metadata["device"]

@@ -217,16 +217,15 @@ def comparison_verdicts(result: Comparison) -> list[Verdict]:
 
 def comparison_report(result: Comparison, name: str) -> Document:
     """Lay out a comparison of the model of that name."""
-    about, packages = result.jax.about, result.pytorch.packages
+    packages = ", ".join(f"{key} {value}" for key, value in result.pytorch.packages.items())
     return Document(
         title="PyTorch and JAX, side by side",
         told={
             "model": f"{name}, {result.jax.dtype}",
-            "machine": f"{about.accelerator}, {about.host}; PyTorch on {result.pytorch.device}",
-            "software": ", ".join([about.software, *(f"{key} {value}" for key, value in packages.items())]),
+            **result.jax.about.metadata,
+            "PyTorch": f"{packages} on {result.pytorch.device}",
             "generation": "published settings (temperature 0.2, top_p 0.95, top_k 50, entropy), one step per token, "
             f"whole canvas, {result.workload.new_tokens[0]} new tokens; medians of {result.workload.repeats}",
-            "date": about.date,
         },
         verdicts=comparison_verdicts(result),
         sections=[loading_section(result), *speed_sections(result), *number_sections(result.differences)],

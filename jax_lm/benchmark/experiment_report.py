@@ -197,17 +197,13 @@ def experiment_metadata(found: Measurements, name: str) -> dict[str, str]:
     if loading := found.get(Loading):
         metadata["model"] += f", {loading.parameters:,} parameters, {loading.dtype}, mesh {loading.mesh}"
     if environment := found.get(Environment):
-        about, limits, memory = environment.about, environment.limits, environment.device_bytes
-        metadata |= {
-            "device": about.accelerator + (f", {memory / GIB:.1f} GiB each" if memory else ""),
-            "host": about.host,
-            "software": about.software,
+        limits, memory = environment.limits, environment.device_bytes
+        metadata |= environment.about.metadata | {
             "limits measured": f"{limits.matmul_flops / 1e9:,.0f} GFLOP/s in {environment.limits_dtype}, "
             f"{limits.copy_bytes / 1e9:,.1f} GB/s",
             "peak memory": environment.peak_memory,
-            "date": about.date,
-            "command": about.command,
         }
+        metadata["device"] += f", {memory / GIB:.1f} GiB each" if memory else ""
     return metadata
 
 

@@ -112,14 +112,15 @@ class Machine:
         return f"{self.devices} x {self.device} ({self.platform})"
 
     @property
-    def host(self) -> str:
-        """Processor, cores and load in words."""
-        return f"{self.machine}, {self.cpu_count} CPU cores, load {self.load_average:g}"
-
-    @property
-    def software(self) -> str:
-        """Versions in words."""
-        return f"jax {self.jax}, jaxlib {self.jaxlib}, flax {self.flax}, python {self.python}"
+    def metadata(self) -> dict[str, str]:
+        """Lines of a report: what its numbers depend on."""
+        return {
+            "device": self.accelerator,
+            "host": f"{self.machine}, {self.cpu_count} CPU cores, load {self.load_average:g}",
+            "software": f"jax {self.jax}, jaxlib {self.jaxlib}, flax {self.flax}, python {self.python}",
+            "date": self.date,
+            "command": self.command,
+        }
 
 
 def about() -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, TypeVar
 from jax_lm.benchmark.comparison import Difference, worst
 from jax_lm.benchmark.machine import Machine
 from jax_lm.benchmark.parity import Finding
-from jax_lm.benchmark.records import read_record
+from jax_lm.benchmark.records import read_record, table_section
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.conversion.verify import Check
 from jax_lm.reports.charts import line_chart, rounded_up
 from jax_lm.reports.document import Section
-from jax_lm.roofline import GIB, Limits
+from jax_lm.roofline import Limits
 
 SHOWN = 4
 """Programs of the quality check that the report quotes."""
@@ -79,20 +79,10 @@ class SinglePrompt(Measurement):
     recompilations: int
     peak_bytes: int
 
-    def section(self, loading: Loading | None) -> Section:
-        """Lay out loading and the prompt."""
-        rows = []
-        if loading:
-            rows += [["loading", f"{loading.seconds:.2f} s"], ["weights", f"{loading.weights_bytes / GIB:.2f} GiB"]]
-        rows += [
-            ["first call, with compilation", f"{self.first_seconds:.2f} s"],
-            ["later calls, median", f"{self.seconds:.3f} s for {self.new_tokens} tokens"],
-            ["tokens per second", f"{self.tokens_per_second:,.1f}"],
-            ["model evaluations", str(self.forwards)],
-            ["peak memory", f"{self.peak_bytes / GIB:.2f} GiB"],
-        ]
+    def section(self) -> Section:
+        """Lay out the times and the text."""
         listing = {f"Completion of {self.prompt!r}": self.text}
-        return Section(title="One prompt", columns=("", "measured"), rows=rows, listing=listing)
+        return table_section("One prompt", [self], ("prompt", "text"), listing=listing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,27 +118,10 @@ class ForwardPasses(Measurement):
 
     def section(self) -> Section:
         """Lay out a row per batch size."""
-        rows = [
-            [str(row.batch), "out of memory", "", "", ""]
-            if row.seconds is None
-            else [
-                str(row.batch),
-                f"{row.seconds * 1e3:.2f}",
-                f"{row.tokens_per_second:,.0f}",
-                "" if row.roofline is None else f"{row.roofline:.0%}",
-                row.limit,
-            ]
-            for row in self.rows
-        ]
         points = [(row.batch, row.tokens_per_second) for row in self.timed]
-        return Section(
-            title="Forward passes by batch",
-            text=f"{self.width} positions per row, logits of every position.",
-            columns=("batch", "ms", "positions/s", "of the roofline", "limit"),
-            rows=rows,
-            picture=batch_chart("Positions per second", "positions/s", "forward pass", points),
-            name="forward",
-        )
+        picture = batch_chart("Positions per second", "positions/s", "forward pass", points)
+        text = f"{self.width} positions per row, logits of every position."
+        return table_section("Forward passes by batch", self.rows, text=text, picture=picture, name="forward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +137,8 @@ class FourPrompts(Measurement):
 
     def section(self) -> Section:
         """Lay out both times and the answers."""
-        rows = [
-            ["together", f"{self.seconds:.3f} s", f"{self.tokens_per_second:,.1f} tokens/s"],
-            ["one by one", f"{self.alone_seconds:.3f} s", ""],
-            ["equal answers", f"{self.equal} of {len(self.texts)}", ""],
-        ]
         listing = {f"Completion of {prompt!r}": text for prompt, text in self.texts.items()}
-        return Section(title="Four prompts together", columns=("", "measured", ""), rows=rows, listing=listing)
+        return table_section("Four prompts together", [self], listing=listing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,15 +165,7 @@ class CpuComparison(Measurement):
 
     def section(self) -> Section:
         """Lay out both times."""
-        pairs = {
-            "generation, s": (self.here.seconds, self.cpu.seconds),
-            "forward pass, s": (self.here.forward_seconds, self.cpu.forward_seconds),
-        }
-        rows = [[name, f"{here:.3f}", f"{cpu:.3f}", f"{cpu / here:.1f}"] for name, (here, cpu) in pairs.items()]
-        here = self.here
-        text = f"{here.batch} row, {here.prompt_tokens} prompt tokens, {here.new_tokens} new tokens."
-        columns = ("", "here", "CPU", "times as fast")
-        return Section(title="Comparison with the CPU", text=text, columns=columns, rows=rows)
+        return table_section("Comparison with the CPU", [self.here, self.cpu], text="First here, then on the CPU.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,9 +177,7 @@ class RecordedParity(Measurement):
 
     def section(self) -> Section:
         """Lay out a row per comparison."""
-        rows = [[each.name, each.measured, each.allowed, "ok" if each.passed else "FAILED"] for each in self.findings]
-        columns = ("compared", "measured", "allowed", "")
-        return Section(title="Parity with recorded outputs of PyTorch", columns=columns, rows=rows)
+        return table_section("Parity with recorded outputs of PyTorch", self.findings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,20 +191,14 @@ class TorchParity(Measurement):
     torch: str
 
     def section(self) -> Section:
-        """Lay out a row per kind of module."""
-        kinds: dict[str, list[Difference]] = {}
-        for each in self.differences:
-            kinds.setdefault(each.kind, []).append(each)
-        rows = [
-            [kind, str(len(some)), f"{worst(some).relative:.1e}", f"{max(each.largest for each in some):.1e}"]
-            for kind, some in kinds.items()
-        ]
+        """Lay out the worst output of every kind of module."""
+        kinds = dict.fromkeys(each.kind for each in self.differences)
+        found = [worst([each for each in self.differences if each.kind == kind]) for kind in kinds]
         text = (
             f"PyTorch {self.torch} on the CPU; relative difference at most {self.tolerance:g}. Greedy tokens that are "
-            f"equal: {self.greedy_agreement:.1%}."
+            f"equal: {self.greedy_agreement:.1%}. {len(self.differences)} outputs, of each kind the worst:"
         )
-        columns = ("output", "compared", "largest relative", "largest absolute")
-        return Section(title="Parity with PyTorch", text=text, columns=columns, rows=rows)
+        return table_section("Parity with PyTorch", found, text=text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,10 +223,9 @@ class Quality(Measurement):
 
     def section(self) -> Section:
         """Lay out the outcomes, and the first programs."""
-        rows = [[each.name, each.outcome, each.detail] for each in self.attempts]
         listing = {f"{each.name}: {each.outcome}": each.program for each in self.attempts[:SHOWN]}
         text = f"{self.passed} of {self.tasks} programs pass their tests (sandbox: {self.tier})."
-        return Section(title="Quality", text=text, columns=("task", "outcome", ""), rows=rows, listing=listing)
+        return table_section("Quality", self.attempts, ("program",), text=text, listing=listing)
 
 
 KINDS: tuple[type[Measurement], ...] = (Environment, Verification, Loading, SinglePrompt, ForwardPasses, FourPrompts,
@@ -310,28 +261,13 @@ class Measurements:
 
     def sections(self) -> list[Section]:
         """Lay out every measurement that has a part of the report."""
-        single, parts = self.get(SinglePrompt), []
-        parts += [single.section(self.get(Loading))] if single else []
-        for kind in (ForwardPasses, FourPrompts, CpuComparison, Quality):
-            parts += [found.section()] if (found := self.get(kind)) else []
-        parts += self.stress_sections()
-        for kind in (RecordedParity, TorchParity):
-            parts += [found.section()] if (found := self.get(kind)) else []
+        alone = (SinglePrompt, ForwardPasses, FourPrompts, CpuComparison, Quality, RecordedParity, TorchParity)
+        parts = [found.section() for kind in alone if (found := self.get(kind))]
+        if sizes := [each for each in self.by_step.values() if isinstance(each, Stress)]:
+            points = [(each.size, each.tokens_per_second) for each in sizes if each.tokens_per_second]
+            picture = batch_chart("Tokens per second under stress", "tokens/s", "generation", points)
+            parts.append(table_section("Stress", sizes, picture=picture, name="stress"))
         return parts
-
-    def stress_sections(self) -> list[Section]:
-        """Lay out batches until memory ends; nothing if none ran."""
-        sizes = sorted((each for each in self.by_step.values() if isinstance(each, Stress)), key=lambda each: each.size)
-        rows = [
-            [str(each.size), f"{each.tokens_per_second:,.1f}", f"{(each.peak_bytes or 0) / GIB:.2f} GiB", ""]
-            if each.fits
-            else [str(each.size), "out of memory", "", each.reason or ""]
-            for each in sizes
-        ]
-        points = [(each.size, each.tokens_per_second) for each in sizes if each.tokens_per_second]
-        picture = batch_chart("Tokens per second under stress", "tokens/s", "generation", points)
-        columns = ("batch", "tokens/s", "peak memory so far", "")
-        return [Section(title="Stress", columns=columns, rows=rows, picture=picture, name="stress")] if sizes else []
 
 
 def batch_chart(title: str, label: str, name: str, points: list[tuple[int, float]]) -> str:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_lm.benchmark.backend import Answers, Backend, JaxBackend
 from jax_lm.benchmark.machine import Machine, PeakMemory
+from jax_lm.benchmark.records import table_section
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.benchmark.workload import published_options, random_canvas, random_prompts
@@ -26,8 +27,8 @@ from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.inference import WIDTH_BUCKET
 from jax_lm.planning import forward_cost
 from jax_lm.reports.charts import bar_chart
-from jax_lm.reports.document import Document, Section
-from jax_lm.roofline import GIB, Limits
+from jax_lm.reports.document import Document
+from jax_lm.roofline import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,8 @@ class GenerationTime:
         first_seconds: the first call, which compiles, on another prompt of the same bucket.
         seconds: median of the later ones.
         forwards: model evaluations for the whole batch.
+        tokens_per_forward: tokens that a row gains per evaluation.
+        compile_seconds: the first call minus the median.
         compilations: of the first call.
         recompilations: of all later calls; must be 0.
         forward_seconds: of a forward pass over as many tokens, with the logits of every position; 0 if not timed.
@@ -83,6 +86,8 @@ class GenerationTime:
     all_seconds: tuple[float, ...]
     tokens_per_second: float
     forwards: int = 0
+    tokens_per_forward: float = 0.0
+    compile_seconds: float = 0.0
     compilations: int = 0
     recompilations: int = 0
     forward_seconds: float = 0.0
@@ -98,19 +103,11 @@ class GenerationTime:
             all_seconds=timing.all_seconds,
             tokens_per_second=cell.batch * cell.new_tokens / timing.seconds,
             forwards=timing.result.forwards,
+            tokens_per_forward=cell.new_tokens / timing.result.forwards,
+            compile_seconds=max(timing.first_seconds - timing.seconds, 0.0),
             compilations=timing.compilations,
             recompilations=timing.recompilations,
         )
-
-    @property
-    def tokens_per_forward(self) -> float:
-        """Tokens that a row gains per evaluation."""
-        return self.new_tokens / self.forwards
-
-    @property
-    def compile_seconds(self) -> float:
-        """The first call minus the median."""
-        return max(self.first_seconds - self.seconds, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,52 +275,26 @@ def measure_speed(
 def speed_report(speed: Speed) -> Document:
     """Lay out what was measured: two tables and a bar per generation."""
     model, limits = speed.model, speed.limits
+    bars = [
+        (f"{each.preset}, batch {each.batch}, {each.prompt_tokens} + {each.new_tokens} tokens", each.preset,
+         each.tokens_per_second)
+        for each in speed.generations
+    ]  # fmt: skip
+    picture = bar_chart("Tokens per second", bars)
+    text = "Every position of the block is masked. The bound is the roofline."
     return Document(
         title="Speed",
         told={
             "model": f"{model.name}, {model.parameters:,} parameters, {model.dtype}",
-            "machine": f"{speed.about.accelerator}, {speed.about.host}",
-            "software": speed.about.software,
-            "date": speed.about.date,
-            "command": speed.about.command,
+            **speed.about.metadata,
             "loading": f"{speed.load_seconds:.2f} s",
             "matmul rate": f"{limits.matmul_flops / 1e9:,.0f} GFLOP/s in {model.dtype}",
             "copy bandwidth": f"{limits.copy_bytes / 1e9:,.1f} GB/s",
             "peak memory": speed.peak_memory,
         },
         verdicts=(),
-        sections=(generation_section(speed.generations), forward_section(speed.forwards)),
+        sections=(
+            table_section("Generation", speed.generations, picture=picture, name="bench"),
+            table_section("One forward pass", speed.forwards, text=text),
+        ),
     )
-
-
-def generation_section(times: tuple[GenerationTime, ...]) -> Section:
-    """Lay out the generations."""
-    columns = ("preset", "batch", "prompt", "new tokens", "tokens per s", "seconds", "forwards", "tokens per forward",
-               "compile, s", "compiled again", "peak, GiB")  # fmt: skip
-    rows = [
-        [each.preset, str(each.batch), str(each.prompt_tokens), str(each.new_tokens), f"{each.tokens_per_second:,.1f}",
-         f"{each.seconds:.3f}", str(each.forwards), f"{each.tokens_per_forward:.2f}", f"{each.compile_seconds:.2f}",
-         str(each.recompilations), f"{each.peak_bytes / GIB:.2f}"]
-        for each in times
-    ]  # fmt: skip
-    bars = [
-        (f"{each.preset}, batch {each.batch}, {each.prompt_tokens} + {each.new_tokens} tokens", each.preset,
-         each.tokens_per_second)
-        for each in times
-    ]  # fmt: skip
-    picture = bar_chart("Tokens per second", bars)
-    return Section(title="Generation", columns=columns, rows=rows, picture=picture, name="bench")
-
-
-def forward_section(times: tuple[ForwardTime, ...]) -> Section:
-    """Lay out the forward passes."""
-    columns = ("rows recomputed", "batch", "canvas", "forward, ms", "step, ms", "sampling and bookkeeping",
-               "roofline, ms", "limit", "reached")  # fmt: skip
-    rows = [
-        [f"{each.rows} ({each.window})", str(each.batch), str(each.canvas), f"{each.seconds * 1e3:.2f}",
-         f"{each.step_seconds * 1e3:.2f}", f"{each.overhead:.0%}", f"{each.bound_seconds * 1e3:.2f}", each.bound,
-         f"{each.roofline:.0%}"]
-        for each in times
-    ]  # fmt: skip
-    text = "Every position of the block is masked."
-    return Section(title="One forward pass", text=text, columns=columns, rows=rows)

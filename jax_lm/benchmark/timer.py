@@ -72,24 +72,6 @@ class Timing(Generic[Result]):
         return statistics.median(self.all_seconds)
 
 
-class _Stopwatch:
-    """Times calls one after the other, and counts what they compile."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.compiled: list[int] = []
-        self.result: Any = None
-
-    def run(self, call: Callable[[], Any]) -> None:
-        """Time a call until its result is there."""
-        # Not two results at a time: logits may be large.
-        self.result = None
-        before, start = compilations().count, time.perf_counter()
-        self.result = jax.block_until_ready(call())
-        self.seconds.append(time.perf_counter() - start)
-        self.compiled.append(compilations().count - before)
-
-
 def time_in_turns(
     calls: Sequence[Callable[[], Result]], repeats: int, *, warm_ups: Sequence[Callable[[], Any]] | None = None
 ) -> list[Timing[Result]]:
@@ -99,19 +81,26 @@ def time_in_turns(
         repeats: timed rounds after the warm-up.
         warm_ups: what is called first in place of each call; the call itself if not given.
     """
-    watches = [_Stopwatch() for _ in calls]
+    seconds: list[list[float]] = [[] for _ in calls]
+    compiled: list[list[int]] = [[] for _ in calls]
+    results: list[Any] = [None for _ in calls]
     for turn in (warm_ups or calls, *[calls] * repeats):
-        for watch, call in zip(watches, turn, strict=True):
-            watch.run(call)
+        for index, call in enumerate(turn):
+            # Not two results at a time: logits may be large.
+            results[index] = None
+            before, start = compilations().count, time.perf_counter()
+            results[index] = jax.block_until_ready(call())
+            seconds[index].append(time.perf_counter() - start)
+            compiled[index].append(compilations().count - before)
     return [
         Timing(
-            first_seconds=watch.seconds[0],
-            all_seconds=tuple(watch.seconds[1:]),
-            compilations=watch.compiled[0],
-            recompilations=sum(watch.compiled[1:]),
-            result=watch.result,
+            first_seconds=seconds[index][0],
+            all_seconds=tuple(seconds[index][1:]),
+            compilations=compiled[index][0],
+            recompilations=sum(compiled[index][1:]),
+            result=results[index],
         )
-        for watch in watches
+        for index in range(len(calls))
     ]
 
 
