@@ -7,21 +7,19 @@ the layers; numbers are the median of `repeats` compilations with the compilatio
 """
 
 import dataclasses
-import datetime
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import flax
 import jax
 import jax.numpy as jnp
 import tyro
 from flax import nnx
 
+from jax_lm.benchmark.machine import about
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models.dream import DreamForCausalLM, default_positions
 
@@ -105,17 +103,8 @@ def main(arguments: Arguments) -> None:
     for name, figures in results.items():
         print(f"{name:18}", "  ".join(f"{key} {value:.2f}" for key, value in figures.items()))
     if arguments.out:
-        about = {
-            "date": datetime.date.today().isoformat(),
-            "jax": jax.__version__,
-            "flax": flax.__version__,
-            "python": platform.python_version(),
-            "device": jax.devices()[0].device_kind,
-            "dtype": arguments.dtype,
-            "canvas": arguments.canvas,
-            "repeats": arguments.repeats,
-        }
-        arguments.out.write_text(json.dumps(about | {"results": results}, indent=2) + "\n", encoding="utf-8")
+        asked = {"dtype": arguments.dtype, "canvas": arguments.canvas, "repeats": arguments.repeats}
+        arguments.out.write_text(json.dumps(about() | asked | {"results": results}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

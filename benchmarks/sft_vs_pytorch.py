@@ -9,8 +9,6 @@ torch and transformers (extra `parity`). Run it on an idle machine: the load bef
 """
 
 import json
-import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,9 @@ import transformers
 import tyro
 from flax import nnx
 
-from jax_lm.benchmark import recording
-from jax_lm.benchmark.machine import about, seconds_of
+from jax_lm.benchmark.machine import about
+from jax_lm.benchmark.timer import time_in_turns
+from jax_lm.benchmark.torch_reference import load_qwen2
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.masking import mask_tokens, noise_levels
 from jax_lm.inference import BUILTIN_MODEL
@@ -84,9 +83,7 @@ class PyTorch:
     """The same step with autograd and torch.optim.AdamW."""
 
     def __init__(self, model: DreamForCausalLM, batch: Batch) -> None:
-        self.model = recording.load(BUILTIN_MODEL, model.config)
-        self.model.config._attn_implementation = "sdpa"
-        self.model.train()
+        self.model = load_qwen2(BUILTIN_MODEL, model.config, torch.float32, "sdpa").train()
         key_level, key_mask, _ = jax.random.split(jax.random.fold_in(jax.random.key(SEED), 1), 3)
         tokens, canvas, samples = map(jnp.asarray, batch[:3])
         levels = noise_levels(key_level, samples, LOSS.level_draws, LOSS.minimum_level)
@@ -129,7 +126,7 @@ class PyTorch:
         return float(loss)
 
 
-def main(arguments: Arguments) -> int:
+def main(arguments: Arguments) -> None:
     model = DreamForCausalLM.from_pretrained(BUILTIN_MODEL, dtype=jnp.float32)
     shape = (arguments.rows, arguments.length)
     tokens = np.random.default_rng(0).integers(0, 1500, shape).astype(np.int32)
@@ -138,13 +135,8 @@ def main(arguments: Arguments) -> int:
     contestants = {"jax": Ours(model, batch), "pytorch": PyTorch(model, batch)}
     first = {name: contestant.first() for name, contestant in contestants.items()}
     np.testing.assert_allclose(first["jax"], first["pytorch"], rtol=1e-4)
-    for contestant in contestants.values():
-        seconds_of(contestant.step)
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(arguments.repeats):
-        for name, contestant in contestants.items():
-            seconds[name].append(seconds_of(contestant.step))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    timings = time_in_turns([contestant.step for contestant in contestants.values()], arguments.repeats)
+    medians = {name: timing.seconds for name, timing in zip(contestants, timings, strict=True)}
     result = {
         **about(),
         "torch": torch.__version__,
@@ -160,8 +152,7 @@ def main(arguments: Arguments) -> int:
     if arguments.out:
         arguments.out.write_text(text, encoding="utf-8")
     print(text, end="")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Arguments)))
+    main(tyro.cli(Arguments))

@@ -13,7 +13,7 @@ import itertools
 from serving import OPTIONS as ONE_SLOT
 from serving import started
 
-from jax_lm.benchmark.machine import compilations
+from jax_lm.benchmark.timer import compilations
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving.engine import ClosingError, Engine, EngineOptions, QueueFullError
 from jax_lm.serving.jobs import Finished, Job, Request, without_beginning

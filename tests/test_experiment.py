@@ -2,11 +2,14 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from jax_lm import cli
 from jax_lm.benchmark import comparison, experiment, machine
+from jax_lm.benchmark.measurements import Measurements
+from jax_lm.benchmark.settings import ExperimentSettings
 from jax_lm.planning import OutOfMemoryError
 
 ARGUMENTS = ["--new-tokens", "8", "--batch-sizes", "1", "2", "--largest-batch", "2", "--tasks", "2", "--repeats", "1"]
@@ -18,7 +21,7 @@ STEPS = ["environment", "checkpoint", "loading", "single", "forward", "batch", "
 def small(monkeypatch):
     """Small arrays for the machine's limits, and no PyTorch: its process is tested by test_comparison.py."""
     monkeypatch.setattr(experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
-    monkeypatch.setattr(comparison, "missing", lambda: ["torch"])
+    monkeypatch.setattr(comparison, "missing_packages", lambda: ["torch"])
     monkeypatch.setattr(experiment, "TASK_TOKENS", 16)
 
 
@@ -32,7 +35,7 @@ def lines(folder):
 
 def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch, capsys):
     out, arguments = tmp_path / "out", ["experiment", "--model", str(tiny_folder), *ARGUMENTS]
-    decode, sizes = experiment.Experiment.decode, []
+    decode, sizes = experiment.ExperimentSteps.decode, []
 
     def without_memory(self, prompts, tokens, temperature=0.0):
         sizes.append(len(prompts))
@@ -42,7 +45,7 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
             raise OutOfMemoryError("out of memory: 2 x 64 tokens")
         return decode(self, prompts, tokens, temperature)
 
-    monkeypatch.setattr(experiment.Experiment, "decode", without_memory)
+    monkeypatch.setattr(experiment.ExperimentSteps, "decode", without_memory)
     assert cli.main([*arguments, "--out", str(out)]) == 1
     found = json.loads((out / "results.json").read_text())
     assert list(found) == STEPS
@@ -62,7 +65,7 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
     assert "<script" not in (out / "report.html").read_text()
 
     # Started again, only what is not done is done; nothing is loaded twice for what is kept.
-    monkeypatch.setattr(experiment.Experiment, "decode", decode)
+    monkeypatch.setattr(experiment.ExperimentSteps, "decode", decode)
     before = len(lines(out))
     assert cli.main([*arguments, "--out", str(out)]) == 0
     again = [json.loads(line)["step"] for line in lines(out)[before:]]
@@ -76,11 +79,11 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
 
 
 def test_larger_batches_are_left_out_after_memory_ends():
-    steps = experiment.Experiment.__new__(experiment.Experiment)
+    steps = experiment.ExperimentSteps(Path("nowhere"), ExperimentSettings())
     with pytest.raises(experiment.LeftOut, match="batch 2 did not run"):
-        steps.stress(4, {"stress 2": {"fits": False}})
+        steps.stress(4, Measurements({"stress 2": {"size": 2, "fits": False, "reason": "out of memory"}}))
     with pytest.raises(experiment.LeftOut, match="batch 4 did not run"):
-        steps.stress(8, {})
+        steps.stress(8, Measurements({}))
 
 
 @pytest.mark.parametrize(
@@ -95,5 +98,6 @@ def test_larger_batches_are_left_out_after_memory_ends():
 def test_bad_requests_are_one_line(tmp_path, capsys, arguments, named):
     assert cli.main(["experiment", "--out", str(tmp_path / "out"), *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {named}")
+    assert line.startswith("error: ")
+    assert f" {named}" in line
     assert not (tmp_path / "out").exists()

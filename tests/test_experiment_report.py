@@ -1,13 +1,18 @@
 """Every criterion is ticked from its own number, and from nothing when that is not there."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from jax_lm.benchmark.experiment_report import CRITERIA, document
+from jax_lm.benchmark.experiment_report import CRITERIA, experiment_report
+from jax_lm.benchmark.measurements import SinglePrompt
 from jax_lm.reports.steps import DONE, FAILED, Outcome, Step
 
 ABOUT = {"devices": 1, "device": "H100", "platform": "gpu", "machine": "x86_64", "cpu_count": 2, "load_average": 0.1,
          "jax": "1", "jaxlib": "1", "flax": "1", "python": "3", "date": "today", "command": "c"}  # fmt: skip
-CELL = {"batch": 1, "prompt_tokens": 32, "new_tokens": 8, "seconds": 1.0, "forward_seconds": 0.1}
+CELL = {"batch": 1, "prompt_tokens": 32, "new_tokens": 8, "first_seconds": 2.0, "seconds": 1.0, "all_seconds": [1.0],
+        "tokens_per_second": 8.0, "forward_seconds": 0.1}  # fmt: skip
 DIFFERENCE = {"name": "logits", "kind": "logits", "layer": None, "largest": 1e-5, "relative": 1e-6}
 
 
@@ -21,7 +26,8 @@ def good():
         "environment": {"about": ABOUT, "limits": {"matmul_flops": 1e12, "copy_bytes": 1e11}, "limits_dtype": "float32",
                         "device_bytes": 2**34, "peak_memory": "device"},
         "checkpoint": {"checks": [{"name": "layout", "found": "", "passed": True}], "passed": True},
-        "loading": {"seconds": 300.0, "parameters": 7, "dtype": "float32", "mesh": "1", "weights_bytes": 1},
+        "loading": {"seconds": 300.0, "described": "", "parameters": 7, "dtype": "float32", "mesh": "1",
+                    "weights_bytes": 1, "peak_bytes": 1},
         "single": {"prompt": "def f():", "text": "pass", "same_text": True, "new_tokens": 64, "first_seconds": 120.0,
                    "seconds": 6.4, "tokens_per_second": 10.0, "forwards": 64, "recompilations": 0, "peak_bytes": 1},
         "forward": {"width": 128, "rows": [row(1, 100.0, 0.4), row(8, 200.0, 0.1)]},
@@ -58,7 +64,7 @@ BAD = {
 
 def report(found, **others):
     outcomes = {name: Outcome(DONE, result) for name, result in found.items()} | others
-    return document(outcomes, [Step(name, name, lambda _: {}) for name in outcomes], "model")
+    return experiment_report(outcomes, [Step(name, name, lambda _: {}) for name in outcomes], "model")
 
 
 def test_all_criteria_can_be_met():
@@ -90,10 +96,28 @@ def test_what_failed_is_not_measured():
     del found["single"]
     failed = report(found, single=Outcome(FAILED, reason="no device"))
     unknown = [verdict.name for verdict in failed.verdicts if verdict.met is None]
-    assert unknown == [criterion.name for criterion in CRITERIA if criterion.step == "single"]
+    assert unknown == [criterion.name for criterion in CRITERIA if criterion.kind is SinglePrompt]
     assert "single failed: no device" in failed.markdown()
     assert "Measure what is not: first call." in failed.markdown()
 
 
 def test_nothing_at_all_is_a_report():
     assert report({}).score == f"0 of {len(CRITERIA)} met, 0 missed, {len(CRITERIA)} not measured"
+
+
+def test_the_results_of_version_0_1_make_the_same_verdicts():
+    folder = Path(__file__).parent.parent / "docs" / "results" / "experiment"
+    outcomes = {name: Outcome(**each) for name, each in json.loads((folder / "results.json").read_text()).items()}
+    found = experiment_report(outcomes, [Step(name, name, lambda _: {}) for name in outcomes], "built-in model")
+    before = (folder / "report.md").read_text()
+    assert found.score in before
+    for verdict in found.verdicts:
+        assert f"{verdict.name} | {verdict.wanted} | {verdict.measured} ({verdict.mark}) |" in before
+    assert {f"## {section.title}" for section in found.sections} <= set(before.splitlines())
+
+
+def test_results_that_cannot_be_read_name_their_step():
+    with pytest.raises(ValueError, match=r"step 'single' of an earlier run cannot be read: this is no SinglePrompt"):
+        report({"single": {"prompt": "def f():"}})
+    with pytest.raises(ValueError, match="step 'other' of an earlier run cannot be read"):
+        report({"other": {}})

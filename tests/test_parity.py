@@ -8,7 +8,14 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
-from jax_lm.benchmark.parity import check, check_bfloat16, check_forward, check_generation, check_tokenizer, read
+from jax_lm.benchmark.parity import (
+    check_bfloat16,
+    check_forward,
+    check_generation,
+    check_parity,
+    check_tokenizer,
+    read_golden,
+)
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.diffusion import step as step_module
 from jax_lm.diffusion.sampler import Sampler
@@ -89,7 +96,7 @@ def test_tokenizer_cases_fail_with_another_tokenizer(builtin_folder):
 def test_incomplete_folder_is_named(copy, name):
     shutil.rmtree(copy / name) if (copy / name).is_dir() else (copy / name).unlink()
     with pytest.raises(CheckpointError, match=name):
-        read(copy)
+        read_golden(copy)
 
 
 def test_missing_recording_is_named(copy):
@@ -97,9 +104,9 @@ def test_missing_recording_is_named(copy):
     del tensors["padded.logits"]
     save_file(tensors, copy / "golden.safetensors")
     with pytest.raises(CheckpointError, match=r"padded\.logits"):
-        list(check(copy, tolerance=TOLERANCE))
+        list(check_parity(copy, tolerance=TOLERANCE))
 
 
 def test_tolerance_must_be_positive(copy):
     with pytest.raises(ValueError, match=r"tolerance=0\.0"):
-        list(check(copy, tolerance=0.0))
+        list(check_parity(copy, tolerance=0.0))

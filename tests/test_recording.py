@@ -6,16 +6,17 @@ from conftest import GOLDEN
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from jax_lm.benchmark.parity import check
-from jax_lm.benchmark.recording import CASES, Shape, record
+from jax_lm.benchmark.parity import check_parity
+from jax_lm.benchmark.recording import CASES, record_reference
+from jax_lm.benchmark.settings import RecordingShape
 from jax_lm.checkpoints.huggingface import CheckpointError
 
-SHAPE = Shape(batch=3, prompt_length=13, max_new_tokens=24, seed=7)
+SHAPE = RecordingShape(batch=3, prompt_length=13, max_new_tokens=24, seed=7)
 
 
 def test_recorded_reference_passes(tmp_path):
-    record(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)
-    findings = list(check(tmp_path / "recorded", tolerance=2e-5))
+    record_reference(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)
+    findings = list(check_parity(tmp_path / "recorded", tolerance=2e-5))
     assert len(findings) == 9 + len(CASES)
     # How often bfloat16 agrees on the best token depends on the draw of so few rows; test_dream.py holds the bound.
     exact = [finding for finding in findings if not finding.name.startswith("bfloat16")]
@@ -27,4 +28,4 @@ def test_recorded_reference_passes(tmp_path):
 def test_existing_output_is_kept(tmp_path):
     (tmp_path / "recorded").mkdir()
     with pytest.raises(CheckpointError, match="exists"):
-        record(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)
+        record_reference(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)

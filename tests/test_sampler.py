@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import greedy
 
-from jax_lm.benchmark.machine import compilations
 from jax_lm.benchmark.parity import check_fast_generation, check_generation
+from jax_lm.benchmark.timer import compilations
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import NEVER, Hooks

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import greedy
 
-from jax_lm.benchmark.machine import compilations
+from jax_lm.benchmark.timer import compilations
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.options import ALGS, Decoding
 from jax_lm.serving.sequence import Sequence

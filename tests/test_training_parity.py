@@ -7,12 +7,12 @@ from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
 from jax_lm.benchmark import training_parity
-from jax_lm.benchmark.training_parity import check_training
+from jax_lm.benchmark.training_parity import check_training_parity
 from jax_lm.checkpoints.huggingface import CheckpointError
 
 
 def failures(folder=GOLDEN):
-    findings = list(check_training(folder))
+    findings = list(check_training_parity(folder))
     assert len(findings) == 2 + 2 * 10
     return [finding.name for finding in findings if not finding.passed]
 
@@ -42,4 +42,4 @@ def test_incomplete_folder_is_named(tmp_path, name):
     copy = shutil.copytree(GOLDEN, tmp_path / "golden")
     (copy / name).unlink()
     with pytest.raises(CheckpointError, match=f"has no {name}"):
-        list(check_training(copy))
+        list(check_training_parity(copy))

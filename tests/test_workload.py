@@ -1,92 +1,21 @@
-"""Speed measurements: costs by hand, what is timed, what is refused, and the command end to end."""
+"""Random prompts, canvases and models."""
 
-import json
-from functools import partial
-from xml.etree import ElementTree
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm import cli
-from jax_lm.benchmark import machine
-from jax_lm.benchmark import workload as speed
-from jax_lm.benchmark.machine import MachineLimits
-from jax_lm.benchmark.workload import Workload
-from jax_lm.config import DIFFUCODER_7B
-from jax_lm.diffusion.masking import shift_right
+from jax_lm.benchmark import workload
+from jax_lm.benchmark.settings import Cell
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import parameter_shapes, parameters
-from jax_lm.planning import forward_cost
-from jax_lm.roofline import Cost
-
-LIMITS = MachineLimits(matmul_flops=1e11, copy_bytes=1e10)
-RESULT_KEYS = {"about", "model", "workload", "limits", "load_seconds", "peak_memory", "generations", "forwards"}
-
-
-@pytest.fixture(scope="module")
-def sampler(tiny_model):
-    return Sampler(tiny_model)
-
-
-def test_cost_by_hand(tiny_config):
-    body = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 48)
-    head = 96 * 32
-    attention = 2 * (2 * 4 * 8 * 7 + 2 * 4 * 8 * 7)  # layers, scores and weighted values, heads of width 8, 7 keys
-    cost = forward_cost(tiny_config, "float32", batch=2, rows=5, canvas=7, head_rows=3)
-    assert cost.flops == 2 * (5 * (2 * body + attention) + 3 * 2 * head) == 361_984
-    assert cost.bytes == 4 * (body + head + 2 * (2 * 2 * 2 * 8 * 7)) == 77_312
-
-
-def test_cost_of_the_published_shape():
-    """The figures of the specification: per row of the body, per row of the head, bytes of the weights."""
-    one, two, with_head = (
-        forward_cost(DIFFUCODER_7B, "bfloat16", batch=1, rows=rows, canvas=0, head_rows=head_rows)
-        for rows, head_rows in ((1, 0), (2, 0), (1, 1))
-    )
-    assert round((two.flops - one.flops) / 1e9, 2) == 13.05
-    assert round((with_head.flops - one.flops) / 1e9, 2) == 1.09
-    assert round(one.bytes / 1e9, 2) == 14.14
-
-
-@pytest.mark.parametrize(
-    ("cost", "seconds", "limit"), [(Cost(2 * 10**11, 10**9), 2.0, "compute"), (Cost(10**9, 5 * 10**10), 5.0, "memory")]
-)
-def test_roofline_is_the_slower_limit(cost, seconds, limit):
-    assert cost.seconds(LIMITS) == seconds
-    assert cost.limit(LIMITS) == limit
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("batch_sizes", (1, 0)),
-        ("new_tokens", (-4,)),
-        ("presets", ("quick",)),
-        ("prompt_tokens", 0),
-        ("repeats", 0),
-        ("batch_sizes", ()),
-    ],
-)
-def test_refused_workloads_name_the_argument(name, value):
-    with pytest.raises(ValueError, match=f"^{name}"):
-        Workload(**{name: value})
-
-
-def test_a_workload_that_exceeds_the_context_is_refused_before_anything_runs(sampler):
-    workload = Workload(prompt_tokens=100, new_tokens=(8, 29), batch_sizes=(1,))
-    with pytest.raises(ValueError, match=r"prompt_tokens=100 with new_tokens=29: the context holds 128"):
-        speed.measure(sampler, workload, LIMITS)
 
 
 def test_random_prompts_hold_every_token_but_mask(tiny_config):
-    ids = speed.random_prompts(tiny_config, 8, 2000, seed=0)
+    ids = workload.random_prompts(tiny_config, 8, 2000, seed=0)
     assert set(ids.ravel().tolist()) == set(range(96)) - {95}
 
 
 def test_random_canvas_has_the_width_of_a_request(tiny_config):
-    canvas = speed.random_canvas(tiny_config, 2, 40, 17, seed=0)
+    canvas = workload.random_canvas(tiny_config, Cell(batch=2, prompt_tokens=40, new_tokens=17), seed=0)
     assert canvas.tokens.shape == (2, 64)
     assert canvas.holes.sum(axis=1).tolist() == [17, 17]
     assert canvas.attention_mask.sum(axis=1).tolist() == [57, 57]
@@ -94,7 +23,7 @@ def test_random_canvas_has_the_width_of_a_request(tiny_config):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_model_has_the_shapes_and_the_spread_of_a_fresh_one(tiny_config, dtype):
-    weights = parameters(speed.random_model(tiny_config, dtype))
+    weights = parameters(workload.random_model(tiny_config, dtype))
     assert {name: value.shape for name, value in weights.items()} == parameter_shapes(tiny_config)
     assert {str(value.dtype) for value in weights.values()} == {dtype}
     assert not weights["model.layers.0.self_attn.q_proj.bias"].any()
@@ -105,107 +34,6 @@ def test_random_model_has_the_shapes_and_the_spread_of_a_fresh_one(tiny_config, 
 
 
 def test_random_model_generates(tiny_config):
-    canvas = speed.random_canvas(tiny_config, 1, 8, 8, seed=0)
-    state = Sampler(speed.random_model(tiny_config, "float32")).generate(canvas, speed.published_settings(8))
+    canvas = workload.random_canvas(tiny_config, Cell(batch=1, prompt_tokens=8, new_tokens=8), seed=0)
+    state = Sampler(workload.random_model(tiny_config, "float32")).generate(canvas, workload.published_options(8))
     assert not np.asarray(state.masked).any()
-
-
-def test_a_compilation_is_counted_once():
-    counter = machine.compilations()
-    double, values = jax.jit(lambda values: values * 2), np.ones(17, np.float32)
-    before = counter.count
-    double(values)
-    assert counter.count > before
-    after = counter.count
-    double(values + 1)
-    assert counter.count == after
-
-
-def test_the_compilation_cache_is_as_it_was():
-    before = jax.config.jax_enable_compilation_cache
-    with machine.without_stored_compilations():
-        assert not jax.config.jax_enable_compilation_cache
-    assert jax.config.jax_enable_compilation_cache == before
-
-
-@pytest.mark.parametrize("preset", ["exact", "fast"])
-def test_generation_counts(sampler, preset):
-    """The first step of a schedule of one token per step commits nothing: 15 forwards for 16 tokens."""
-    result = speed.generation(sampler, preset, 2, 16, Workload(prompt_tokens=20, repeats=2))
-    assert result.forwards == 15
-    assert result.tokens_per_forward == pytest.approx(16 / 15)
-    assert result.tokens_per_second == pytest.approx(2 * 16 / result.seconds)
-    assert result.recompilations == 0
-    assert result.peak_bytes > 0
-
-
-def test_what_is_timed_is_the_forward_pass_of_the_sampler(sampler, tiny_config, monkeypatch):
-    seen = []
-
-    def keep(*arguments):
-        logits, memory = timed(*arguments)
-        seen.append(np.asarray(logits))
-        return logits, memory
-
-    timed = speed.run_block_logits
-    monkeypatch.setattr(speed, "run_block_logits", keep)
-    canvas = speed.random_canvas(tiny_config, 2, 24, 8, seed=0)
-    times = speed.forward_times(sampler, canvas, LIMITS, repeats=1)
-    assert [(each.window, each.rows, each.head_rows) for each in times] == [
-        ("canvas", 32, 8),
-        ("refresh", 32, 8),
-        ("window", 9, 8),
-    ]
-    for each in times:
-        assert each.roofline == pytest.approx(each.bound_seconds / each.seconds)
-        assert each.overhead == pytest.approx(1 - each.seconds / each.step_seconds)
-    assert times[2].bound_seconds < times[0].bound_seconds
-    # Two calls of each. Nothing is committed in between, so that the cache is exact.
-    expected = shift_right(sampler.forward(jnp.asarray(sampler.start(canvas, 0).tokens)))[:, 24:]
-    for logits in seen:
-        np.testing.assert_allclose(logits, expected, atol=1e-5)
-    assert len(seen) == 6
-
-
-def test_limits_are_positive_and_finite():
-    limits = machine.machine_limits("float32", copy_bytes=2**22)
-    assert 1e8 < limits.matmul_flops < 1e16
-    assert 1e7 < limits.copy_bytes < 1e14
-
-
-def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(machine, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
-    tiny_model.save_pretrained(tmp_path / "model")
-    arguments = ["--model", str(tmp_path / "model"), "--presets", "exact", "turbo"]
-    arguments += ["--batch-sizes", "1", "--new-tokens", "8", "--prompt-tokens", "8", "--repeats", "1"]
-    out = tmp_path / "results" / "tiny"
-    assert cli.main(["bench", *arguments, "--dtype", "float32", "--out", str(out)]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
-    result = json.loads((out / "bench.json").read_text())
-    assert set(result) == RESULT_KEYS
-    cells = [(each["preset"], each["batch"], each["new_tokens"]) for each in result["generations"]]
-    assert cells == [("exact", 1, 8), ("turbo", 1, 8)]
-    assert {each["recompilations"] for each in result["generations"]} == {0}
-    assert len(result["forwards"]) == 3
-    assert {"date", "jax", "jaxlib", "flax", "python", "device", "cpu_count", "command"} <= set(result["about"])
-    bars = [node for node in ElementTree.parse(out / "bench.svg").iter() if node.tag.endswith("rect")]
-    assert len(bars) == 1 + len(cells)
-    report = (out / "bench.md").read_text()
-    assert report.count("| turbo |") == 1
-    assert "copy bandwidth" in report
-    assert "generation" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (["--batch-sizes", "0"], "batch_sizes"),
-        (["--repeats", "0"], "repeats"),
-        (["--model", "somewhere", "--random-shape", "small"], "random_shape"),
-    ],
-)
-def test_command_refuses_in_one_line(arguments, name, capsys):
-    assert cli.main(["bench", *arguments]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1
-    assert errors[0].startswith(f"error: {name}")

@@ -6,6 +6,12 @@ from typing import Literal
 
 import tyro
 
+from jax_lm.benchmark.settings import ExperimentSettings, RecordingShape, Workload
+
+SPEED = Workload()
+COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
+EXPERIMENT, RECORDING = ExperimentSettings(), RecordingShape()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
@@ -25,31 +31,31 @@ class Bench:
         model: folder or hub id; the built-in model if not given.
         dtype: float32 or bfloat16; chosen by the device if not given.
         presets: exact, fast, turbo.
-        batch_sizes: rows decoded together.
-        new_tokens: lengths of the canvas that is filled.
-        prompt_tokens: length of the random prompts.
-        repeats: timed calls per measurement.
+        workload: which batches and lengths.
         random_shape: random weights in place of a model: small (the published vocabulary, 8 layers of width 512) or 7b
             (the published shape).
-        out: folder for bench.json, bench.md and bench.svg.
+        out: folder for bench.json, bench.md, bench.html and bench.svg.
     """
 
     model: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
     presets: tuple[Literal["exact", "fast", "turbo"], ...] = ("exact", "fast", "turbo")
-    batch_sizes: tuple[int, ...] = (1, 8)
-    new_tokens: tuple[int, ...] = (64, 256)
-    prompt_tokens: int = 64
-    repeats: int = 3
+    workload: Workload = SPEED
     random_shape: Literal["small", "7b"] | None = None
     out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.presets:
+            raise ValueError("presets=(): must name at least one")
+        if self.model and self.random_shape:
+            raise ValueError(f"random_shape={self.random_shape!r}: give either a model or a random shape")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
     """Run the same checkpoint in PyTorch and in JAX, and report the differences; exit status 1 if numbers differ.
 
-    Each side runs in a process of its own, one after the other. PyTorch is transformers' Qwen2 without a causal mask
+    Each backend runs in a process of its own, one after the other. PyTorch is transformers' Qwen2 without a causal mask
     and the published loop; no code of the checkpoint is executed. Needs the extra:
     pip install 'jax-diffucoder[parity]'.
 
@@ -59,23 +65,23 @@ class Compare:
 
     Attributes:
         model: folder or hub id; the built-in model if not given.
-        dtype: of both sides.
+        dtype: of both backends.
         tolerance: largest relative difference of a module's output; 1e-4 in float32 and 0.05 in bfloat16 if not given.
-        prompt_tokens: lengths of the random prompts.
-        batch_sizes: rows decoded together.
-        new_tokens: length of the answers.
-        repeats: timed calls per measurement.
+        workload: every prompt length at batch 1, every batch size at the first prompt length; one length of answers.
         out: folder for comparison.json, comparison.md, comparison.html and the pictures.
     """
 
     model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     tolerance: float | None = None
-    prompt_tokens: tuple[int, ...] = (16, 64, 256)
-    batch_sizes: tuple[int, ...] = (1, 4, 8)
-    new_tokens: int = 32
-    repeats: int = 3
+    workload: Workload = COMPARISON
     out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.workload.new_tokens) != 1:
+            raise ValueError(f"new_tokens={self.workload.new_tokens}: a comparison takes one length")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ValueError(f"tolerance={self.tolerance}: must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,27 +98,11 @@ class Experiment:
 
     Attributes:
         out: folder for steps.jsonl, results.json, report.md, report.html and the pictures.
-        model: folder or hub id; the built-in model if not given.
-        dtype: chosen by the device if not given.
-        recorded: folder of `diffucoder parity record`, for parity without PyTorch.
-        new_tokens: length of the answers.
-        batch_sizes: of the timed forward passes.
-        largest_batch: where the stress test ends, if memory does not end before.
-        tasks: built-in tasks of the quality check.
-        repeats: timed calls per measurement.
-        limit: seconds that PyTorch, and JAX on the CPU, may take each.
+        settings: what the results depend on; a folder that is gone on with must have been begun with the same.
     """
 
     out: Path
-    model: str | None = None
-    dtype: Literal["float32", "bfloat16", "int8"] | None = None
-    recorded: Path | None = None
-    new_tokens: int = 64
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
-    largest_batch: int = 32
-    tasks: int = 20
-    repeats: int = 3
-    limit: float = 600.0
+    settings: ExperimentSettings = EXPERIMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +139,9 @@ class ParityRecord:
     Attributes:
         pytorch_model: folder of a Dream or DiffuCoder checkpoint in the Hugging Face layout.
         out: folder to write; must not exist.
-        prompt_length: tokens of the recorded prompts.
-        max_new_tokens: length of the recorded answers.
-        batch: rows of each recording.
-        seed: of the random prompts.
+        shape: how much is recorded.
     """
 
     pytorch_model: Path
     out: Path
-    prompt_length: int = 13
-    max_new_tokens: int = 24
-    batch: int = 3
-    seed: int = 0
+    shape: RecordingShape = RECORDING

@@ -1,18 +1,12 @@
-"""What this machine does: its limits, clock, peak memory, compilations, versions. Knows no model.
-
-A measurement means nothing without these; `evaluation.speed` and the benchmarks use them.
-"""
+"""This machine: its limits, its memory, its versions. A measurement means nothing without them. Knows no model."""
 
 import datetime
-import functools
 import os
 import platform
 import resource
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,10 +14,10 @@ from typing import Any
 import flax
 import jax
 import jax.numpy as jnp
-from jax.experimental.compilation_cache import compilation_cache
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jax_lm.benchmark.timer import time_call
 from jax_lm.models.products import product
 from jax_lm.roofline import MachineLimits
 
@@ -31,50 +25,17 @@ COPY_BYTES = 2**30
 """Array over which the bandwidth is measured: above the shared cache of a large server."""
 
 LIMIT_REPEATS = 10
-CACHE_SWITCH = "jax_enable_compilation_cache"
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 RESET_PEAK = "5"
 """Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size."""
 
 
-class Compilations:
-    """Counts what XLA compiles in this process. One listener for good: JAX cannot be relied on to take it back."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self.hear)
-
-    def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
-        self.count += event == COMPILE_EVENT
-
-
-@functools.cache
-def compilations() -> Compilations:
-    """The counter of this process."""
-    return Compilations()
-
-
-@contextmanager
-def without_stored_compilations() -> Iterator[None]:
-    """Compile for real: a result from the cache on disk would say nothing about compile time."""
-    before = getattr(jax.config, CACHE_SWITCH)
-    jax.config.update(CACHE_SWITCH, False)
-    # The switch is read once, at the first compilation; after a reset, again.
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update(CACHE_SWITCH, before)
-        compilation_cache.reset_cache()
-
-
 def largest_resident_bytes() -> int:
-    """The most memory that this process has had."""
+    """Return the most memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def resident_bytes() -> int:
-    """What it has now, where the system tells; else the most it has had."""
+    """Return the memory that this process has now, where the system tells; else the most it has had."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return largest_resident_bytes()
@@ -94,7 +55,7 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
 
     def read(self) -> int:
-        """Bytes."""
+        """Return the largest use in bytes."""
         if self.on_device:
             stats = jax.devices()[0].memory_stats()
             assert stats is not None
@@ -103,59 +64,87 @@ class PeakMemory:
 
     @property
     def source(self) -> str:
-        """What the number is, in words."""
+        """Say in words where the number comes from."""
         if self.on_device:
             return "device, peak_bytes_in_use since the start of the process"
         return f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Date, versions, device and command: a number means nothing without them."""
+
+    date: str
+    command: str
+    python: str
+    jax: str
+    jaxlib: str
+    flax: str
+    platform: str
+    device: str
+    devices: int
+    machine: str
+    cpu_count: int | None
+    load_average: float
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Describe the machine that this process runs on."""
+        device = jax.devices()[0]
+        return cls(
+            date=datetime.date.today().isoformat(),
+            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            python=platform.python_version(),
+            jax=jax.__version__,
+            jaxlib=version("jaxlib"),
+            flax=flax.__version__,
+            platform=device.platform,
+            device=device.device_kind,
+            devices=len(jax.devices()),
+            machine=platform.machine(),
+            cpu_count=os.cpu_count(),
+            load_average=round(os.getloadavg()[0], 2),
+        )
+
+    @property
+    def accelerator(self) -> str:
+        """Devices and platform in words."""
+        return f"{self.devices} x {self.device} ({self.platform})"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Lines of a report: what its numbers depend on."""
+        return {
+            "device": self.accelerator,
+            "host": f"{self.machine}, {self.cpu_count} CPU cores, load {self.load_average:g}",
+            "software": f"jax {self.jax}, jaxlib {self.jaxlib}, flax {self.flax}, python {self.python}",
+            "date": self.date,
+            "command": self.command,
+        }
+
+
 def about() -> dict[str, Any]:
-    """Date, versions, machine and command: what a number means nothing without."""
-    device = jax.devices()[0]
-    return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "jaxlib": version("jaxlib"),
-        "flax": flax.__version__,
-        "platform": device.platform,
-        "device": device.device_kind,
-        "devices": len(jax.devices()),
-        "machine": platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 2),
-    }
+    """Describe this machine as plain data."""
+    return asdict(Machine.here())
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Wall time of one call, until its result is there."""
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - start
-
-
-def median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median wall time after one call that does not count."""
-    seconds_of(call)
-    return statistics.median(seconds_of(call) for _ in range(repeats))
-
-
-def fastest_seconds(call: Callable[[], Any]) -> float:
-    """Shortest wall time after one call that does not count."""
-    seconds_of(call)
-    return min(seconds_of(call) for _ in range(LIMIT_REPEATS))
-
-
-def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> MachineLimits:
-    """Rate of a large square product and of a copy, by the same compiler that runs the model.
+def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Limits:
+    """Measure the rate of a large square product and of a copy, by the same compiler that runs the model.
 
     The fastest of several calls, no median: a limit must not be one that a busy moment has lowered.
+
+    Args:
+        dtype: of the operands of the product.
+        copy_bytes: size of the array that is copied.
     """
+
+    def fastest(call: Callable[[], Array]) -> float:
+        return min(time_call(call, LIMIT_REPEATS).all_seconds)
+
     size = 2048 if jax.default_backend() == "cpu" else 8192
     a, b = (jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(dtype) for i in range(2))
     multiply = jax.jit(lambda a, b: product(a, b).astype(dtype))
-    matmul = fastest_seconds(lambda: multiply(a, b))
+    matmul = fastest(lambda: multiply(a, b))
     # In place: a fresh result would measure how fast the system hands out pages.
     add = jax.jit(lambda values: values + 1, donate_argnums=0)
     values = jnp.zeros(copy_bytes // 4, jnp.float32)
@@ -165,4 +154,4 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
         values = add(values)
         return values
 
-    return MachineLimits(2 * size**3 / matmul, 2 * copy_bytes / fastest_seconds(copy))
+    return Limits(2 * size**3 / matmul, 2 * copy_bytes / fastest(copy))

@@ -6,7 +6,7 @@ reference) and `cases.json` (the settings of each generation). `recording` makes
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -30,7 +31,6 @@ TOLERANCE = 2e-5
 BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
 """bfloat16: PyTorch rounds after every operation, we accumulate in float32; so the two may differ by this."""
 
-
 INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
 """int8 kernels: half a step of 1/127 of the largest weight of a row, in every layer."""
 
@@ -45,8 +45,8 @@ class Finding:
     passed: bool
 
 
-def check(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[Finding]:
-    """Compare everything that the folder holds.
+def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[Finding]:
+    """Compare everything that a folder holds.
 
     Args:
         tolerance: largest absolute difference of float32 hidden states and logits.
@@ -58,7 +58,7 @@ def check(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> I
     """
     if not tolerance > 0:
         raise ValueError(f"tolerance={tolerance}: must be positive")
-    golden, cases = read(folder)
+    golden, cases = read_golden(folder)
     model = DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
     yield from check_forward(model, golden, tolerance)
     yield from check_bfloat16(folder / "checkpoint", golden)
@@ -72,54 +72,67 @@ def check(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> I
         yield check_tokenizer(folder / "tokenizer_cases.json", tokenizer)
 
 
-def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Recorded tensors and cases."""
-    for name in ("checkpoint", "golden.safetensors", "cases.json"):
-        if not (folder / name).exists():
-            raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
-    try:
-        golden = load_file(folder / "golden.safetensors")
-        cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
+def read_golden(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read recorded tensors and cases; CheckpointError names what is missing or damaged."""
+    golden, cases = read_recording(folder, "golden.safetensors", "cases.json")
     if "generate" not in cases:
         raise CheckpointError(f"{folder / 'cases.json'} has no 'generate' cases")
     return golden, cases
 
 
+def read_recording(folder: Path, tensors: str, settings: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read a file of tensors and one of settings beside checkpoint/; CheckpointError names what is wrong."""
+    for name in ("checkpoint", tensors, settings):
+        if not (folder / name).exists():
+            raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
+    try:
+        return load_file(folder / tensors), json.loads((folder / settings).read_text(encoding="utf-8"))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
+
+
 def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Return a recorded tensor; CheckpointError if there is none of that name."""
     if name not in golden:
         raise CheckpointError(f"golden.safetensors lacks {name!r}")
     return golden[name]
 
 
+def bounded(name: str, error: float, tolerance: float) -> Finding:
+    """Judge an error by the largest that is allowed."""
+    return Finding(name, f"{error:.2e}", f"<= {tolerance:.0e}", error <= tolerance)
+
+
+def largest_difference(
+    name: str, ours: ArrayLike, theirs: np.ndarray, tolerance: float, rows: np.ndarray | None = None
+) -> Finding:
+    """Judge the largest absolute difference, of some rows alone if they are named."""
+    difference = np.abs(np.asarray(ours) - theirs)
+    return bounded(name, float(difference.max() if rows is None else difference[rows].max()), tolerance)
+
+
 def check_forward(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float) -> Iterator[Finding]:
-    """Hidden states layer by layer, logits, and logits under left padding (real rows only)."""
+    """Compare hidden states layer by layer, logits, and logits under left padding (real rows only)."""
 
     @nnx.jit
     def outputs(model: DreamForCausalLM, ids: jax.Array) -> tuple:
         states = list(model.model.hidden_states(ids))
         return states, model.logits(states[-1])
 
-    def compare(name: str, ours: jax.Array, theirs: np.ndarray, rows: np.ndarray | None = None) -> Finding:
-        difference = np.abs(np.asarray(ours) - theirs)
-        largest = float(difference.max() if rows is None else difference[rows].max())
-        return Finding(name, f"{largest:.2e}", f"<= {tolerance:.0e}", largest <= tolerance)
-
     states, logits = outputs(model, jnp.asarray(recorded(golden, "forward.input_ids")))
     for layer, state in enumerate(states):
         name = f"forward.hidden_states.{layer}"
-        yield compare(name, state, recorded(golden, name))
-    yield compare("forward.logits", logits, recorded(golden, "forward.logits"))
+        yield largest_difference(name, state, recorded(golden, name), tolerance)
+    yield largest_difference("forward.logits", logits, recorded(golden, "forward.logits"), tolerance)
     mask = recorded(golden, "padded.attention_mask")
     padded = nnx.jit(lambda model, ids, mask: model(ids, mask))(
         model, jnp.asarray(recorded(golden, "padded.input_ids")), jnp.asarray(mask)
     )
-    yield compare("padded.logits", padded, recorded(golden, "padded.logits"), mask == 1)
+    yield largest_difference("padded.logits", padded, recorded(golden, "padded.logits"), tolerance, mask == 1)
 
 
 def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
-    """The bfloat16 model against PyTorch's, and both against float32."""
+    """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
     ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
     theirs = recorded(golden, "forward_bf16.logits").astype(np.float32)
@@ -134,7 +147,7 @@ def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterat
 
 
 def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
-    """What int8 kernels lose against the float32 reference; random weights, as recorded here, are the worst case."""
+    """Measure what int8 kernels lose against float32; random weights, as recorded here, are the worst case."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
     ids, exact = recorded(golden, "forward.input_ids"), recorded(golden, "forward.logits")
     ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(ids)))
@@ -148,31 +161,35 @@ def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[F
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
-    """Of each token given all of them, by the row that predicts it."""
+    """Compute the perplexity of each token where all are visible, by the row that predicts it."""
     rows = logits[:, :-1].astype(np.float64)
     largest = rows.max(axis=-1, keepdims=True)
     log_probs = rows - largest - np.log(np.exp(rows - largest).sum(axis=-1, keepdims=True))
     return float(np.exp(-np.take_along_axis(log_probs, ids[:, 1:, None], axis=-1).mean()))
 
 
-def options_of(case: Mapping[str, Any]) -> GenerationOptions:
+def recorded_options(case: Mapping[str, Any]) -> GenerationOptions:
     """Make the options of a recorded case."""
-    names = ("alg", "alg_temp", "temperature", "top_p", "top_k")
-    given = {name: case[name] for name in names}
-    return GenerationOptions(max_new_tokens=case["max_new_tokens"], num_steps=case["steps"], **given)
+    names = ("max_new_tokens", "alg", "alg_temp", "temperature", "top_p", "top_k")
+    return GenerationOptions(num_steps=case["steps"], **{name: case[name] for name in names})
+
+
+def recorded_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Canvas:
+    """Lay out the prompts of a recorded case."""
+    prompts, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
+    return Canvas.after(prompts, mask, case["max_new_tokens"])
 
 
 def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Finding:
-    """Final sequences, and the canvas after every step.
+    """Compare final sequences, and the canvas after every step.
 
     Where several positions have exactly the same confidence, which of them goes first is unspecified (it
     depends on the device and the length of the canvas in `torch.topk`). A history that parts there is
     followed from the recorded canvas, step by step, and must agree in everything else.
     """
     name = f"generate.{case['case']}"
-    options = options_of(case)
-    prompt, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
-    canvas = Canvas.after(prompt, mask, case["max_new_tokens"])
+    options = recorded_options(case)
+    canvas = recorded_canvas(name, case, golden)
     state = sampler.generate(canvas, options, strict_reference=True)
     title = f"{name} {options.alg}, {options.steps} steps"
     sequences_equal = np.array_equal(np.asarray(state.tokens), recorded(golden, f"{name}.sequences"))
@@ -180,17 +197,17 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     theirs = recorded(golden, f"{name}.history")
     allowed = "sequences and history equal"
     if not sequences_equal:
-        return Finding(title, f"sequences differ, {first_difference(ours, theirs)}", allowed, False)
+        return Finding(title, f"sequences differ, {first_divergence(ours, theirs)}", allowed, False)
     if np.array_equal(ours, theirs):
         return Finding(title, "equal", allowed, True)
     ties = ties_only(sampler, canvas, options, theirs)
     if ties is None:
-        return Finding(title, f"history differs, {first_difference(ours, theirs)}", allowed, False)
+        return Finding(title, f"history differs, {first_divergence(ours, theirs)}", allowed, False)
     return Finding(title, f"equal but for the order of {ties} exact ties", allowed, True)
 
 
 def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Finding:
-    """Final sequences of Fast-dLLM's confidence-threshold decoding.
+    """Compare final sequences of Fast-dLLM's confidence-threshold decoding.
 
     With a cache: blocks whose first token is forced, no limit of steps. Without: the whole canvas, and at most
     masks / steps tokens per step, what was not used carried over.
@@ -203,17 +220,9 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
         cache=case["cache"],
         first_token="force" if is_cached else "rule",
     )
-    options = GenerationOptions(
-        max_new_tokens=case["max_new_tokens"],
-        num_steps=None if is_cached else case["steps"],
-        alg="maskgit_plus",
-        temperature=case["temperature"],
-        top_p=case["top_p"],
-        top_k=case["top_k"],
-        decoding=decoding,
-    )
-    prompt, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
-    canvas = Canvas.after(prompt, mask, case["max_new_tokens"])
+    settings = {**case, "alg": "maskgit_plus", "alg_temp": 0.0, "steps": None if is_cached else case["steps"]}
+    options = replace(recorded_options(settings), decoding=decoding)
+    canvas = recorded_canvas(name, case, golden)
     state = sampler.generate(canvas, options, strict_reference=True)
     ours, theirs = np.asarray(state.tokens), recorded(golden, f"{name}.sequences")
     differing = int((ours != theirs).sum())
@@ -221,8 +230,8 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
     return Finding(title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing)
 
 
-def first_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """Where two histories part."""
+def first_divergence(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Say at which step two histories part."""
     steps = np.flatnonzero((ours != theirs).any(axis=(1, 2)))
     return f"first at step {steps[0]}" if len(steps) else "with equal histories"
 
@@ -253,7 +262,7 @@ def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, hist
 
 
 def check_tokenizer(path: Path, folder: Path) -> Finding:
-    """Recorded texts encode and decode to the same."""
+    """Check that recorded texts encode and decode to the same."""
     if not path.is_file():
         raise CheckpointError(f"parity folder {str(path.parent)!r} has no {path.name}")
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder)

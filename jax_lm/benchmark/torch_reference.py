@@ -1,60 +1,108 @@
-"""The PyTorch side of a comparison: transformers' Qwen2 without a causal mask, and the published loop.
+"""Dream in PyTorch: transformers' Qwen2 with a bidirectional mask, and the published loop.
 
-The loop is Dream's `diffusion_generate` for alg `entropy` and alg_temp 0, written as published: logits of every row, a
-full sort for top_p, one forward per step. Attention takes the kernel for full attention, where `recording` writes the
-mask out. Shares nothing with `jax_lm.diffusion`. Needs torch and transformers (extra `parity`).
+Dream is Qwen2 without a causal mask, so transformers' own Qwen2 computes it: no code of the checkpoint is executed.
+`diffusion_generate` restates Dream's loop as published: logits of every row, a full sort for top_p, one forward per
+step. Serves `recording`, whose goldens are exact and padded, and `worker`, which times it. Shares nothing with
+`jax_lm.diffusion`. Needs torch and transformers (extra `parity`).
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.distributions import Categorical
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from jax_lm.benchmark import recording
-from jax_lm.benchmark.recording import EPSILON
+from jax_lm.benchmark.backend import Answers
 from jax_lm.models.dream import DreamConfig
+from jax_lm.options import GenerationOptions
+
+EPSILON = 1e-3
+FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "rope_theta",
+)
+"""Of the configuration, named alike in Dream and Qwen2."""
 
 
-class Reference:
+def load_qwen2(
+    folder: Path, config: DreamConfig, dtype: torch.dtype, attention: Literal["eager", "sdpa"]
+) -> Qwen2ForCausalLM:
+    """Load a checkpoint as a Qwen2 whose attention takes the mask it is given, or is full without one."""
+    fields = {name: getattr(config, name) for name in FIELDS}
+    qwen2 = Qwen2Config(**fields, attn_implementation=attention)
+    model = Qwen2ForCausalLM.from_pretrained(folder, config=qwen2, dtype=dtype).eval()
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    return model
+
+
+class TorchBackend:
     """A checkpoint in PyTorch.
 
     Args:
-        folder: in the Hugging Face layout; none of its code is executed.
+        folder: in the Hugging Face layout.
         dtype: "float32" or "bfloat16".
         device: "cpu" or "cuda".
+        attention: "sdpa" takes the kernel for full attention, "eager" writes the mask out and may be padded.
     """
 
-    def __init__(self, folder: Path, config: DreamConfig, dtype: str, *, device: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: DreamConfig,
+        dtype: str = "float32",
+        *,
+        device: str = "cpu",
+        attention: Literal["eager", "sdpa"] = "sdpa",
+    ) -> None:
         assert config.mask_token_id is not None
-        self.device, self.mask_id = device, config.mask_token_id
+        self.device, self.mask_id, self.attention = device, config.mask_token_id, attention
         self.model: Any = self.load(folder, config, getattr(torch, dtype)).to(device).eval()
 
     def load(self, folder: Path, config: DreamConfig, dtype: torch.dtype) -> Any:
-        model: Any = recording.load(folder, config, dtype)
-        model.set_attn_implementation("sdpa")
-        for layer in model.model.layers:
-            layer.self_attn.is_causal = False
-        return model
-
-    def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of every row. Without a mask, attention takes the kernel for full attention."""
-        return self.model(ids, attention_mask={"full_attention": None}, use_cache=False).logits
+        """Load the model."""
+        return load_qwen2(folder, config, dtype, self.attention)
 
     @torch.no_grad()
+    def evaluate(self, ids: torch.Tensor, present: torch.Tensor | None = None, **options: Any) -> Any:
+        """Run one bidirectional forward pass over ids [b, t] and return what transformers makes of it.
+
+        Args:
+            present: 1 where a token is, 0 where padding is: its keys are masked, and positions do not count it.
+            options: of transformers, like `output_hidden_states`.
+        """
+        if self.attention == "sdpa" and present is None:
+            return self.model(ids, attention_mask={"full_attention": None}, use_cache=False, **options)
+        batch, length = ids.shape
+        mask = torch.zeros(batch, 1, length, length, dtype=self.model.dtype, device=self.device)
+        positions = torch.arange(length, device=self.device).expand(batch, length)
+        if present is not None:
+            mask = mask.masked_fill(present[:, None, None, :] == 0, torch.finfo(self.model.dtype).min)
+            positions = (present.cumsum(-1) - 1).clamp(min=0)
+        return self.model(ids, attention_mask=mask, position_ids=positions, use_cache=False, **options)
+
     def forward(self, ids: np.ndarray) -> None:
-        """One forward pass over rows [b, t], to its end."""
-        self.logits(self.placed(ids))
+        """Run one forward pass over rows [b, t], to its end."""
+        self.evaluate(self.tensor(ids))
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    @torch.no_grad()
-    def outputs(self, ids: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
-        """What the named modules put out for rows [b, t], and the logits, in float32."""
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return what the named modules put out for rows [b, t], and the logits, in float32."""
         found: dict[str, np.ndarray] = {}
 
-        def keep(name: str) -> Any:
+        def keep(name: str) -> Callable[..., None]:
             def hook(module: Any, arguments: Any, output: torch.Tensor) -> None:
                 found[name] = output.float().cpu().numpy()
 
@@ -62,67 +110,89 @@ class Reference:
 
         modules = dict(self.model.named_modules())
         hooks = [modules[name].register_forward_hook(keep(name)) for name in names]
-        found["logits"] = self.logits(self.placed(ids)).float().cpu().numpy()
+        found["logits"] = self.evaluate(self.tensor(ids)).logits.float().cpu().numpy()
         for hook in hooks:
             hook.remove()
         return found
 
-    def placed(self, ids: np.ndarray) -> torch.Tensor:
+    def tensor(self, ids: np.ndarray) -> torch.Tensor:
+        """Copy token ids to the device."""
         return torch.from_numpy(ids).long().to(self.device)
 
     def device_peak(self) -> int | None:
-        """Largest memory of the device in use so far, in bytes; None on a CPU."""
+        """Return the largest memory of the device in use so far, in bytes; None on a CPU."""
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
 
-    @torch.no_grad()
-    def generate(self, prompt: np.ndarray, settings: dict[str, Any], new_tokens: int, steps: int) -> np.ndarray:
-        """The new tokens [b, n] after prompts [b, t]; `settings` are temperature, top_p and top_k."""
+    def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
+        """Answer prompts [b, t] by the published loop, from seed 0."""
         torch.manual_seed(0)
-        return self.decode(self.placed(prompt), settings, new_tokens, steps)[:, prompt.shape[1] :].cpu().numpy()
-
-    def decode(self, prompt: torch.Tensor, settings: dict[str, Any], new_tokens: int, steps: int) -> torch.Tensor:
-        """The published loop, for alg `entropy` and alg_temp 0."""
-        x = torch.nn.functional.pad(prompt, (0, new_tokens), value=self.mask_id)
-        times = torch.linspace(1, EPSILON, steps + 1, device=self.device)
-        rows = torch.arange(len(x), device=self.device)[:, None]
-        for step in range(steps):
-            masked = x == self.mask_id
-            logits = self.logits(x)
-            logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
-            confidence, tokens = sample_tokens(logits[masked], **settings)
-            share = 1 - times[step + 1] / times[step] if step < steps - 1 else 1
-            count = int(masked.sum() / len(x) * share)
-            if count:
-                scores = torch.full(x.shape, -torch.inf, device=self.device, dtype=logits.dtype)
-                scores[masked] = confidence
-                proposal = torch.full_like(x, self.mask_id)
-                proposal[masked] = tokens
-                chosen = torch.topk(scores, count).indices
-                x[rows, chosen] = proposal[rows, chosen]
-        return x
+        canvases = diffusion_generate(self, self.tensor(prompts), options)
+        return Answers(canvases[-1][:, prompts.shape[1] :].cpu().numpy(), len(canvases))
 
 
-def sample_tokens(
-    logits: torch.Tensor, temperature: float, top_p: float | None, top_k: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Negative entropy and token of each position, in the dtype of the logits, as published."""
-    if temperature > 0:
-        logits = logits / temperature
+@torch.no_grad()
+def diffusion_generate(
+    backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions, present: torch.Tensor | None = None
+) -> list[torch.Tensor]:
+    """Run Dream's loop, at alg_temp 0, and return the canvas [b, t] after each step.
+
+    Args:
+        present: 1 where a token is, over prompts and answers; all of them if not given.
+    """
+    steps, device = options.steps, prompts.device
+    assert steps is not None
+    x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
+    times = torch.linspace(1, EPSILON, steps + 1, device=device)
+    canvases = []
+    for step in range(steps):
+        masked = x == backend.mask_id
+        logits = backend.evaluate(x, present).logits
+        logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)[masked]
+        confidence, tokens = draw_tokens(logits, options)
+        share = 1 - times[step + 1] / times[step] if step < steps - 1 else 1
+        count = int(masked.sum() / len(x) * share)
+        if count:
+            scores = torch.full(x.shape, -torch.inf, device=device, dtype=logits.dtype)
+            scores[masked] = confidence
+            proposal = torch.full_like(x, backend.mask_id)
+            proposal[masked] = tokens
+            chosen = torch.topk(scores, count).indices
+            x = x.scatter(1, chosen, proposal.gather(1, chosen))
+        canvases.append(x)
+    return canvases
+
+
+def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return confidence and token of each masked position [m, v], in the dtype of the logits.
+
+    As published: temperature, then top_p, then top_k, then the measure of `alg`.
+    """
+    if options.temperature > 0:
+        logits = logits / options.temperature
     least = torch.finfo(logits.dtype).min
-    if top_p is not None and top_p < 1:
+    if options.top_p is not None and options.top_p < 1:
         values, order = torch.sort(logits, descending=True)
-        removed = torch.softmax(values, dim=-1).cumsum(dim=-1) > top_p
-        removed[:, 1:] = removed[:, :-1].clone()
-        removed[:, 0] = False
+        removed = torch.softmax(values, dim=-1).cumsum(dim=-1) > options.top_p
+        # The token that crosses the border stays.
+        removed = torch.cat([torch.zeros_like(removed[:, :1]), removed[:, :-1]], dim=1)
         logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), least)
-    if top_k is not None:
-        smallest = torch.topk(logits, min(top_k, logits.shape[-1])).values[:, -1:]
+    if options.top_k is not None:
+        smallest = torch.topk(logits, min(options.top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, least)
     probs = torch.softmax(logits, dim=-1)
-    tokens = Categorical(probs=probs).sample() if temperature > 0 else probs.argmax(dim=-1)
-    return torch.sum(probs * torch.log(probs + 1e-10), dim=-1), tokens
+    if options.temperature > 0:
+        tokens = Categorical(probs=probs).sample()
+        confidence = probs.gather(1, tokens[:, None])[:, 0]
+    else:
+        confidence, tokens = probs.max(dim=-1)
+    if options.alg == "topk_margin":
+        best = torch.topk(probs, 2).values
+        confidence = best[:, 0] - best[:, 1]
+    elif options.alg == "entropy":
+        confidence = torch.sum(probs * torch.log(probs + 1e-10), dim=-1)
+    return confidence, tokens
 
 
-def start(device: str) -> None:
-    """What PyTorch does once per process, so that it is not counted as loading."""
+def warm_up_torch(device: str) -> None:
+    """Let PyTorch do what it does once per process, so that it is not counted as loading."""
     torch.zeros(1, device=device)

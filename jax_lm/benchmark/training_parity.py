@@ -4,7 +4,6 @@ A folder holds, beside what `parity` reads, `coupled_grpo.safetensors` (rows, ma
 them) and `coupled_grpo.json` (settings and mask ratios).
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from jax_lm.benchmark.parity import Finding
-from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.benchmark.parity import Finding, bounded, largest_difference, read_recording
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.training.config import PolicyLoss
 from jax_lm.training.policy_loss import (
@@ -37,52 +33,41 @@ SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
 FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
 
 
-def check_training(folder: Path) -> Iterator[Finding]:
+def check_training_parity(folder: Path) -> Iterator[Finding]:
     """Compare scores, advantages, and loss, divergence and gradients of each inner iteration.
 
     Raises:
         CheckpointError: the folder is not complete.
     """
-    golden, settings = read_training(folder)
+    golden, settings = read_recording(folder, *FILES)
     selective = {name: jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask")}
     ours = selective_log_softmax(selective["logits"], selective["labels"], selective["weights"], selective["mask"])
-    yield largest("selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE)
+    yield largest_difference("selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE)
     made = advantages(golden["rewards"], settings["num_generations"])
-    yield largest("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
+    yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
     model = DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
-    evaluate = evaluation(model, golden, settings)
+    evaluate = recorded_update(model, golden, settings)
     for iteration, ratio in enumerate(settings["mask_ratios"]):
         loss, (scores, metrics), gradients = evaluate(iteration, ratio)
         name = f"iteration {iteration}"
         theirs = golden["per_token_logps"][:, iteration]
-        yield largest(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
-        yield largest(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
-        yield largest(f"{name}, KL", metrics["kl"], golden[f"kl.{iteration}"], LOSS_TOLERANCE)
+        yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
+        yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
+        yield largest_difference(f"{name}, KL", metrics["kl"], golden[f"kl.{iteration}"], LOSS_TOLERANCE)
         norm, expected = float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
-        yield finding(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
+        yield bounded(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
         by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
             ours, theirs = np.asarray(by_name[key.removeprefix(prefix)]), golden[key]
             error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-            yield finding(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
-
-
-def read_training(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Recorded tensors and settings."""
-    for name in (*FILES, "checkpoint"):
-        if not (folder / name).exists():
-            raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
-    try:
-        return load_file(folder / FILES[0]), json.loads((folder / FILES[1]).read_text(encoding="utf-8"))
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
+            yield bounded(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
 
 
 @partial(jax.jit, static_argnames=("graph", "form", "chunk"))
 def differentiated(
     graph: nnx.GraphDef, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
 ) -> tuple[tuple, dict]:
-    """(Loss, (scores, metrics)) and gradients of the recorded rows under given copies."""
+    """Compute (loss, (scores, metrics)) and gradients of the recorded rows under given copies."""
 
     def loss_of(params: dict) -> tuple:
         tokens = batch["input_ids"]
@@ -96,8 +81,8 @@ def differentiated(
     return jax.value_and_grad(loss_of, has_aux=True)(params)
 
 
-def evaluation(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Callable:
-    """A function of iteration and mask ratio to loss, (scores, metrics) and gradients, with the recorded masks."""
+def recorded_update(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Callable:
+    """Make a function of iteration and mask ratio to loss, (scores, metrics) and gradients, with the recorded masks."""
     graph, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
     form = PolicyLoss(epsilon=settings["epsilon_low"], epsilon_high=settings["epsilon_high"], beta=settings["beta"])
@@ -116,12 +101,3 @@ def evaluation(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], settin
         return loss, aux, gradients
 
     return evaluate
-
-
-def largest(name: str, ours: Any, theirs: np.ndarray, tolerance: float) -> Finding:
-    """The largest absolute difference."""
-    return finding(name, float(np.abs(np.asarray(ours) - theirs).max()), tolerance)
-
-
-def finding(name: str, error: float, tolerance: float) -> Finding:
-    return Finding(name, f"{error:.2e}", f"<= {tolerance:.0e}", error <= tolerance)

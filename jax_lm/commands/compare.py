@@ -2,23 +2,32 @@
 
 import json
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from jax_lm import terminal
 from jax_lm.arguments.benchmark import Compare
-from jax_lm.benchmark.comparison import TOLERANCES, Workload, compare, document, require_pytorch
+from jax_lm.benchmark.comparison import TOLERANCES, compare, comparison_report, require_pytorch
+from jax_lm.benchmark.records import plain_data
 from jax_lm.checkpoints import huggingface
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.reports.document import Document
 from jax_lm.reports.run_folder import write_whole
 
 
-def show(document: Document) -> None:
-    """Print what a report depends on, and its verdicts."""
+def print_report(document: Document, *, with_sections: bool = False) -> None:
+    """Print what a report depends on, and its verdicts or its tables."""
     console = Console(highlight=False)
     for name, text in document.metadata.items():
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+    for section in document.sections if with_sections else ():
+        table = Table(*section.columns, title=section.title, box=box.SIMPLE_HEAD, padding=0)
+        for row in section.rows:
+            table.add_row(*row)
+        console.print(table)
+    if not document.verdicts:
+        return
     table = Table("criterion", "wanted", "measured", "", title=document.title)
     colors = {True: "green", False: "red", None: "dim"}
     for verdict in document.verdicts:
@@ -29,25 +38,17 @@ def show(document: Document) -> None:
 
 
 def run(arguments: Compare) -> int:
-    tolerance = TOLERANCES[arguments.dtype] if arguments.tolerance is None else arguments.tolerance
-    if not tolerance > 0:
-        raise ValueError(f"tolerance={tolerance}: must be positive")
-    workload = Workload(
-        prompt_tokens=arguments.prompt_tokens,
-        batch_sizes=arguments.batch_sizes,
-        new_tokens=arguments.new_tokens,
-        repeats=arguments.repeats,
-    )
+    out, tolerance = arguments.out, arguments.tolerance or TOLERANCES[arguments.dtype]
     require_pytorch("compare")
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     with terminal.progress("comparing") as report:
-        result = compare(folder, arguments.dtype, workload, on_progress=report)
-    found = document(result, arguments.model or "built-in model", tolerance)
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_whole(arguments.out / "comparison.json", json.dumps(result | {"tolerance": tolerance}, indent=1) + "\n")
-        found.write(arguments.out, "comparison")
-    show(found)
-    if arguments.out:
-        Console(highlight=False).print(f"report: {arguments.out / 'comparison.html'}", markup=False, soft_wrap=True)
-    return 1 if found.verdicts[0].met is False else 0
+        result = compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)
+    document = comparison_report(result, arguments.model or "built-in model")
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / "comparison.json", json.dumps(plain_data(result), indent=1) + "\n")
+        document.write(out, "comparison")
+    print_report(document)
+    if out:
+        Console(highlight=False).print(f"report: {out / 'comparison.html'}", markup=False, soft_wrap=True)
+    return 1 if document.verdicts[0].met is False else 0

@@ -6,20 +6,20 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_lm.arguments.benchmark import ParityCheck
-from jax_lm.benchmark.parity import TOLERANCE, check, read
-from jax_lm.benchmark.training_parity import check_training, read_training
+from jax_lm.benchmark.parity import TOLERANCE, check_parity, read_golden, read_recording
+from jax_lm.benchmark.training_parity import FILES, check_training_parity
 
 
 def run(arguments: ParityCheck) -> int:
-    _, cases = read(arguments.folder)
+    _, cases = read_golden(arguments.folder)
     if arguments.training:
-        read_training(arguments.folder)
+        read_recording(arguments.folder, *FILES)
     console = Console(highlight=False)
     table = Table("compared", "measured", "allowed", "", title=f"parity with {arguments.folder}")
     failures = 0
     tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
-    findings = check(arguments.folder, tolerance=tolerance, tokenizer=arguments.tokenizer)
-    for finding in chain(findings, check_training(arguments.folder) if arguments.training else ()):
+    findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=arguments.tokenizer)
+    for finding in chain(findings, check_training_parity(arguments.folder) if arguments.training else ()):
         failures += not finding.passed
         verdict = "ok" if finding.passed else "[red]FAILED[/red]"
         table.add_row(finding.name, finding.measured, finding.allowed, verdict)

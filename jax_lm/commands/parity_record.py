@@ -10,12 +10,6 @@ def run(arguments: ParityRecord) -> int:
         raise ValueError(
             f"parity record needs {error.name}, which is not installed: pip install 'jax-diffucoder[parity]'"
         ) from error
-    shape = recording.Shape(
-        batch=arguments.batch,
-        prompt_length=arguments.prompt_length,
-        max_new_tokens=arguments.max_new_tokens,
-        seed=arguments.seed,
-    )
-    recording.record(arguments.pytorch_model, arguments.out, shape)
+    recording.record_reference(arguments.pytorch_model, arguments.out, arguments.shape)
     print(f"recorded {len(recording.CASES)} generations to {arguments.out}")
     return 0

@@ -1,0 +1,117 @@
+"""What PyTorch and JAX both do when they are compared, and JAX's side of it. PyTorch's is `torch_reference`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jax_lm.benchmark.machine import PeakMemory
+from jax_lm.benchmark.workload import padded_canvas
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.options import GenerationOptions
+
+LAYER_OUTPUTS = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp",
+)
+
+
+class Answers(NamedTuple):
+    """New tokens [b, n], and the forward passes that they took."""
+
+    tokens: np.ndarray
+    forwards: int
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What both backends do; prompts and ids are [b, t]."""
+
+    def forward(self, ids: np.ndarray) -> None: ...
+
+    def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers: ...
+
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]: ...
+
+    def device_peak(self) -> int | None: ...
+
+
+class Tap:
+    """Replaces a module within a model, and keeps what that puts out."""
+
+    def __init__(self, module: Any, name: str, seen: dict[str, Array]) -> None:
+        self.module, self.name, self.seen = module, name, seen
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        self.seen[self.name] = output = self.module(*arguments, **keywords)
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+class JaxBackend:
+    """A checkpoint in JAX."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    @classmethod
+    def load(cls, folder: Path, dtype: str) -> "JaxBackend":
+        """Load a checkpoint; `dtype` may be int8."""
+        model = DreamForCausalLM.from_pretrained(folder, dtype=None if dtype == "int8" else dtype, int8=dtype == "int8")
+        sampler = Sampler(model)
+        jax.block_until_ready(sampler.params)
+        return cls(sampler)
+
+    def forward(self, ids: Int[np.ndarray, "b t"]) -> None:
+        """Run one forward pass with the logits of every position, to its end."""
+        self.sampler.forward(jnp.asarray(ids)).block_until_ready()
+
+    def generate(self, prompts: Int[np.ndarray, "b t"], options: GenerationOptions) -> Answers:
+        """Answer prompts from seed 0. No token ends an answer, so that all work is equal."""
+        state = self.sampler.generate(padded_canvas(prompts, options.max_new_tokens), options, seed=0)
+        return Answers(np.asarray(state.tokens)[:, -options.max_new_tokens :], int(state.forwards))
+
+    def module_outputs(
+        self, ids: Int[np.ndarray, "b t"], names: Sequence[str]
+    ) -> dict[str, Float[np.ndarray, "b t _"]]:
+        """Return what the named modules put out, and the logits, in float32."""
+
+        @jax.jit
+        def tapped(params: dict, ids: Array) -> dict[str, Array]:
+            # A model of this trace alone: nobody else sees what is put into it.
+            model = nnx.merge(self.sampler.graph, params)
+            seen: dict[str, Array] = {}
+            for name in names:
+                *path, last = name.split(".")
+                owner: Any = model
+                for part in path:
+                    owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+                vars(owner)[last] = Tap(getattr(owner, last), name, seen)
+            logits = model(ids)
+            return {name: value.astype(jnp.float32) for name, value in (seen | {"logits": logits}).items()}
+
+        return {name: np.asarray(value) for name, value in tapped(self.sampler.params, jnp.asarray(ids)).items()}
+
+    def device_peak(self) -> int | None:
+        """Return the largest memory of the device in use so far, in bytes; None on a CPU."""
+        memory = PeakMemory()
+        return memory.read() if memory.on_device else None
+
+
+def output_names(config: DreamConfig) -> list[str]:
+    """Name the modules whose outputs are compared, as in the checkpoint."""
+    layers = [f"model.layers.{i}.{name}" for i in range(config.num_hidden_layers) for name in LAYER_OUTPUTS]
+    return ["model.embed_tokens", *layers, "model.norm"]

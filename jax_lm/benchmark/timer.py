@@ -1,0 +1,109 @@
+"""Time work: warm up, repeat, take the median, count what XLA compiles. Knows no model."""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+CACHE_SWITCH = "jax_enable_compilation_cache"
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+Result = TypeVar("Result")
+
+
+class Compilations:
+    """Counts what XLA compiles in this process. One listener for good: JAX cannot be relied on to take it back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self.hear)
+
+    def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count += event == COMPILE_EVENT
+
+
+@functools.cache
+def compilations() -> Compilations:
+    """Return the counter of this process."""
+    return Compilations()
+
+
+@contextmanager
+def without_stored_compilations() -> Iterator[None]:
+    """Compile for real: a result from the cache on disk would say nothing about compile time."""
+    before = getattr(jax.config, CACHE_SWITCH)
+    jax.config.update(CACHE_SWITCH, False)
+    # The switch is read once, at the first compilation; after a reset, again.
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update(CACHE_SWITCH, before)
+        compilation_cache.reset_cache()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing(Generic[Result]):
+    """Wall times of one piece of work.
+
+    Attributes:
+        first_seconds: the first call, which compiles.
+        all_seconds: every later call.
+        compilations: of the first call.
+        recompilations: of all later calls.
+        result: of the last call.
+    """
+
+    first_seconds: float
+    all_seconds: tuple[float, ...]
+    compilations: int
+    recompilations: int
+    result: Result
+
+    @property
+    def seconds(self) -> float:
+        """The median of the later calls."""
+        return statistics.median(self.all_seconds)
+
+
+def time_in_turns(
+    calls: Sequence[Callable[[], Result]], repeats: int, *, warm_ups: Sequence[Callable[[], Any]] | None = None
+) -> list[Timing[Result]]:
+    """Warm up every call, then let them take turns, so that a moment in which the machine is busy slows all.
+
+    Args:
+        repeats: timed rounds after the warm-up.
+        warm_ups: what is called first in place of each call; the call itself if not given.
+    """
+    seconds: list[list[float]] = [[] for _ in calls]
+    compiled: list[list[int]] = [[] for _ in calls]
+    results: list[Any] = [None for _ in calls]
+    for turn in (warm_ups or calls, *[calls] * repeats):
+        for index, call in enumerate(turn):
+            # Not two results at a time: logits may be large.
+            results[index] = None
+            before, start = compilations().count, time.perf_counter()
+            results[index] = jax.block_until_ready(call())
+            seconds[index].append(time.perf_counter() - start)
+            compiled[index].append(compilations().count - before)
+    return [
+        Timing(
+            first_seconds=seconds[index][0],
+            all_seconds=tuple(seconds[index][1:]),
+            compilations=compiled[index][0],
+            recompilations=sum(compiled[index][1:]),
+            result=results[index],
+        )
+        for index in range(len(calls))
+    ]
+
+
+def time_call(call: Callable[[], Result], repeats: int, *, warm_up: Callable[[], Any] | None = None) -> Timing[Result]:
+    """Time a call after a first one that does not count, which `warm_up` may replace."""
+    return time_in_turns([call], repeats, warm_ups=[warm_up or call])[0]

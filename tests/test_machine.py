@@ -1,0 +1,19 @@
+"""The machine's limits and its description."""
+
+import dataclasses
+
+from jax_lm.benchmark import machine
+
+
+def test_limits_are_positive_and_finite():
+    limits = machine.machine_limits("float32", copy_bytes=2**22)
+    assert 1e8 < limits.matmul_flops < 1e16
+    assert 1e7 < limits.copy_bytes < 1e14
+
+
+def test_plain_data_names_versions_and_device():
+    here = machine.Machine.here()
+    assert set(machine.about()) == {field.name for field in dataclasses.fields(here)}
+    assert f"jax {here.jax}" in here.metadata["software"]
+    assert f"{here.cpu_count} CPU cores" in here.metadata["host"]
+    assert here.platform in here.metadata["device"]
