@@ -20,7 +20,6 @@ from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, WorkerResult,
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.charts import line_chart, rounded_up
 from jax_lm.reports.document import Document, Section, Verdict
-from jax_lm.reports.run_folder import Record
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 """Largest relative difference of a module's output. Measured on the built-in model: 1.1e-6 and 0.013."""
@@ -221,7 +220,7 @@ def comparison_report(result: Comparison, name: str) -> Document:
     packages = ", ".join(f"{key} {value}" for key, value in result.pytorch.packages.items())
     return Document(
         title="PyTorch and JAX, side by side",
-        told={
+        metadata={
             "model": f"{name}, {result.jax.dtype}",
             **result.jax.about.metadata,
             "PyTorch": f"{packages} on {result.pytorch.device}",

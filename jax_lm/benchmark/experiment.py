@@ -38,13 +38,12 @@ from jax_lm.benchmark.settings import Cell, ExperimentSettings
 from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import time_call, without_stored_compilations
 from jax_lm.conversion.verify import verify
-from jax_lm.evaluation.pass_rate import evaluate
+from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import OutOfMemoryError, device_bytes, explained, forward_cost
-from jax_lm.reports.run_folder import Record
 from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.results import DecodedBatch
 from jax_lm.sandbox import Local
@@ -257,9 +256,8 @@ class ExperimentSteps:
         options = GenerationOptions(max_new_tokens=TASK_TOKENS, temperature=0.0)
         problems = held_out_problems(self.settings.tasks)
         size = min(TASK_BATCH, len(problems))
-        attempts = list(
-            evaluate(self.engine, problems, options, batch_size=size, executor=Local(tier), asking=Completing())
-        )
+        evaluator = Evaluator(engine=self.engine, executor=Local(tier), options=options, batch_size=size)
+        attempts = list(evaluator.attempts(problems))
         return Quality(
             tasks=len(attempts),
             passed=sum(attempt.passed for attempt in attempts),

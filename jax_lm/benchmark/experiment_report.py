@@ -24,7 +24,6 @@ from jax_lm.benchmark.measurements import (
     Verification,
 )
 from jax_lm.reports.document import Document, Section, Verdict
-from jax_lm.reports.run_folder import Record
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Step
 from jax_lm.roofline import GIB
 
@@ -188,7 +187,7 @@ def experiment_report(outcomes: Mapping[str, Outcome], steps: Sequence[Step], na
         *found.sections(), steps_section(outcomes, steps), issues_section(outcomes, verdicts), advice_section(verdicts),
     ]  # fmt: skip
     return Document(
-        title="Accelerator experiment", told=experiment_metadata(found, name), verdicts=verdicts, sections=sections
+        title="Accelerator experiment", metadata=experiment_metadata(found, name), verdicts=verdicts, sections=sections
     )
 
 

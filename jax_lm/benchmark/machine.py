@@ -128,7 +128,7 @@ def about() -> dict[str, Any]:
     return asdict(Machine.here())
 
 
-def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Limits:
+def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> MachineLimits:
     """Measure the rate of a large square product and of a copy, by the same compiler that runs the model.
 
     The fastest of several calls, no median: a limit must not be one that a busy moment has lowered.
@@ -154,4 +154,4 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Limits:
         values = add(values)
         return values
 
-    return Limits(2 * size**3 / matmul, 2 * copy_bytes / fastest(copy))
+    return MachineLimits(2 * size**3 / matmul, 2 * copy_bytes / fastest(copy))

@@ -15,7 +15,7 @@ from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.conversion.verify import Check
 from jax_lm.reports.charts import line_chart, rounded_up
 from jax_lm.reports.document import Section
-from jax_lm.roofline import Limits
+from jax_lm.roofline import MachineLimits
 
 SHOWN = 4
 """Programs of the quality check that the report quotes."""
@@ -35,7 +35,7 @@ class Environment(Measurement):
     step = "environment"
     about: Machine
     device_bytes: int | None = None
-    limits: Limits
+    limits: MachineLimits
     limits_dtype: str
     peak_memory: str
 

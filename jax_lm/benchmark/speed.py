@@ -28,7 +28,7 @@ from jax_lm.inference import WIDTH_BUCKET
 from jax_lm.planning import forward_cost
 from jax_lm.reports.charts import bar_chart
 from jax_lm.reports.document import Document
-from jax_lm.roofline import Limits
+from jax_lm.roofline import MachineLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class Speed:
     about: Machine
     model: MeasuredModel
     workload: Workload
-    limits: Limits
+    limits: MachineLimits
     load_seconds: float
     peak_memory: str
     generations: tuple[GenerationTime, ...]
@@ -166,7 +166,7 @@ def run_block_logits(
     return logits, cache
 
 
-def time_forwards(sampler: Sampler, canvas: Canvas, limits: Limits, *, repeats: int) -> list[ForwardTime]:
+def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, repeats: int) -> list[ForwardTime]:
     """Time a forward pass and a step by the rows they recompute, on the first block of the canvas."""
     batch, width = canvas.tokens.shape
     arrays, state = CanvasArrays.of(canvas), sampler.start(canvas, seed=0)
@@ -242,7 +242,7 @@ def measure_speed(
     sampler: Sampler,
     presets: Sequence[str],
     workload: Workload,
-    limits: Limits,
+    limits: MachineLimits,
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[tuple[GenerationTime, ...], tuple[ForwardTime, ...]]:
@@ -284,7 +284,7 @@ def speed_report(speed: Speed) -> Document:
     text = "Every position of the block is masked. The bound is the roofline."
     return Document(
         title="Speed",
-        told={
+        metadata={
             "model": f"{model.name}, {model.parameters:,} parameters, {model.dtype}",
             **speed.about.metadata,
             "loading": f"{speed.load_seconds:.2f} s",

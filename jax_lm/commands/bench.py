@@ -15,10 +15,10 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.commands.compare import print_report
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.evaluation.journal import write_whole
 from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import parameter_count
+from jax_lm.reports.run_folder import write_whole
 
 
 def run(arguments: Bench) -> int:

@@ -16,7 +16,6 @@ from jax_lm.benchmark.parity import read_golden
 from jax_lm.benchmark.settings import ExperimentSettings
 from jax_lm.checkpoints import huggingface
 from jax_lm.commands.compare import print_report
-from jax_lm.evaluation.journal import weights_digest, write_whole
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.reports.run_folder import weights_digest, write_whole
 from jax_lm.reports.steps import FAILED, Steps

@@ -1,4 +1,4 @@
-"""Line charts, bar charts and heat maps as SVG, without a library: small enough to be written out.
+"""Line charts, bar charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
 
 Colours follow the page that they stand in (`currentColor`), so that they can be read on dark and on light.
 """
@@ -26,25 +26,6 @@ PICTURE_COLOR = "#333"
 """Of text and axes in a picture that stands alone; in a page they have the colour of its text."""
 
 Series = Mapping[str, Sequence[tuple[float | int, float | int]]]
-
-
-def frame(title: str, x_label: str, y_label: str, parts: Sequence[str], *, height: float | int = HEIGHT) -> str:
-    """A picture with its title and the names of its axes."""
-    middle, centre = LEFT + (WIDTH - LEFT - RIGHT) / 2, TOP + (height - TOP - BOTTOM) / 2
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-            f'font-family="sans-serif" font-size="12" fill="currentColor" role="img" '
-            f'aria-label="{html.escape(title)}">',
-            f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{html.escape(title)}</text>',
-            *parts,
-            f'<text x="{middle:.0f}" y="{height - 8}" text-anchor="middle">{html.escape(x_label)}</text>',
-            f'<text transform="translate(14 {centre:.0f}) rotate(-90)" text-anchor="middle">'
-            f"{html.escape(y_label)}</text>",
-            "</svg>",
-            "",
-        ]
-    )
 
 
 def number(value: float | int) -> str:
@@ -88,38 +69,42 @@ def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray,
     """Draw rows from top to bottom; the darker a cell, the larger its value, of the largest in the picture."""
     rows, columns = values.shape
     width, height = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
-    largest = float(values.max()) or 1.0
-    parts = [
-        f'<rect x="{LEFT + column * width:.1f}" y="{TOP + row * height:.1f}" width="{width:.2f}" '
-        f'height="{height:.2f}" fill="{COLORS[0]}" fill-opacity="{values[row, column] / largest:.3f}"/>'
-        for row in range(rows)
-        for column in range(columns)
-        if values[row, column] > 0
-    ]
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    parts += [
-        f'<rect x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}" fill="none" '
-        'stroke="currentColor" stroke-opacity=".3"/>',
-        f'<text x="{LEFT}" y="{bottom + 16}">0</text>',
-        f'<text x="{right}" y="{bottom + 16}" text-anchor="end">{length - 1}</text>',
-        f'<text x="{LEFT - 6}" y="{TOP + 10}" text-anchor="end">0</text>',
-        f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{length - 1}</text>',
-    ]
-    return frame(title, x_label, y_label, parts)
+    shares = values / (float(values.max()) or 1.0)
+    return render(
+        "heat_chart.svg",
+        area=AREA,
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        width=width,
+        height=height,
+        color=COLORS[0],
+        cells=[(LEFT + j * width, TOP + i * height, shares[i, j]) for i, j in np.argwhere(values > 0)],
+        last=length - 1,
+    )
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
     """Draw a bar per (label, group, value), one below the other; each group has a colour."""
     groups = list(dict.fromkeys(group for _, group, _ in bars))
-    left, right = 4 * LEFT, LEFT
-    largest = max((value for *_, value in bars), default=0) or 1
-    parts = []
-    for index, (label, group, value) in enumerate(bars):
-        y, length = TOP + index * (BAR + GAP), value / largest * (WIDTH - left - right)
-        color = COLORS[groups.index(group) % len(COLORS)]
-        parts += [
-            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{html.escape(label)}</text>',
-            f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{color}"/>',
-            f'<text x="{left + length + 6:.1f}" y="{y + 13}">{number(value)}</text>',
-        ]
-    return frame(title, "", "", parts, height=TOP + len(bars) * (BAR + GAP) + GAP)
+    left, largest = 4 * LEFT, max((value for *_, value in bars), default=0) or 1
+    scale = (WIDTH - left - LEFT) / largest
+    return render(
+        "bar_chart.svg",
+        area=AREA | {"height": TOP + len(bars) * (BAR + GAP) + GAP},
+        title=title,
+        x_label="",
+        y_label="",
+        left=left,
+        bar=BAR,
+        gap=GAP,
+        bars=[
+            (label, number(value), value * scale, COLORS[groups.index(group) % len(COLORS)])
+            for label, group, value in bars
+        ],
+    )
+
+
+def write_picture(path: Path, picture: str) -> None:
+    """Write an SVG that stands alone, whole or not at all."""
+    write_whole(path, picture.replace("currentColor", PICTURE_COLOR))

@@ -85,7 +85,7 @@ class Document:
     def markdown(self) -> str:
         boxes = {True: "[x]", False: "[ ]", None: "[-]"}
         rows = [[boxes[v.met], v.name, v.wanted, f"{v.measured} ({v.mark})"] for v in self.verdicts]
-        lines = [f"# {self.title}", "", *(f"- {name}: {text}" for name, text in self.told.items()), ""]
+        lines = [f"# {self.title}", "", *(f"- {name}: {text}" for name, text in self.metadata.items()), ""]
         if rows:
             criteria = table(("", "criterion", "wanted", "measured"), rows)
             lines += ["## Success criteria", "", self.score, "", *criteria, ""]
