@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 
 RULE = re.compile("─{3}|-{3}")
-"""Between the parts of what tyro prints in a box, in Unicode or ASCII: title, message, perhaps an option meant, help."""
+"""Between the parts of what tyro prints in a box, in Unicode or ASCII: title, message, perhaps an option, help."""
 
 TYPED_FLAGS = (tyro.conf.FlagConversionOff,)
 """Switches are given as True or False, as in a recipe."""
