@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -255,16 +255,11 @@ class DiffuCoderInference:
     def states(
         self, canvas: Canvas, options: GenerationOptions, *, seed: int = 0, every: int | None = 1
     ) -> Iterator[SamplerState]:
-        """The canvas after every `every` steps and at the end."""
-        stop_ids = self.tokenizer.stop_ids
-        states = self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
-        return self.explained(states, canvas)
-
-    def explained(self, states: Iterator[SamplerState], canvas: Canvas) -> Iterator[SamplerState]:
-        """The states; running out of memory becomes an OutOfMemoryError that says what it takes."""
+        """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes."""
         batch, length = canvas.tokens.shape
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
-            yield from states
+            stop_ids = self.tokenizer.stop_ids
+            yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
         """A generation of this size, to plan with."""
@@ -409,11 +404,20 @@ def trial_seconds(dtype: str) -> float:
     return min(times)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
+def main(
+    *,
+    model_path: str | None = None,
+    tokenizer_path: str | None = None,
+    dtype: str | None = None,
+    mesh: str | None = None,
+    prompt: str = "def fibonacci(n):",
+    benchmark: bool = False,
+    options: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS,
+    seed: int = 0,
+) -> None:
     """Generate with a checkpoint, or time its forward pass.
 
-    Attributes:
+    Args:
         model_path: folder or hub id; the built-in demonstration model if not given.
         tokenizer_path: folder with the tokenizer; the model's own if not given.
         dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
@@ -422,37 +426,18 @@ class Arguments:
         benchmark: time forward passes instead of generating.
         options: how to answer.
         seed: of the draws.
-        debug: show the traceback of an error.
     """
-
-    model_path: str | None = None
-    tokenizer_path: str | None = None
-    dtype: str | None = None
-    mesh: str | None = None
-    prompt: str = "def fibonacci(n):"
-    benchmark: bool = False
-    options: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
-    seed: int = 0
-    debug: bool = False
-
-    def run(self) -> int:
-        engine = DiffuCoderInference(self.model_path, self.tokenizer_path, self.dtype, mesh=self.mesh)
-        if self.benchmark:
-            for name, figures in engine.benchmark_inference().items():
-                fields = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
-                sys.stdout.write(f"{name}: {fields}\n")
-        else:
-            with terminal.progress("generating") as report:
-                text = engine.complete([self.prompt], self.options, seed=self.seed, on_progress=report)[0]
-            sys.stdout.write(self.prompt + text.rstrip("\n") + "\n")
-        return 0
-
-
-def main() -> int:
-    """Entry of `python -m jax_lm.inference`."""
-    arguments = tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    return terminal.guarded(arguments.run, debug=arguments.debug)
+    engine = DiffuCoderInference(model_path, tokenizer_path, dtype, mesh=mesh)
+    if not benchmark:
+        with terminal.progress("generating") as report:
+            (text,) = engine.complete([prompt], options, seed=seed, on_progress=report)
+        sys.stdout.write(prompt + text.rstrip("\n") + "\n")
+        return
+    for name, figures in engine.benchmark_inference().items():
+        sys.stdout.write(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in figures.items())}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    given = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    command = partial(tyro.cli, main, args=given, config=(tyro.conf.FlagCreatePairsOff,))
+    sys.exit(terminal.guarded(lambda: command() or 0, debug="--debug" in sys.argv))
