@@ -47,7 +47,7 @@ def progress(description: str) -> Iterator[Report | None]:
 
 
 def show_log() -> None:
-    """What the library logs goes to standard error; of the libraries below it, warnings alone."""
+    """Send what the library logs to standard error; of the libraries below it, warnings alone."""
     root = logging.getLogger()
     # absl adds one as soon as Orbax is imported, and `basicConfig` would then do nothing.
     for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
