@@ -33,7 +33,7 @@ import transformers
 from jax_lm.benchmark.backend import Answers, JaxBackend
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.records import plain_data
-from jax_lm.benchmark.settings import Cell, require_positive
+from jax_lm.benchmark.settings import Cell, require_at_least_one
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.benchmark.torch_reference import TorchBackend
@@ -75,9 +75,9 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "prompt_tokens", "new_tokens", "long_new_tokens", "batch", "many", "repeats")
+        require_at_least_one(self, "prompt_tokens", "new_tokens", "long_new_tokens", "batch", "many", "repeats")
         if self.threads is not None:
-            require_positive(self, "threads")
+            require_at_least_one(self, "threads")
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def measured(speeds, dtype="float32"):
                        all_seconds=(1.0,), tokens_per_second=speed, forward_seconds=0.1)
         for batch, speed in speeds.items()
     ]  # fmt: skip
-    return WorkerResult(about=Machine.here(), dtype=dtype, device="cpu", cells=tuple(cells), load_seconds=1.0,
-                        memory="process", load_bytes=1, peak_bytes=2, packages={"torch": "2.9"})  # fmt: skip
+    return WorkerResult(backend="jax", about=Machine.here(), dtype=dtype, device="cpu", packages={"torch": "2.9"},
+                        cells=tuple(cells), load_seconds=1.0, memory="process", load_bytes=1, peak_bytes=2)  # fmt: skip
 
 
 def test_the_report_judges_speed_and_tokens(outputs):

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from jax_lm.benchmark.records import table_section
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, WorkerResult, run_worker
@@ -218,11 +219,13 @@ def comparison_verdicts(result: Comparison) -> list[Verdict]:
 def comparison_report(result: Comparison, name: str) -> Document:
     """Lay out a comparison of the model of that name."""
     packages = ", ".join(f"{key} {value}" for key, value in result.pytorch.packages.items())
+    # The command is that of the worker.
+    metadata = {key: value for key, value in result.jax.about.metadata.items() if key != "command"}
     return Document(
         title="PyTorch and JAX, side by side",
         metadata={
             "model": f"{name}, {result.jax.dtype}",
-            **result.jax.about.metadata,
+            **metadata,
             "PyTorch": f"{packages} on {result.pytorch.device}",
             "generation": "published settings (temperature 0.2, top_p 0.95, top_k 50, entropy), one step per token, "
             f"whole canvas, {result.workload.new_tokens[0]} new tokens; medians of {result.workload.repeats}",
@@ -234,18 +237,11 @@ def comparison_report(result: Comparison, name: str) -> Document:
 
 def loading_section(result: Comparison) -> Section:
     """Lay out time and memory of each backend."""
-    both = (result.jax, result.pytorch)
-    rows = [
-        ["loading, s", *(f"{each.load_seconds:.2f}" for each in both)],
-        ["largest memory while loading, MiB", *(f"{each.load_bytes / 2**20:,.0f}" for each in both)],
-        ["largest memory at the end, MiB", *(f"{each.peak_bytes / 2**20:,.0f}" for each in both)],
-    ]
-    where = "; PyTorch: ".join(dict.fromkeys(each.memory for each in both))
     text = (
-        f"Memory of the {where}. On a CPU it includes pages of the checkpoint that are mapped into memory, and "
-        "JAX with its compiler; the weights of a small model may hide in what the imports had freed."
+        "On a CPU memory includes pages of the checkpoint that are mapped into it, and JAX with its compiler; the "
+        "weights of a small model may hide in what the imports had freed."
     )
-    return Section(title="Loading and memory", text=text, columns=("", "JAX", "PyTorch"), rows=rows)
+    return table_section("Loading and memory", (result.jax, result.pytorch), ("about", "dtype", "device"), text=text)
 
 
 def speed_sections(result: Comparison) -> list[Section]:

@@ -77,17 +77,17 @@ class ExperimentSteps:
         """List all of them in their order."""
         sizes = [2**power for power in range(self.settings.largest_batch.bit_length())]
         return [
-            step(Environment, "Environment and devices", self.environment),
-            step(Verification, "Checkpoint present and verified", self.verification),
-            step(Loading, "Loading", self.loading),
-            step(SinglePrompt, "One prompt, first and later calls", self.single),
-            step(ForwardPasses, "Forward passes by batch", self.forward),
-            step(FourPrompts, "Four prompts together", self.batch),
-            *(step(Stress, f"Stress: batch {size}", partial(self.stress, size), f" {size}") for size in sizes),
-            step(CpuComparison, "The same on the CPU", self.cpu),
-            step(RecordedParity, "Parity with recorded outputs", self.recorded),
-            step(TorchParity, "Parity with PyTorch", self.pytorch),
-            step(Quality, "Quality: built-in tasks in the sandbox", self.quality),
+            make_step(Environment, "Environment and devices", self.environment),
+            make_step(Verification, "Checkpoint present and verified", self.verification),
+            make_step(Loading, "Loading", self.loading),
+            make_step(SinglePrompt, "One prompt, first and later calls", self.single),
+            make_step(ForwardPasses, "Forward passes by batch", self.forward),
+            make_step(FourPrompts, "Four prompts together", self.batch),
+            *(make_step(Stress, f"Stress: batch {size}", partial(self.stress, size), f" {size}") for size in sizes),
+            make_step(CpuComparison, "The same on the CPU", self.cpu),
+            make_step(RecordedParity, "Parity with recorded outputs", self.recorded),
+            make_step(TorchParity, "Parity with PyTorch", self.pytorch),
+            make_step(Quality, "Quality: built-in tasks in the sandbox", self.quality),
         ]
 
     @cached_property
@@ -269,7 +269,9 @@ class ExperimentSteps:
         )
 
 
-def step(kind: type[Measurement], title: str, measure: Callable[[Measurements], Measurement], suffix: str = "") -> Step:
+def make_step(
+    kind: type[Measurement], title: str, measure: Callable[[Measurements], Measurement], suffix: str = ""
+) -> Step:
     """Make a step that keeps what it measures as plain data."""
 
     def action(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

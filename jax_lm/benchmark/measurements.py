@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from jax_lm.benchmark.comparison import Difference, worst
 from jax_lm.benchmark.machine import Machine
-from jax_lm.benchmark.parity import Finding
+from jax_lm.benchmark.parity import ParityFinding
 from jax_lm.benchmark.records import read_record, table_section
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.conversion.verify import Check
@@ -173,7 +173,7 @@ class RecordedParity(Measurement):
     """What `diffucoder parity check` says of recorded outputs, computed on this device."""
 
     step = "recorded"
-    findings: tuple[Finding, ...]
+    findings: tuple[ParityFinding, ...]
 
     def section(self) -> Section:
         """Lay out a row per comparison."""

@@ -36,7 +36,7 @@ INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
 
 
 @dataclass(frozen=True)
-class Finding:
+class ParityFinding:
     """One line of the report: what was compared, what came out, what is allowed."""
 
     name: str
@@ -45,7 +45,7 @@ class Finding:
     passed: bool
 
 
-def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[Finding]:
+def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[ParityFinding]:
     """Compare everything that a folder holds.
 
     Args:
@@ -98,20 +98,22 @@ def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return golden[name]
 
 
-def bounded(name: str, error: float, tolerance: float) -> Finding:
+def bounded(name: str, error: float, tolerance: float) -> ParityFinding:
     """Judge an error by the largest that is allowed."""
-    return Finding(name, f"{error:.2e}", f"<= {tolerance:.0e}", error <= tolerance)
+    return ParityFinding(name, f"{error:.2e}", f"<= {tolerance:.0e}", error <= tolerance)
 
 
 def largest_difference(
     name: str, ours: ArrayLike, theirs: np.ndarray, tolerance: float, rows: np.ndarray | None = None
-) -> Finding:
+) -> ParityFinding:
     """Judge the largest absolute difference, of some rows alone if they are named."""
     difference = np.abs(np.asarray(ours) - theirs)
     return bounded(name, float(difference.max() if rows is None else difference[rows].max()), tolerance)
 
 
-def check_forward(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float) -> Iterator[Finding]:
+def check_forward(
+    model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float
+) -> Iterator[ParityFinding]:
     """Compare hidden states layer by layer, logits, and logits under left padding (real rows only)."""
 
     @nnx.jit
@@ -131,33 +133,35 @@ def check_forward(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tol
     yield largest_difference("padded.logits", padded, recorded(golden, "padded.logits"), tolerance, mask == 1)
 
 
-def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
     """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
     ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
     theirs = recorded(golden, "forward_bf16.logits").astype(np.float32)
     exact = recorded(golden, "forward.logits")
     mean = float(np.abs(ours - theirs).mean())
-    yield Finding("bfloat16 logits, mean", f"{mean:.3f}", f"<= {BF16_MEAN_DIFFERENCE}", mean <= BF16_MEAN_DIFFERENCE)
+    yield ParityFinding(
+        "bfloat16 logits, mean", f"{mean:.3f}", f"<= {BF16_MEAN_DIFFERENCE}", mean <= BF16_MEAN_DIFFERENCE
+    )
     top1 = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
-    yield Finding("bfloat16 top-1 agreement", f"{top1:.1%}", f">= {BF16_TOP1:.0%}", top1 >= BF16_TOP1)
+    yield ParityFinding("bfloat16 top-1 agreement", f"{top1:.1%}", f">= {BF16_TOP1:.0%}", top1 >= BF16_TOP1)
     ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
     allowed = f"<= {BF16_DISTANCE_RATIO}"
-    yield Finding("bfloat16 error / PyTorch's", f"{ratio:.3f}", allowed, ratio <= BF16_DISTANCE_RATIO)
+    yield ParityFinding("bfloat16 error / PyTorch's", f"{ratio:.3f}", allowed, ratio <= BF16_DISTANCE_RATIO)
 
 
-def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
     """Measure what int8 kernels lose against float32; random weights, as recorded here, are the worst case."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
     ids, exact = recorded(golden, "forward.input_ids"), recorded(golden, "forward.logits")
     ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(ids)))
     error = float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
-    yield Finding("int8 logits, relative error", f"{error:.2%}", f"<= {INT8_ERROR:.0%}", error <= INT8_ERROR)
+    yield ParityFinding("int8 logits, relative error", f"{error:.2%}", f"<= {INT8_ERROR:.0%}", error <= INT8_ERROR)
     top1 = float((ours.argmax(-1) == exact.argmax(-1)).mean())
-    yield Finding("int8 top-1 agreement", f"{top1:.1%}", f">= {INT8_TOP1:.0%}", top1 >= INT8_TOP1)
+    yield ParityFinding("int8 top-1 agreement", f"{top1:.1%}", f">= {INT8_TOP1:.0%}", top1 >= INT8_TOP1)
     change = perplexity(ours, ids) / perplexity(exact, ids) - 1
     allowed = f"within {INT8_PERPLEXITY:.0%}"
-    yield Finding("int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY)
+    yield ParityFinding("int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY)
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
@@ -180,7 +184,7 @@ def recorded_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.
     return Canvas.after(prompts, mask, case["max_new_tokens"])
 
 
-def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Finding:
+def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:
     """Compare final sequences, and the canvas after every step.
 
     Where several positions have exactly the same confidence, which of them goes first is unspecified (it
@@ -197,16 +201,16 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     theirs = recorded(golden, f"{name}.history")
     allowed = "sequences and history equal"
     if not sequences_equal:
-        return Finding(title, f"sequences differ, {first_divergence(ours, theirs)}", allowed, False)
+        return ParityFinding(title, f"sequences differ, {first_divergence(ours, theirs)}", allowed, False)
     if np.array_equal(ours, theirs):
-        return Finding(title, "equal", allowed, True)
+        return ParityFinding(title, "equal", allowed, True)
     ties = ties_only(sampler, canvas, options, theirs)
     if ties is None:
-        return Finding(title, f"history differs, {first_divergence(ours, theirs)}", allowed, False)
-    return Finding(title, f"equal but for the order of {ties} exact ties", allowed, True)
+        return ParityFinding(title, f"history differs, {first_divergence(ours, theirs)}", allowed, False)
+    return ParityFinding(title, f"equal but for the order of {ties} exact ties", allowed, True)
 
 
-def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Finding:
+def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:
     """Compare final sequences of Fast-dLLM's confidence-threshold decoding.
 
     With a cache: blocks whose first token is forced, no limit of steps. Without: the whole canvas, and at most
@@ -227,7 +231,9 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
     ours, theirs = np.asarray(state.tokens), recorded(golden, f"{name}.sequences")
     differing = int((ours != theirs).sum())
     title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
-    return Finding(title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing)
+    return ParityFinding(
+        title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing
+    )
 
 
 def first_divergence(ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -261,7 +267,7 @@ def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, hist
     return ties
 
 
-def check_tokenizer(path: Path, folder: Path) -> Finding:
+def check_tokenizer(path: Path, folder: Path) -> ParityFinding:
     """Check that recorded texts encode and decode to the same."""
     if not path.is_file():
         raise CheckpointError(f"parity folder {str(path.parent)!r} has no {path.name}")
@@ -271,4 +277,4 @@ def check_tokenizer(path: Path, folder: Path) -> Finding:
         tokenizer.encode(case["text"]) == case["ids"] and tokenizer.decode(case["ids"]) == case["decoded"]
         for case in cases
     )
-    return Finding("tokenizer", f"{equal} of {len(cases)} equal", "all", equal == len(cases))
+    return ParityFinding("tokenizer", f"{equal} of {len(cases)} equal", "all", equal == len(cases))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 
-def require_positive(settings: object, *names: str) -> None:
+def require_at_least_one(settings: object, *names: str) -> None:
     """Raise ValueError for the first number, or tuple of numbers, that is not at least 1 or is empty."""
     for name in names:
         value = getattr(settings, name)
@@ -57,7 +57,7 @@ class Workload:
     repeats: int = 3
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_sizes", "new_tokens", "prompt_tokens", "repeats")
+        require_at_least_one(self, "batch_sizes", "new_tokens", "prompt_tokens", "repeats")
 
     def cells(self, presets: Iterable[str]) -> list[Cell]:
         """List every combination."""
@@ -108,7 +108,7 @@ class ExperimentSettings:
     limit: float = 600.0
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "limit")
+        require_at_least_one(self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,4 +128,4 @@ class RecordingShape:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch", "prompt_length", "max_new_tokens")
+        require_at_least_one(self, "batch", "prompt_length", "max_new_tokens")

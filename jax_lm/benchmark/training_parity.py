@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jax_lm.benchmark.parity import Finding, bounded, largest_difference, read_recording
+from jax_lm.benchmark.parity import ParityFinding, bounded, largest_difference, read_recording
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.training.config import PolicyLoss
 from jax_lm.training.policy_loss import (
@@ -33,7 +33,7 @@ SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
 FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
 
 
-def check_training_parity(folder: Path) -> Iterator[Finding]:
+def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
     """Compare scores, advantages, and loss, divergence and gradients of each inner iteration.
 
     Raises:

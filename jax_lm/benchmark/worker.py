@@ -66,12 +66,14 @@ class WorkerResult:
     """What a worker measured.
 
     Attributes:
+        backend: jax or pytorch.
         packages: versions of what PyTorch's backend needs; empty for JAX.
         memory: what the bytes are of, in words.
         load_bytes, peak_bytes: largest memory after loading, and at the end.
         greedy: greedy tokens [b, n], where outputs are kept.
     """
 
+    backend: str
     about: Machine
     dtype: str
     device: str
@@ -120,6 +122,7 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
         save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, outputs)
         greedy = tuple(map(tuple, greedy_answers(backend, config).tolist()))
     return WorkerResult(
+        backend=request.backend,
         about=about,
         dtype=request.dtype,
         device=request.device if is_torch else about.device,

@@ -4,6 +4,7 @@ import json
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jax_lm import terminal
@@ -32,7 +33,7 @@ def print_report(document: Document, *, with_sections: bool = False) -> None:
     colors = {True: "green", False: "red", None: "dim"}
     for verdict in document.verdicts:
         mark = f"[{colors[verdict.met]}]{verdict.mark}[/]"
-        table.add_row(verdict.name, verdict.wanted, verdict.measured, mark)
+        table.add_row(verdict.name, verdict.wanted, escape(verdict.measured), mark)
     console.print(table)
     console.print(document.score)
 
