@@ -16,7 +16,7 @@ from serving import started
 from jax_lm.benchmark.timer import compilations
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving.engine import ClosingError, Engine, EngineOptions, QueueFullError
-from jax_lm.serving.jobs import Finished, Job, Request, without_beginning
+from jax_lm.serving.jobs import Job, Request, without_beginning
 from jax_lm.serving.slots import Slots
 
 OPTIONS = replace(ONE_SLOT, slots=4)
@@ -50,14 +50,14 @@ class Ear:
 
     def __call__(self, event):
         self.events.append(event)
-        if isinstance(event, Finished):
+        if event.reason:
             self.ended.release()
 
     def finished(self, count=1):
         """How so many jobs ended, by job."""
         for _ in range(count):
             assert self.ended.acquire(timeout=60), "no end after 60 s"
-        return {event.job: event for event in self.events if isinstance(event, Finished)}
+        return {event.job: event for event in self.events if event.reason}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from jax_lm.serving import jobs
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
 from jax_lm.serving.guard import Guard, RequestLimits
-from jax_lm.serving.jobs import Finished, Job, Progress
+from jax_lm.serving.jobs import Event, Job
 from jax_lm.serving.protocol import (
     DEFAULT_TOKENS,
     AnswerFormat,
@@ -34,6 +34,7 @@ from jax_lm.serving.protocol import (
     DecodingBody,
     DenoiseBody,
     OpenAI,
+    Refusal,
     error,
     usage,
 )
@@ -72,34 +73,25 @@ class ServerSettings:
     logs_prompts: bool = False
 
 
-class FailedError(Exception):
-    """A request that ends without an answer."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.body = status, error(message, status=status, param=param, code=code)
-        self.headers: dict[str, str] = {}
-
-
 class Inbox:
     """Events of some jobs, carried from the engine's thread to the event loop."""
 
     def __init__(self, *, hears_progress: bool) -> None:
         self.hears_progress = hears_progress
-        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Progress | Finished]()
+        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
-    def listen(self, event: Progress | Finished) -> None:
+    def listen(self, event: Event) -> None:
         """Called on the engine's thread."""
-        if self.hears_progress or isinstance(event, Finished):
+        if self.hears_progress or event.reason:
             # The loop may be gone when the server stops.
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 
-    async def events(self, count: int) -> AsyncIterator[Progress | Finished]:
+    async def events(self, count: int) -> AsyncIterator[Event]:
         """Until so many jobs have ended."""
         while count:
             event = await self.queue.get()
-            count -= isinstance(event, Finished)
+            count -= event.reason is not None
             yield event
 
 
@@ -115,7 +107,7 @@ class Server:
     def require_model(self, body: DecodingBody) -> None:
         if body.model not in (None, self.settings.model):
             message = f"model={body.model!r}: this server offers {self.settings.model!r}"
-            raise FailedError(404, message, param="model", code="model_not_found")
+            raise Refusal(404, message, param="model", code="model_not_found")
 
     def requests(self, body: DecodingBody, before: list[int], after: list[int], count: int) -> list[jobs.Request]:
         """Answers to one prompt; an empty prompt begins where a text begins, as OpenAI's does."""
@@ -134,21 +126,20 @@ class Server:
         try:
             return self.tokenizer.encode_chat([message.plain() for message in messages])
         except TokenizerError as problem:
-            raise FailedError(400, str(problem), param="messages") from problem
+            raise Refusal(400, str(problem), param="messages") from problem
 
     def submit(self, requests: Sequence[jobs.Request], inbox: Inbox) -> list[Job]:
         """Hand requests to the engine; what it refuses becomes an answer."""
         try:
             return self.engine.submit(requests, inbox.listen)
         except QueueFullError as full:
-            failure = FailedError(429, "the queue is full; try again later", code="queue_full")
-            failure.headers["Retry-After"] = str(full.retry_after)
-            raise failure from full
+            message = "the queue is full; try again later"
+            raise Refusal(429, message, code="queue_full", retry_after=full.retry_after) from full
         except ClosingError as closing:
-            raise FailedError(503, FAILURES["shutdown"][1], code="shutdown") from closing
+            raise Refusal(503, FAILURES["shutdown"][1], code="shutdown") from closing
         except ValueError as problem:
             param = str(problem).split("=")[0].split(":")[0]
-            raise FailedError(400, str(problem), param=param if param.isidentifier() else None) from problem
+            raise Refusal(400, str(problem), param=param if param.isidentifier() else None) from problem
 
     # The endpoints.
 
@@ -162,9 +153,8 @@ class Server:
             for request in self.requests(body, self.tokenizer.encode_plain(prompt), after, body.n)
         ]
         before = [prompt if body.echo else "" for prompt in body.prompts for _ in range(body.n)]
-        return await self.answer(
-            body, requests, before, AnswerFormat(request_id(http), self.settings.model, body), http
-        )
+        shape = AnswerFormat(request_id(http), self.settings.model, body)
+        return await self.answer(body, requests, before, shape, http)
 
     async def chat(self, body: ChatBody, http: Request) -> Response:
         """A conversation, answered `n` times."""
@@ -188,17 +178,17 @@ class Server:
         self.log_texts([one.text for one in finished], "answers", http)
         return JSONResponse(shape.whole(list(zip(finished, before, strict=True)), prompt_tokens))
 
-    async def collect(self, submitted: list[Job], inbox: Inbox, http: Request) -> list[Finished]:
-        """How all jobs ended; FailedError if one gave no answer. If the client goes away, they are given up."""
+    async def collect(self, submitted: list[Job], inbox: Inbox, http: Request) -> list[Event]:
+        """How all jobs ended; Refusal if one gave no answer. If the client goes away, they are given up."""
 
-        async def ends() -> dict[Job, Finished]:
-            return {event.job: event async for event in inbox.events(len(submitted)) if isinstance(event, Finished)}
+        async def ends() -> dict[Job, Event]:
+            return {event.job: event async for event in inbox.events(len(submitted)) if event.reason}
 
         work, gone = asyncio.create_task(ends()), asyncio.ensure_future(http.receive())
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise FailedError(*FAILURES["cancelled"])
+                raise Refusal(*FAILURES["cancelled"])
             finished = [work.result()[job] for job in submitted]
         finally:
             self.engine.cancel(submitted)
@@ -220,7 +210,7 @@ class Server:
                 for choice in shape.opening(index, before[index]):
                     yield data(shape.chunk([choice]))
             async for event in inbox.events(len(submitted)):
-                is_last = isinstance(event, Finished)
+                is_last = event.reason is not None
                 if is_last and not event.is_answer:
                     yield data(failure(event).body)
                     return
@@ -256,13 +246,13 @@ class Server:
                 lengths = {"prompt_tokens": len(before) + len(after), "length": request.options.max_new_tokens}
                 yield data(start | lengths, "start")
                 async for event in inbox.events(1):
-                    if isinstance(event, Finished) and not event.is_answer:
+                    if event.reason and not event.is_answer:
                         yield data(failure(event).body, "error")
                         return
                     commits = [asdict(commit) for commit in event.commits]
                     if commits:
                         yield data({"text": event.text, "forwards": event.forwards, "commits": commits}, "commits")
-                    if isinstance(event, Finished):
+                    if event.reason:
                         totals = {"tokens": len(event.tokens), "forwards": event.forwards}
                         yield data({"text": event.text, "finish_reason": event.reason} | totals, "done")
             finally:
@@ -284,17 +274,14 @@ class Server:
 
     async def model(self, name: str) -> dict[str, Any]:
         if name != self.settings.model:
-            raise FailedError(
-                404, f"model={name!r}: this server offers {self.settings.model!r}", code="model_not_found"
-            )
+            raise Refusal(404, f"model={name!r}: this server offers {self.settings.model!r}", code="model_not_found")
         return self.card()
 
     def card(self) -> dict[str, Any]:
         limits = {"context": self.engine.context, "max_tokens": self.engine.options.max_tokens}
-        return {
-            "id": self.settings.model, "object": "model", "created": 0, "owned_by": "jax-diffucoder",
-            "notice": self.settings.notice, "has_chat": self.tokenizer.chat_template is not None,
-        } | limits  # fmt: skip
+        about = {"notice": self.settings.notice, "has_chat": self.tokenizer.chat_template is not None}
+        openai = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "jax-diffucoder"}
+        return openai | about | limits
 
     async def health(self) -> Response:
         """200 while the engine's thread lives."""
@@ -331,7 +318,7 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
         app.get(path, response_model=None)(endpoint)
     for path, (name, kind) in PAGE_FILES.items():
         app.get(path, include_in_schema=False)(page_file((PAGE / name).read_bytes(), kind))
-    app.exception_handler(FailedError)(on_failed)
+    app.exception_handler(Refusal)(on_failed)
     app.exception_handler(RequestValidationError)(on_invalid)
     app.exception_handler(StarletteHTTPException)(on_http)
     app.exception_handler(Exception)(on_defect)
@@ -346,7 +333,7 @@ def page_file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
 
 
 async def on_failed(http: Request, problem: Exception) -> Response:
-    assert isinstance(problem, FailedError)
+    assert isinstance(problem, Refusal)
     return JSONResponse(problem.body, problem.status, problem.headers)
 
 
@@ -378,9 +365,10 @@ def request_id(http: Request) -> str:
     return http.scope["state"]["request_id"]
 
 
-def failure(finished: Finished) -> FailedError:
+def failure(finished: Event) -> Refusal:
+    assert finished.reason is not None
     status, message = FAILURES[finished.reason]
-    return FailedError(status, message, code=finished.reason)
+    return Refusal(status, message, code=finished.reason)
 
 
 def data(content: dict[str, Any] | str, event: str | None = None) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from jax_lm.diffusion.canvas import Block
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
-from jax_lm.serving.jobs import Finished, Job, Listener, Progress, Request
+from jax_lm.serving.jobs import Event, Job, Listener, Request
 from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
@@ -137,7 +137,7 @@ class Engine:
         self.thread.start()
 
     def submit(self, requests: Collection[Request], listen: Listener, seconds: float | None = None) -> list[Job]:
-        """Queue requests, all or none; `listen` hears of each what happens, last of all a `Finished`.
+        """Queue requests, all or none; `listen` hears of each what happens, last of all how it ended.
 
         Args:
             seconds: time that they may take, at most what the engine's options say.
@@ -233,7 +233,7 @@ class Engine:
                 left = [*self.waiting, *self.running.values()]
                 self.waiting, self.running = [], {}
             for job in left:
-                self.tell(job, Finished(job=job, reason="shutdown"))
+                self.tell(job, Event(job=job, reason="shutdown"))
             # An interpreter that ends below a running compilation crashes.
             if self.compiling.is_alive():
                 self.compiling.join()
@@ -277,7 +277,7 @@ class Engine:
         for job in [*self.waiting, *self.running.values()]:
             if job.is_cancelled or now > job.deadline or is_over:
                 reason = "cancelled" if job.is_cancelled else "timeout" if now > job.deadline else "shutdown"
-                self.end(job, Finished(job=job, reason=reason, text=job.text, forwards=job.sequence.forwards))
+                self.end(job, Event(job=job, reason=reason, text=job.text, forwards=job.sequence.forwards))
 
     def admit(self) -> None:
         """Let waiting sequences join, in the order of their arrival, where there is room of their width and kind."""
@@ -326,7 +326,7 @@ class Engine:
             except Exception as again:  # the border: this is the sequence that failed
                 logger.error("a row failed alone too: %s", again)
                 job = self.running[sequence]
-                self.end(job, Finished(job=job, reason="error", error=again))
+                self.end(job, Event(job=job, reason="error", error=again))
             else:
                 slots.leave(sequence)
         for sequence in sequences:
@@ -339,16 +339,16 @@ class Engine:
             event = job.look(self.tokenizer)
         except Exception as error:  # the border: one job's answer must not end the others'
             logger.exception("a job failed")
-            event = Finished(job=job, reason="error", error=error)
+            event = Event(job=job, reason="error", error=error)
         if job.text and job.first_text is None:
             job.first_text = time.monotonic()
             self.metrics.first_text_seconds.observe(job.first_text - job.arrived)
-        if isinstance(event, Finished):
+        if event.reason:
             self.end(job, event)
         elif event.commits:
             self.tell(job, event)
 
-    def end(self, job: Job, event: Finished) -> None:
+    def end(self, job: Job, event: Event) -> None:
         """Take the job out of the engine, count it, and tell."""
         with self.condition:
             if job in self.waiting:
@@ -367,7 +367,7 @@ class Engine:
             self.seconds_per_job += 0.1 * (seconds - self.seconds_per_job)
         self.tell(job, event)
 
-    def tell(self, job: Job, event: Progress | Finished) -> None:
+    def tell(self, job: Job, event: Event) -> None:
         """Let the listener know; what it raises is logged, as nobody here could do anything about it."""
         try:
             job.listen(event)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.serving.metrics import Metrics
-from jax_lm.serving.protocol import error
+from jax_lm.serving.protocol import Refusal
 
 logger = logging.getLogger("jax_lm.serving.access")
 
@@ -45,15 +45,6 @@ HEADERS = {
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
-
-
-class Refusal(Exception):  # noqa: N818 - it is an answer
-    """A request that is answered before it is looked at."""
-
-    def __init__(self, status: int, message: str, code: str | None = None, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.body = status, error(message, status=status, code=code)
-        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,17 +122,17 @@ class Guard:
     def admit(self, scope: Message, headers: dict[str, str]) -> None:
         """Raise Refusal unless this request may be read."""
         if self.open_requests > self.limits.requests:
-            raise Refusal(429, "too many requests at once", "too_many_requests", retry_after=1)
+            raise Refusal(429, "too many requests at once", code="too_many_requests", retry_after=1)
         host = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
         if self.limits.hosts and host not in self.limits.hosts:
-            raise Refusal(421, f"this server does not answer for the host {host[:100]!r}", "wrong_host")
+            raise Refusal(421, f"this server does not answer for the host {host[:100]!r}", code="wrong_host")
         if self.keys and scope["path"] not in OPEN_PATHS and not self.is_known(headers.get("authorization", "")):
-            raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
+            raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
             # A web page can make a browser post other kinds to any address without asking.
             if kind != "application/json":
-                raise Refusal(415, f"Content-Type={kind[:100]!r}: must be application/json", "wrong_content_type")
+                raise Refusal(415, f"Content-Type={kind[:100]!r}: must be application/json", code="wrong_content_type")
 
     def is_known(self, authorization: str) -> bool:
         """Whether it shows a key; takes the same time for each that does not."""
@@ -156,7 +147,7 @@ class Guard:
         What is somewhat too long is read to its end all the same: a client that is still writing would lose the answer.
         """
         limit, length = self.limits.body_bytes, headers.get("content-length", "")
-        too_long = Refusal(413, f"the body is longer than {limit} bytes", "body_too_long")
+        too_long = Refusal(413, f"the body is longer than {limit} bytes", code="body_too_long")
         stated = int(length) if length.isdigit() else 0
         if stated > PATIENCE * limit:
             raise too_long
@@ -177,7 +168,7 @@ class Guard:
                     if ended:
                         return bytes(parts)
         except TimeoutError as late:
-            raise Refusal(408, "the body took too long to arrive", "body_too_slow") from late
+            raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
 
     def record(self, scope: Message, identity: str, status: int, seconds: float) -> None:
         """Count the request and log it, without what it said."""

@@ -49,38 +49,20 @@ class Commit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """News of a job: positions that some steps decided.
+class Event:
+    """News of a job: positions that some steps decided, or how it ended.
 
     Attributes:
-        job: the job.
+        reason: of its end: stop, length, cancelled, timeout, shutdown or error; None while it goes on.
         text: of the answer, all that can no longer change.
-        commits: what was decided since the last event, in the order of the steps.
+        commits: positions decided since the last event, in the order of the steps.
+        tokens: at the end, the answer's tokens in the order of the text, without stop tokens.
         forwards: model evaluations so far.
-    """
-
-    job: "Job"
-    text: str
-    commits: tuple[Commit, ...]
-    forwards: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """How a job ended.
-
-    Attributes:
-        job: the job.
-        reason: stop, length, cancelled, timeout, shutdown or error.
-        text: the answer.
-        commits: what was decided since the last event, in the order of the steps.
-        tokens: the answer's tokens in the order of the text, without stop tokens.
-        forwards: model evaluations.
         error: what went wrong, for the log of whoever runs the server.
     """
 
     job: "Job"
-    reason: str
+    reason: str | None = None
     text: str = ""
     commits: tuple[Commit, ...] = ()
     tokens: tuple[Commit, ...] = ()
@@ -92,7 +74,7 @@ class Finished:
         return self.reason in ("stop", "length")
 
 
-Listener = Callable[[Progress | Finished], None]
+Listener = Callable[[Event], None]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -120,7 +102,7 @@ class Job:
     def __post_init__(self) -> None:
         self.reported = np.zeros(self.sequence.hole.length, bool)
 
-    def look(self, tokenizer: DiffuCoderTokenizer) -> Progress | Finished:
+    def look(self, tokenizer: DiffuCoderTokenizer) -> Event:
         """Tell what has become of the sequence since the last look."""
         commits = self.commits(tokenizer)
         sequence, is_done = self.sequence, self.sequence.is_done
@@ -133,7 +115,7 @@ class Job:
         if ends or is_done:
             self.text = text[: min(ends)] if ends else text
             has_stop_token = bool(set(ids) & set(tokenizer.stop_ids))
-            return Finished(
+            return Event(
                 job=self,
                 reason="stop" if ends or has_stop_token else "length",
                 text=self.text,
@@ -142,7 +124,7 @@ class Job:
                 forwards=sequence.forwards,
             )
         self.text = without_beginning(text, self.request.stop)
-        return Progress(job=self, text=self.text, commits=commits, forwards=sequence.forwards)
+        return Event(job=self, text=self.text, commits=commits, forwards=sequence.forwards)
 
     def commits(self, tokenizer: DiffuCoderTokenizer) -> tuple[Commit, ...]:
         """List the positions that were decided and not reported yet, in the order of the steps."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.serving.jobs import Commit, Finished
+from jax_lm.serving.jobs import Commit, Event
 
 DEFAULT_TOKENS = 128
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 4
@@ -171,6 +171,23 @@ def error(message: str, *, status: int, param: str | None = None, code: str | No
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+class Refusal(Exception):  # noqa: N818 - it is an answer
+    """A request that ends with an error, as the client is told it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.body = status, error(message, status=status, param=param, code=code)
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+
+
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
@@ -216,7 +233,7 @@ class AnswerFormat:
         self.body = body
         self.frame = {"id": f"{self.prefix}-{identity}", "created": int(time.time()), "model": model}
 
-    def whole(self, choices: Sequence[tuple[Finished, str]], prompt_tokens: int) -> dict[str, Any]:
+    def whole(self, choices: Sequence[tuple[Event, str]], prompt_tokens: int) -> dict[str, Any]:
         """The answer in one piece; each choice with the text that goes before it."""
         listed = [self.choice(index, *choice) for index, choice in enumerate(choices)]
         spent = usage(prompt_tokens, sum(len(finished.tokens) for finished, _ in choices))
@@ -228,7 +245,7 @@ class AnswerFormat:
         last = {"usage": spent} if options is not None and options.include_usage else {}
         return self.frame | {"object": self.chunk_kind, "choices": choices} | last
 
-    def choice(self, index: int, finished: Finished, before: str) -> dict[str, Any]:
+    def choice(self, index: int, finished: Event, before: str) -> dict[str, Any]:
         assert isinstance(self.body, CompletionBody)
         count = self.body.logprobs
         logprobs = None if count is None else completion_logprobs(finished.tokens, count)
@@ -239,7 +256,7 @@ class AnswerFormat:
         """Begin the stream of a choice, before anything is decided."""
         return [self.delta(index, before)] if before else []
 
-    def delta(self, index: int, text: str, finished: Finished | None = None) -> dict[str, Any]:
+    def delta(self, index: int, text: str, finished: Event | None = None) -> dict[str, Any]:
         """More text of a choice; with its end, the reason, and the log-probabilities of all its tokens."""
         assert isinstance(self.body, CompletionBody)
         count = self.body.logprobs
@@ -253,7 +270,7 @@ class ChatFormat(AnswerFormat):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def choice(self, index: int, finished: Finished, before: str) -> dict[str, Any]:
+    def choice(self, index: int, finished: Event, before: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": finished.text, "refusal": None}
         return {
             "index": index,
@@ -266,10 +283,10 @@ class ChatFormat(AnswerFormat):
         start = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": start, "finish_reason": None, "logprobs": None}]
 
-    def delta(self, index: int, text: str, finished: Finished | None = None) -> dict[str, Any]:
+    def delta(self, index: int, text: str, finished: Event | None = None) -> dict[str, Any]:
         reason, delta = (finished.reason if finished else None), ({"content": text} if text else {})
         return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": self.logprobs(finished)}
 
-    def logprobs(self, finished: Finished | None) -> dict[str, Any] | None:
+    def logprobs(self, finished: Event | None) -> dict[str, Any] | None:
         assert isinstance(self.body, ChatBody)
         return chat_logprobs(finished.tokens) if finished and self.body.logprobs else None
