@@ -39,5 +39,5 @@ def test_other_data_is_refused(data):
 def test_a_table_has_a_column_for_each_plain_field():
     section = table_section("Parts", [Part(seconds=0.12345, peak_bytes=2**29), Part(seconds=12.0)], name="parts")
     assert section.columns == ["seconds", "peak GiB"]
-    assert section.rows == [["0.1235", "0.50"], ["12", "0.00"]]
+    assert section.rows == [["0.123", "0.50"], ["12", "0.00"]]
     assert table_section("Whole", [Whole(name="a")], ("best",)).rows == [["a", "yes", "1,234.5"]]

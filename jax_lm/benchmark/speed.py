@@ -30,6 +30,9 @@ from jax_lm.reports.charts import bar_chart
 from jax_lm.reports.document import Document
 from jax_lm.roofline import MachineLimits
 
+NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
+"""Of a generation, in the report of `diffucoder bench`; bench.json has them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardTime:
@@ -294,7 +297,7 @@ def speed_report(speed: Speed) -> Document:
         },
         verdicts=(),
         sections=(
-            table_section("Generation", speed.generations, picture=picture, name="bench"),
+            table_section("Generation", speed.generations, NOT_SHOWN, picture=picture, name="bench"),
             table_section("One forward pass", speed.forwards, text=text),
         ),
     )

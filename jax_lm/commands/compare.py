@@ -5,7 +5,7 @@ import json
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from jax_lm import terminal
 from jax_lm.arguments.benchmark import Compare
@@ -23,7 +23,8 @@ def print_report(document: Document, *, with_sections: bool = False) -> None:
     for name, text in document.metadata.items():
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)
     for section in document.sections if with_sections else ():
-        table = Table(*section.columns, title=section.title, box=box.SIMPLE_HEAD, padding=0)
+        columns = [Column(name, overflow="fold") for name in section.columns]
+        table = Table(*columns, title=section.title, box=box.SIMPLE_HEAD, padding=0)
         for row in section.rows:
             table.add_row(*row)
         console.print(table)
