@@ -17,9 +17,9 @@ from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.planning import forward_cost
-from jax_lm.roofline import Cost, Limits
+from jax_lm.roofline import Cost, MachineLimits
 
-LIMITS = Limits(matmul_flops=1e11, copy_bytes=1e10)
+LIMITS = MachineLimits(matmul_flops=1e11, copy_bytes=1e10)
 RESULT_KEYS = {"about", "model", "workload", "limits", "load_seconds", "peak_memory", "generations", "forwards"}
 
 

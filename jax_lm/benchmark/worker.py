@@ -90,11 +90,17 @@ def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarra
     return random_prompts(config, rows, tokens, seed=1)
 
 
-def greedy_answers(backend: Backend, config: DreamConfig) -> Int[np.ndarray, "b n"]:
-    """Answer random prompts greedily; all of `GREEDY` where the context is long enough."""
+def compared_outputs(
+    backend: Backend, config: DreamConfig, shape: tuple[int, int]
+) -> tuple[dict[str, np.ndarray], tuple[tuple[int, ...], ...]]:
+    """Compute what backends are compared by: outputs of every module, and greedy tokens [b, n].
+
+    The tokens are all of `GREEDY` where the context is long enough.
+    """
     new_tokens = min(GREEDY.new_tokens, config.max_position_embeddings - GREEDY.prompt_tokens)
     prompts = random_prompts(config, GREEDY.batch, GREEDY.prompt_tokens, seed=2)
-    return backend.generate(prompts, greedy_options(new_tokens)).tokens
+    outputs = backend.module_outputs(comparison_ids(config, shape), output_names(config))
+    return outputs, tuple(map(tuple, backend.generate(prompts, greedy_options(new_tokens)).tokens.tolist()))
 
 
 def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
@@ -116,9 +122,8 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
         )
     peak_bytes, greedy, is_torch = peak(), (), request.backend == "pytorch"
     if request.numbers:
-        found = backend.module_outputs(comparison_ids(config, request.numbers), output_names(config))
+        found, greedy = compared_outputs(backend, config, request.numbers)
         save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, outputs)
-        greedy = tuple(map(tuple, greedy_answers(backend, config).tolist()))
     return WorkerResult(
         about=about,
         dtype=request.dtype,
