@@ -108,7 +108,7 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
     return tuple(sorted(found, key=model_order))
 
 
-def model_order(difference: Difference) -> tuple[float, int]:
+def model_order(difference: Difference) -> tuple[float | int, int]:
     """Sort outputs by layer, then kind."""
     kind = list(KINDS.values()).index(difference.kind)
     outside = -1.0 if kind == 0 else math.inf

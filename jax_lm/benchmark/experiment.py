@@ -152,7 +152,7 @@ class ExperimentSteps:
         width = min(FORWARD_TOKENS, self.engine.config.max_position_embeddings)
         rows: list[measurements.ForwardBatch] = []
         for batch in self.settings.batch_sizes:
-            rows.append(self.forward_batch(batch, width, found.get(Environment)))
+            rows.append(self.forward_batch(batch, width, found.get(measurements.Environment)))
             if rows[-1].out_of_memory:
                 break
         return measurements.ForwardPasses(width=width, rows=tuple(rows))

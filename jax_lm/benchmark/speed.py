@@ -38,13 +38,10 @@ class ForwardTime:
     Attributes:
         window: which rows are recomputed: the whole `canvas` without a cache, all of them into the cache (`refresh`),
             or the block and the row before it (`window`).
-        rows: rows recomputed, per row of the batch.
-        head_rows: rows whose logits are computed.
+        rows: recomputed, per row of the batch; `head_rows` of them with logits.
         seconds: of the forward pass with its logits.
-        step_seconds: of the whole step.
         overhead: share of the step that is not the forward pass: filters, draw, choice, bookkeeping.
-        bound_seconds: the roofline.
-        bound: the limit that sets it, compute or memory.
+        bound_seconds: the roofline; `bound` is the limit that sets it, compute or memory.
         roofline: share of it that the forward pass reaches.
     """
 
@@ -62,7 +59,7 @@ class ForwardTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationTime:
+class GenerationTime(Cell):
     """Wall times of one cell.
 
     Attributes:
@@ -71,16 +68,11 @@ class GenerationTime:
         forwards: model evaluations for the whole batch.
         tokens_per_forward: tokens that a row gains per evaluation.
         compile_seconds: the first call minus the median.
-        compilations: of the first call.
         recompilations: of all later calls; must be 0.
         forward_seconds: of a forward pass over as many tokens, with the logits of every position; 0 if not timed.
         peak_bytes: see `machine.PeakMemory`; 0 if not measured.
     """
 
-    preset: str = "exact"
-    batch: int
-    prompt_tokens: int
-    new_tokens: int
     first_seconds: float
     seconds: float
     all_seconds: tuple[float, ...]
@@ -121,12 +113,7 @@ class MeasuredModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Everything that `diffucoder bench` measures: bench.json.
-
-    Attributes:
-        load_seconds: of loading the model, or of making its random weights.
-        peak_memory: where the peaks of memory come from.
-    """
+    """Everything that `diffucoder bench` measures: bench.json. Loading is also making random weights."""
 
     about: Machine
     model: MeasuredModel

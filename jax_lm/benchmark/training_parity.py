@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jax_lm.benchmark.parity import Finding, bounded, largest_difference, read_recording
+from jax_lm.benchmark.parity import Finding, at_most, largest_difference, read_recording
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.training.config import PolicyLoss
 from jax_lm.training.policy_loss import (
@@ -55,12 +55,12 @@ def check_training_parity(folder: Path) -> Iterator[Finding]:
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest_difference(f"{name}, KL", metrics["kl"], golden[f"kl.{iteration}"], LOSS_TOLERANCE)
         norm, expected = float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
-        yield bounded(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
+        yield at_most(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
         by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
             ours, theirs = np.asarray(by_name[key.removeprefix(prefix)]), golden[key]
             error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-            yield bounded(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
+            yield at_most(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
 
 
 @partial(jax.jit, static_argnames=("graph", "form", "chunk"))
