@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_lm.benchmark import comparison, measurements
 from jax_lm.benchmark.backend import JaxBackend
-from jax_lm.benchmark.machine import Machine, PeakMemory, machine_limits
+from jax_lm.benchmark.machine import Machine, PeakMemory, device_memory, machine_limits
 from jax_lm.benchmark.measurements import Measurement, Measurements
 from jax_lm.benchmark.parity import TOLERANCE, check_parity
 from jax_lm.benchmark.records import plain_data
@@ -96,10 +96,9 @@ class ExperimentSteps:
     def environment(self, found: Measurements) -> measurements.Environment:
         """Describe devices and versions, and measure the machine's limits."""
         dtype = "bfloat16" if self.settings.dtype == INT8 else self.settings.dtype or "float32"
-        stats = jax.devices()[0].memory_stats() or {}
         return measurements.Environment(
             about=Machine.here(),
-            device_bytes=stats.get("bytes_limit"),
+            device_bytes=device_memory().get("bytes_limit"),
             limits=machine_limits(dtype),
             limits_dtype=dtype,
             peak_memory=PeakMemory().source,

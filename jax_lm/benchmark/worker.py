@@ -45,9 +45,7 @@ class WorkerRequest:
     """What a worker is to do.
 
     Attributes:
-        folder: the checkpoint.
         device: where PyTorch computes, "cpu" or "cuda"; JAX takes its default.
-        cells: generations to time.
         repeats: timed calls per cell, of which the median counts.
         numbers: rows and tokens of random input for which the outputs of every module are kept; None is none.
     """
@@ -86,8 +84,7 @@ class WorkerResult:
 
 def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarray, "b t"]:
     """Draw the random rows [b, t] for which outputs are compared."""
-    rows, tokens = shape
-    return random_prompts(config, rows, tokens, seed=1)
+    return random_prompts(config, *shape, seed=1)
 
 
 def compared_outputs(
@@ -106,7 +103,7 @@ def compared_outputs(
 def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
     """Load, time, and keep outputs in a file. Runs in the process of the backend."""
     config = DreamForCausalLM.read_config(Path(request.folder))
-    load = backend_loader(request, config)
+    load, is_torch = backend_loader(request, config), request.backend == "pytorch"
     before, start = resident_bytes(), time.perf_counter()
     backend = load()
     load_seconds = time.perf_counter() - start
@@ -120,7 +117,7 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
         cells = tuple(
             time_generation(backend, config, cell, request.repeats, with_forward=True) for cell in request.cells
         )
-    peak_bytes, greedy, is_torch = peak(), (), request.backend == "pytorch"
+    peak_bytes, greedy = peak(), ()
     if request.numbers:
         found, greedy = compared_outputs(backend, config, request.numbers)
         save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, outputs)
@@ -153,14 +150,7 @@ def backend_loader(request: WorkerRequest, config: DreamConfig) -> Callable[[], 
 def run_worker(
     request: WorkerRequest, *, environment: Mapping[str, str] | None = None, limit: float | None = None
 ) -> tuple[WorkerResult, dict[str, np.ndarray]]:
-    """Have a backend measured in its own process.
-
-    Args:
-        environment: variables that it has besides ours.
-        limit: seconds that it may take.
-
-    Returns:
-        What it measured, and the outputs of its modules by name.
+    """Have a backend measured in its own process, in `limit` seconds: what it measured, and outputs by module.
 
     Raises:
         ValueError: it failed, or took too long; the message ends with the last line that it wrote.
