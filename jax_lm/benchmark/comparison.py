@@ -34,10 +34,7 @@ NUMBERS = (2, 24)
 KINDS = {
     "embed_tokens": "embedding",
     "input_layernorm": "input norm",
-    "q_proj": "q",
-    "k_proj": "k",
-    "v_proj": "v",
-    "o_proj": "o",
+    **{f"{name}_proj": name for name in "qkvo"},
     "post_attention_layernorm": "second norm",
     "mlp": "MLP",
     "norm": "final norm",
@@ -115,7 +112,7 @@ def model_order(difference: Difference) -> tuple[float | int, int]:
     return outside if difference.layer is None else difference.layer, kind
 
 
-def equal_share(ours: Sequence[Sequence[int]] | np.ndarray, theirs: Sequence[Sequence[int]]) -> float:
+def equal_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
     """Return the share of equal tokens."""
     return float((np.asarray(ours) == np.asarray(theirs)).mean())
 

@@ -206,7 +206,7 @@ class ExperimentSteps:
         if jax.default_backend() == "cpu":
             raise LeftOut("the device is the CPU")
         backend = JaxBackend(self.engine.sampler)
-        here = time_generation(backend, self.engine.config, CPU_CELL, self.settings.repeats, with_forward=True)
+        here = time_generation(backend, CPU_CELL, self.settings.repeats, with_forward=True)
         result, _ = self.run_on_cpu("jax", cells=(CPU_CELL,))
         [there] = result.cells
         return measurements.CpuComparison(here=here, cpu=there, ratio=there.seconds / here.seconds)
@@ -224,7 +224,7 @@ class ExperimentSteps:
         if self.engine.is_int8:
             raise LeftOut("int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them")
         theirs, outputs = self.run_on_cpu("pytorch", numbers=comparison.NUMBERS)
-        ours, greedy = compared_outputs(JaxBackend(self.engine.sampler), self.engine.config, comparison.NUMBERS)
+        ours, greedy = compared_outputs(JaxBackend(self.engine.sampler), comparison.NUMBERS)
         return measurements.TorchParity(
             differences=comparison.find_differences(ours, outputs),
             tolerance=comparison.TOLERANCES[self.dtype],

@@ -19,7 +19,6 @@ from jax_lm.benchmark.records import table_section
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.benchmark.workload import published_options, random_canvas, random_prompts
-from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache, step_limit
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, StepConfig, Window, block_hidden
@@ -203,25 +202,22 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
     return times
 
 
-def time_generation(
-    backend: Backend, config: DreamConfig, cell: Cell, repeats: int, *, with_forward: bool = False
-) -> GenerationTime:
+def time_generation(backend: Backend, cell: Cell, repeats: int, *, with_forward: bool = False) -> GenerationTime:
     """Compile on one prompt, then time another of the same bucket: what compiles then is a recompilation.
 
-    Args:
-        with_forward: also time a forward pass over as many tokens.
+    With `with_forward`, time also a forward pass over as many tokens.
     """
     options, length = published_options(cell.new_tokens, cell.preset), cell.prompt_tokens
     # One token shorter in the same bucket, if there is such a length: the padding differs, the shape does not.
     shorter = length - (length > 1 and (length + cell.new_tokens) % WIDTH_BUCKET != 1)
-    first, other = (random_prompts(config, cell.batch, size, seed=seed) for seed, size in enumerate((shorter, length)))
-    timing = time_call(
-        lambda: backend.generate(other, options), repeats, warm_up=lambda: backend.generate(first, options)
+    first, other = (
+        partial(backend.generate, random_prompts(backend.config, cell.batch, size, seed=seed), options)
+        for seed, size in enumerate((shorter, length))
     )
-    time = GenerationTime.of(cell, timing)
+    time = GenerationTime.of(cell, time_call(other, repeats, warm_up=first))
     if not with_forward:
         return time
-    ids = random_prompts(config, cell.batch, length + cell.new_tokens, seed=0)
+    ids = random_prompts(backend.config, cell.batch, length + cell.new_tokens, seed=0)
     return replace(time, forward_seconds=time_call(lambda: backend.forward(ids), repeats).seconds)
 
 
@@ -248,7 +244,7 @@ def measure_speed(
     with without_stored_compilations():
         for cell in cells:
             memory.start()
-            time = time_generation(backend, sampler.config, cell, workload.repeats)
+            time = time_generation(backend, cell, workload.repeats)
             generations.append(replace(time, peak_bytes=memory.read()))
             report(len(generations), total)
         for number, batch in enumerate(workload.batch_sizes, 1):

@@ -88,12 +88,13 @@ def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarra
 
 
 def compared_outputs(
-    backend: Backend, config: DreamConfig, shape: tuple[int, int]
+    backend: Backend, shape: tuple[int, int]
 ) -> tuple[dict[str, np.ndarray], tuple[tuple[int, ...], ...]]:
     """Compute what backends are compared by: outputs of every module, and greedy tokens [b, n].
 
     The tokens are all of `GREEDY` where the context is long enough.
     """
+    config = backend.config
     new_tokens = min(GREEDY.new_tokens, config.max_position_embeddings - GREEDY.prompt_tokens)
     prompts = random_prompts(config, GREEDY.batch, GREEDY.prompt_tokens, seed=2)
     outputs = backend.module_outputs(comparison_ids(config, shape), output_names(config))
@@ -102,8 +103,7 @@ def compared_outputs(
 
 def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
     """Load, time, and keep outputs in a file. Runs in the process of the backend."""
-    config = DreamForCausalLM.read_config(Path(request.folder))
-    load, is_torch = backend_loader(request, config), request.backend == "pytorch"
+    load, is_torch = backend_loader(request), request.backend == "pytorch"
     before, start = resident_bytes(), time.perf_counter()
     backend = load()
     load_seconds = time.perf_counter() - start
@@ -114,12 +114,10 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
 
     load_bytes, about = peak(), Machine.here()
     with without_stored_compilations():
-        cells = tuple(
-            time_generation(backend, config, cell, request.repeats, with_forward=True) for cell in request.cells
-        )
+        cells = tuple(time_generation(backend, cell, request.repeats, with_forward=True) for cell in request.cells)
     peak_bytes, greedy = peak(), ()
     if request.numbers:
-        found, greedy = compared_outputs(backend, config, request.numbers)
+        found, greedy = compared_outputs(backend, request.numbers)
         save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, outputs)
     return WorkerResult(
         about=about,
@@ -135,9 +133,10 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
     )
 
 
-def backend_loader(request: WorkerRequest, config: DreamConfig) -> Callable[[], Backend]:
+def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
     """Return what loads the backend; what happens once per process has then happened."""
     folder = Path(request.folder)
+    config = DreamForCausalLM.read_config(folder)
     if request.backend == "jax":
         jax.devices()
         return lambda: JaxBackend.load(folder, request.dtype)
