@@ -59,7 +59,7 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
     assert [(row["batch"], row["roofline"] > 0) for row in rows] == [(1, True), (2, True)]
     report = (out / "report.md").read_text()
     assert "batch failed: RuntimeError: lost the device" in report
-    assert "| 2 | out of memory |" in report
+    assert "| 2 | no | out of memory: 2 x 64 tokens |" in report
     assert "| [-] | four prompts together | less time than one by one | failed:" in report
     assert {path.name for path in out.glob("*.svg")} == {"forward.svg", "stress.svg"}
     assert "<script" not in (out / "report.html").read_text()

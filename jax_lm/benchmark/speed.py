@@ -7,6 +7,7 @@ commit rules by probability, whose number of forwards follows from how sure the 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -157,10 +158,20 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
     batch, width = canvas.tokens.shape
     arrays, state = CanvasArrays.of(canvas), sampler.start(canvas, seed=0)
     dtype = sampler.params["model"]["embed_tokens"]["weight"].dtype
-    times = []
+    times, cache = [], KVCache()
+
+    def timed(compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig) -> float:
+        """Time a compiled piece, which takes the cache and returns another."""
+
+        def call() -> Any:
+            nonlocal cache
+            result, cache, *_ = compute(sampler.graph, sampler.params, before, cache, inputs, config)
+            return result
+
+        return time_call(call, repeats).seconds
+
     for preset, names in (("exact", ("canvas",)), ("fast", ("refresh", "window"))):
         options = published_options(canvas.region.length, preset)
-        cache = KVCache()
         if options.decoding.resolved.cache != "none":
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
         block = next(canvas.blocks(options.decoding.block_columns(canvas.region.length)))
@@ -170,20 +181,10 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
             until = step_limit(params, block.length)
             window = Window.of(block=block.start, rows=first_row, first_step=0, until=until, forwards=1)
             inputs = BatchInputs(arrays, window, params)
-
-            def forward(inputs: BatchInputs = inputs, config: StepConfig = config) -> Array:
-                nonlocal cache
-                logits, cache = run_block_logits(sampler.graph, sampler.params, state.tokens, cache, inputs, config)
-                return logits
-
-            def step(inputs: BatchInputs = inputs, config: StepConfig = config) -> Array:
-                nonlocal cache
-                after, cache, _ = run(sampler.graph, sampler.params, state, cache, inputs, config)
-                return after.tokens
-
+            seconds = timed(run_block_logits, state.tokens, inputs, config)
+            step_seconds = timed(run, state, inputs, config)
             rows = width if config.rows is None else config.rows
             cost = forward_cost(sampler.config, dtype, batch=batch, rows=rows, canvas=width, head_rows=config.length)
-            seconds, step_seconds = time_call(forward, repeats).seconds, time_call(step, repeats).seconds
             times.append(
                 ForwardTime(
                     window=name,

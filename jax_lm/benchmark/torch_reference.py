@@ -6,7 +6,8 @@ step. Serves `recording`, whose goldens are exact and padded, and `worker`, whic
 `jax_lm.diffusion`. Needs torch and transformers (extra `parity`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,14 +84,11 @@ class TorchBackend:
         """Return what the named modules put out for rows [b, t], and the logits, in float32."""
         found: dict[str, np.ndarray] = {}
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: Any, arguments: Any, output: torch.Tensor) -> None:
-                found[name] = output.float().cpu().numpy()
-
-            return hook
+        def keep(name: str, module: Any, arguments: Any, output: torch.Tensor) -> None:
+            found[name] = output.float().cpu().numpy()
 
         modules = dict(self.model.named_modules())
-        hooks = [modules[name].register_forward_hook(keep(name)) for name in names]
+        hooks = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
         found["logits"] = self.evaluate(self.tensor(ids)).logits.float().cpu().numpy()
         for hook in hooks:
             hook.remove()
