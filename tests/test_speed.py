@@ -17,9 +17,9 @@ from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.planning import forward_cost
-from jax_lm.roofline import Cost, Limits
+from jax_lm.roofline import Cost, MachineLimits
 
-LIMITS = Limits(matmul_flops=1e11, copy_bytes=1e10)
+LIMITS = MachineLimits(matmul_flops=1e11, copy_bytes=1e10)
 RESULT_KEYS = {"about", "model", "workload", "limits", "load_seconds", "peak_memory", "generations", "forwards"}
 
 
@@ -66,7 +66,7 @@ def test_a_workload_that_exceeds_the_context_is_refused_before_anything_runs(sam
 def test_generation_counts(sampler, preset):
     """The first step of a schedule of one token per step commits nothing: 15 forwards for 16 tokens."""
     cell = Cell(batch=2, prompt_tokens=20, new_tokens=16, preset=preset)
-    result = speed.time_generation(JaxBackend(sampler), sampler.config, cell, 2)
+    result = speed.time_generation(JaxBackend(sampler), cell, 2)
     assert result.forwards == 15
     assert result.tokens_per_forward == pytest.approx(16 / 15)
     assert result.tokens_per_second == pytest.approx(2 * 16 / result.seconds)

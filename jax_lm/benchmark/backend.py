@@ -16,15 +16,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import GenerationOptions
 
-LAYER_OUTPUTS = (
-    "input_layernorm",
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "post_attention_layernorm",
-    "mlp",
-)
+LAYER_OUTPUTS = ("input_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo"), "post_attention_layernorm", "mlp")
 
 
 class Answers(NamedTuple):
@@ -37,6 +29,8 @@ class Answers(NamedTuple):
 @runtime_checkable
 class Backend(Protocol):
     """What both backends do; prompts and ids are [b, t]."""
+
+    config: DreamConfig
 
     def forward(self, ids: np.ndarray) -> None: ...
 
@@ -65,7 +59,7 @@ class JaxBackend:
     """A checkpoint in JAX."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+        self.sampler, self.config = sampler, sampler.config
 
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "JaxBackend":
@@ -84,9 +78,7 @@ class JaxBackend:
         state = self.sampler.generate(padded_canvas(prompts, options.max_new_tokens), options, seed=0)
         return Answers(np.asarray(state.tokens)[:, -options.max_new_tokens :], int(state.forwards))
 
-    def module_outputs(
-        self, ids: Int[np.ndarray, "b t"], names: Sequence[str]
-    ) -> dict[str, Float[np.ndarray, "b t _"]]:
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, Float[np.ndarray, "b t _"]]:
         """Return what the named modules put out, and the logits, in float32."""
 
         @jax.jit

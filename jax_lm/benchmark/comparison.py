@@ -8,18 +8,17 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from jax_lm.benchmark.records import table_section
+from jax_lm.benchmark.records import scaled_chart
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, WorkerResult, run_worker
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.reports.charts import line_chart, rounded_up
+from jax_lm.reports.charts import line_chart
 from jax_lm.reports.document import Document, Section, Verdict
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
@@ -35,10 +34,7 @@ NUMBERS = (2, 24)
 KINDS = {
     "embed_tokens": "embedding",
     "input_layernorm": "input norm",
-    "q_proj": "q",
-    "k_proj": "k",
-    "v_proj": "v",
-    "o_proj": "o",
+    **{f"{name}_proj": name for name in "qkvo"},
     "post_attention_layernorm": "second norm",
     "mlp": "MLP",
     "norm": "final norm",
@@ -46,17 +42,13 @@ KINDS = {
 }
 """What an output is called in a report, by the last part of its module's name."""
 
+BACKENDS = ("JAX", "PyTorch")
 DIGITS = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far the output of one module is from PyTorch's.
-
-    Attributes:
-        largest: absolute difference of one number.
-        relative: norm of the difference over the norm of PyTorch's output.
-    """
+    """How far the output of one module is from PyTorch's: `largest` of one number, `relative` of norm over norm."""
 
     name: str
     kind: str
@@ -67,12 +59,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What both backends measured, and how far apart their numbers are: comparison.json.
-
-    Attributes:
-        greedy_agreement: share of greedy tokens that are equal.
-        tolerance: largest relative difference that is allowed.
-    """
+    """What both backends measured, and how far apart their numbers are: comparison.json."""
 
     jax: WorkerResult
     pytorch: WorkerResult
@@ -92,12 +79,6 @@ def missing_packages() -> list[str]:
     return [name for name in TORCH_PACKAGES if importlib.util.find_spec(name) is None]
 
 
-def require_pytorch(what: str) -> None:
-    """Raise a ValueError that says what is missing, and how to get it."""
-    if lacking := missing_packages():
-        raise ValueError(f"{what} needs {' and '.join(lacking)}, which this environment lacks: {EXTRA}")
-
-
 def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> tuple[Difference, ...]:
     """Compare every output, in the order of the model.
 
@@ -107,36 +88,31 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
     if ours.keys() != theirs.keys():
         raise ValueError(f"outputs of one side alone: {', '.join(sorted(ours.keys() ^ theirs.keys()))}")
     found = []
-    for name in sorted(ours, key=model_order):
-        a, b = ours[name].astype(np.float64), theirs[name].astype(np.float64)
+    for name, output in ours.items():
+        a, b = output.astype(np.float64), theirs[name].astype(np.float64)
         if a.shape != b.shape:
             raise ValueError(f"{name} has shape {a.shape} here and {b.shape} in PyTorch")
-        norm = float(np.linalg.norm(b)) or 1.0
+        layer = re.search(r"layers\.(\d+)\.", name)
         found.append(
             Difference(
                 name=name,
                 kind=KINDS[name.split(".")[-1]],
-                layer=layer_of(name),
+                layer=int(layer[1]) if layer else None,
                 largest=float(np.abs(a - b).max()),
-                relative=float(np.linalg.norm(a - b)) / norm,
+                relative=float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0),
             )
         )
-    return tuple(found)
+    return tuple(sorted(found, key=model_order))
 
 
-def layer_of(name: str) -> int | None:
-    """Return the number of the layer in a module's name; None outside of the layers."""
-    layer = re.search(r"layers\.(\d+)\.", name)
-    return int(layer[1]) if layer else None
-
-
-def model_order(name: str) -> tuple[float | int, int]:
+def model_order(difference: Difference) -> tuple[float | int, int]:
     """Sort outputs by layer, then kind."""
-    layer, kind = layer_of(name), list(KINDS).index(name.split(".")[-1])
-    return (-1.0 if kind == 0 else math.inf) if layer is None else layer, kind
+    kind = list(KINDS.values()).index(difference.kind)
+    outside = -1.0 if kind == 0 else math.inf
+    return outside if difference.layer is None else difference.layer, kind
 
 
-def equal_share(ours: Sequence[Sequence[int]] | np.ndarray, theirs: Sequence[Sequence[int]]) -> float:
+def equal_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
     """Return the share of equal tokens."""
     return float((np.asarray(ours) == np.asarray(theirs)).mean())
 
@@ -155,26 +131,18 @@ def compare(
         ValueError: a prompt does not fit the model's context, or a backend failed.
     """
     config = DreamForCausalLM.read_config(folder)
-    for cell in workload.edges:
+    cells, repeats = workload.edges, workload.repeats
+    for cell in cells:
         cell.require_room(config.max_position_embeddings)
-
-    def request(backend: Literal["jax", "pytorch"], device: str = "cpu") -> WorkerRequest:
-        return WorkerRequest(
-            backend=backend,
-            folder=str(folder),
-            dtype=dtype,
-            device=device,
-            cells=workload.edges,
-            repeats=workload.repeats,
-            numbers=NUMBERS,
-        )
-
+    request = WorkerRequest(
+        backend="jax", folder=str(folder), dtype=dtype, cells=cells, repeats=repeats, numbers=NUMBERS
+    )
     report = on_progress or (lambda done, total, note: None)
     report(0, 2, "JAX")
-    ours, our_outputs = run_worker(request("jax"))
+    ours, our_outputs = run_worker(request)
     report(1, 2, "PyTorch")
     device = "cuda" if ours.about.platform == "gpu" else "cpu"
-    theirs, their_outputs = run_worker(request("pytorch", device), environment=ON_CPU)
+    theirs, their_outputs = run_worker(replace(request, backend="pytorch", device=device), environment=ON_CPU)
     report(2, 2, "")
     return Comparison(
         jax=ours,
@@ -191,14 +159,18 @@ def worst(found: Sequence[Difference]) -> Difference:
     return max(found, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
 
 
-def numbers_verdict(found: Sequence[Difference], tolerance: float) -> Verdict:
-    """Judge whether every output is within the tolerance; what is not a number is not."""
+def differences_within(found: Sequence[Difference], tolerance: float) -> tuple[int, str]:
+    """Count the outputs within the tolerance, which what is not a number is not, and say which is farthest."""
     most = worst(found)
-    within = sum(each.relative <= tolerance for each in found)
-    measured = f"{within} of {len(found)} outputs; largest {most.relative:.1e} ({most.name})"
-    return Verdict(
-        "numbers as in PyTorch", f"relative difference at most {tolerance:g}", measured, within == len(found)
-    )
+    return sum(each.relative <= tolerance for each in found), f"{most.relative:.1e} ({most.name})"
+
+
+def numbers_verdict(found: Sequence[Difference], tolerance: float) -> Verdict:
+    """Judge whether every output is within the tolerance."""
+    within, largest = differences_within(found, tolerance)
+    measured = f"{within} of {len(found)} outputs; largest {largest}"
+    wanted = f"relative difference at most {tolerance:g}"
+    return Verdict("numbers as in PyTorch", wanted, measured, within == len(found))
 
 
 def comparison_verdicts(result: Comparison) -> list[Verdict]:
@@ -241,22 +213,15 @@ def loading_section(result: Comparison) -> Section:
         "On a CPU memory includes pages of the checkpoint that are mapped into it, and JAX with its compiler; the "
         "weights of a small model may hide in what the imports had freed."
     )
-    return table_section("Loading and memory", (result.jax, result.pytorch), ("about", "dtype", "device"), text=text)
+    return Section(title="Loading and memory", text=text, columns=("", *BACKENDS), rows=rows)
 
 
 def speed_sections(result: Comparison) -> list[Section]:
     """Lay out latency by prompt length at batch 1, and tokens per second by batch at the first length."""
     shortest, sizes = result.workload.prompt_tokens[0], result.workload.batch_sizes
     lengths = [pair for pair in result.pairs if pair[0].batch == 1]
-    batches = sorted(
-        (pair for pair in result.pairs if pair[0].prompt_tokens == shortest and pair[0].batch in sizes),
-        key=lambda pair: pair[0].batch,
-    )
-
-    def chart(title: str, x: str, y: str, point: Callable[[GenerationTime], tuple[int, float]], pairs: list) -> str:
-        series = {name: [point(pair[i]) for pair in pairs] for i, name in enumerate(("JAX", "PyTorch"))}
-        return line_chart(title, x, y, series, top=rounded_up(max(v for line in series.values() for _, v in line)))
-
+    batches = [pair for pair in result.pairs if pair[0].prompt_tokens == shortest and pair[0].batch in sizes]
+    batches.sort(key=lambda pair: pair[0].batch)
     latency = [
         [str(a.prompt_tokens), f"{a.seconds:.3f}", f"{b.seconds:.3f}", f"{b.seconds / a.seconds:.2f}",
          f"{a.forward_seconds * 1e3:.1f}", f"{b.forward_seconds * 1e3:.1f}", f"{a.first_seconds:.2f}"]
@@ -267,6 +232,8 @@ def speed_sections(result: Comparison) -> list[Section]:
          f"{a.tokens_per_second / b.tokens_per_second:.2f}"]
         for a, b in batches
     ]  # fmt: skip
+    seconds = {name: [(pair[i].prompt_tokens, pair[i].seconds) for pair in lengths] for i, name in enumerate(BACKENDS)}
+    rates = {name: [(pair[i].batch, pair[i].tokens_per_second) for pair in batches] for i, name in enumerate(BACKENDS)}
     return [
         Section(
             title="Latency by prompt length",
@@ -274,8 +241,7 @@ def speed_sections(result: Comparison) -> list[Section]:
             columns=("prompt tokens", "JAX, s", "PyTorch, s", "times as fast", "JAX forward, ms",
                      "PyTorch forward, ms", "JAX, first call with compilation, s"),
             rows=latency,
-            picture=chart("Seconds per answer", "prompt tokens", "seconds",
-                          lambda cell: (cell.prompt_tokens, cell.seconds), lengths),
+            picture=scaled_chart("Seconds per answer", "prompt tokens", "seconds", seconds),
             name="latency",
         ),
         Section(
@@ -283,8 +249,7 @@ def speed_sections(result: Comparison) -> list[Section]:
             text=f"Prompts of {shortest} tokens.",
             columns=("batch", "JAX, tokens/s", "PyTorch, tokens/s", "times as fast"),
             rows=throughput,
-            picture=chart("Tokens per second", "batch", "tokens/s",
-                          lambda cell: (cell.batch, cell.tokens_per_second), batches),
+            picture=scaled_chart("Tokens per second", "batch", "tokens/s", rates),
             name="throughput",
         ),
     ]  # fmt: skip

@@ -7,22 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from jax_lm.benchmark.comparison import worst
-from jax_lm.benchmark.measurements import (
-    CpuComparison,
-    Environment,
-    ForwardPasses,
-    FourPrompts,
-    Kind,
-    Loading,
-    Measurements,
-    Quality,
-    RecordedParity,
-    SinglePrompt,
-    Stress,
-    TorchParity,
-    Verification,
-)
+from jax_lm.benchmark import measurements
+from jax_lm.benchmark.comparison import differences_within
+from jax_lm.benchmark.measurements import Kind, Measurements
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Step
 from jax_lm.roofline import GIB
@@ -56,29 +43,22 @@ class Criterion(Generic[Kind]):
         return Verdict(self.name, self.wanted, why, None)
 
 
-def judge_checks(found: Verification) -> tuple[str, bool]:
-    """Count the checks of the checkpoint that passed."""
-    return f"{sum(check.passed for check in found.checks)} of {len(found.checks)} checks passed", found.passed
-
-
-def judge_batch_gain(found: ForwardPasses) -> tuple[str, bool]:
+def judge_batch_gain(found: measurements.ForwardPasses) -> tuple[str, bool]:
     """Compare the largest batch with the smallest."""
     if len(found.timed) < 2:
         return f"{len(found.timed)} batch size fits", False
     first, last = found.timed[0], found.timed[-1]
     gain = last.tokens_per_second / first.tokens_per_second
-    told = f"{gain:.2f} times, batch {last.batch} over batch {first.batch}"
-    return told, gain >= 0.25 * last.batch / first.batch
+    measured = f"{gain:.2f} times, batch {last.batch} over batch {first.batch}"
+    return measured, gain >= 0.25 * last.batch / first.batch
 
 
-def judge_roofline(found: ForwardPasses) -> tuple[str, bool]:
+def judge_roofline(found: measurements.ForwardPasses) -> tuple[str, bool]:
     """Find the batch that comes nearest to the machine's limits."""
-    share, batch, limit = max(
-        ((row.roofline or 0.0, row.batch, row.limit) for row in found.timed), default=(0.0, 0, "")
-    )
-    if not share:
+    best = max(found.timed, key=lambda row: (row.roofline or 0.0, row.batch), default=None)
+    if best is None or not best.roofline:
         return "the machine's limits are not known", False
-    return f"{share:.0%} at batch {batch} ({limit})", share >= 0.4
+    return f"{best.roofline:.0%} at batch {best.batch} ({best.limit})", best.roofline >= 0.4
 
 
 def judge_share(passed: int, total: int) -> tuple[str, bool]:
@@ -86,92 +66,63 @@ def judge_share(passed: int, total: int) -> tuple[str, bool]:
     return f"{passed} of {total}: {passed / total:.1%}", passed >= 0.95 * total
 
 
-def judge_pytorch(found: TorchParity) -> tuple[str, bool]:
+def judge_pytorch(found: measurements.TorchParity) -> tuple[str, bool]:
     """Count the outputs that are within the tolerance."""
-    within, most = sum(each.relative <= found.tolerance for each in found.differences), worst(found.differences)
-    told, passed = judge_share(within, len(found.differences))
-    return f"{told}; largest relative difference {most.relative:.1e} ({most.name})", passed
+    within, largest = differences_within(found.differences, found.tolerance)
+    measured, passed = judge_share(within, len(found.differences))
+    return f"{measured}; largest relative difference {largest}", passed
 
 
 CRITERIA: tuple[Criterion[Any], ...] = (
-    Criterion(
-        "computed on an accelerator", "GPU or TPU", Environment,
-        lambda found: (found.about.accelerator, found.about.platform != "cpu"),
-        "This run shows the procedure on a CPU. Run the same command on a GPU or TPU (docs/guides/experiment.md).",
-    ),
-    Criterion(
-        "checkpoint present and verified", "every check", Verification, judge_checks,
-        "`diffucoder verify` names what is wrong; fetch the checkpoint again.",
-    ),
-    Criterion(
-        "loads", "within 300 s", Loading,
-        lambda found: (f"{found.seconds:.1f} s", found.seconds <= 300),
-        "Loading reads the files once: put them on a local disk.",
-    ),
-    Criterion(
-        "first call", "within 120 s, compilation included", SinglePrompt,
-        lambda found: (f"{found.first_seconds:.1f} s", found.first_seconds <= 120),
-        "Keep compilations between runs (JAX_COMPILATION_CACHE_DIR).",
-    ),
-    Criterion(
-        "later calls compile nothing", "0 compilations", SinglePrompt,
-        lambda found: (str(found.recompilations), found.recompilations == 0),
-        "A defect: report it with steps.jsonl.",
-    ),
-    Criterion(
-        "same seed, same text", "every call", SinglePrompt,
-        lambda found: ("equal" if found.same_text else "different", found.same_text),
-        "A defect: report it with steps.jsonl.",
-    ),
-    Criterion(
-        "generation, one prompt", "at least 10 tokens/s", SinglePrompt,
-        lambda found: (f"{found.tokens_per_second:,.1f} tokens/s", found.tokens_per_second >= 10),
-        "Try --preset fast or turbo of `diffucoder generate`, or --dtype int8.",
-    ),
-    Criterion(
-        "forward passes gain from batches", "a quarter of the factor", ForwardPasses, judge_batch_gain,
-        "The device is busy with one row already; batches save little here.",
-    ),
-    Criterion(
-        "forward passes near the machine's limits", "40 % of the roofline", ForwardPasses, judge_roofline,
-        "`diffucoder bench` shows what limits; report it with its JSON.",
-    ),
-    Criterion(
-        "four prompts together", "less time than one by one", FourPrompts,
-        lambda found: (f"{found.seconds:.2f} s, one by one {found.alone_seconds:.2f} s",
-                       found.seconds < found.alone_seconds),
-        "Batches save nothing here: send prompts one by one.",
-    ),
-    Criterion(
-        "answers together as alone", "all, greedily", FourPrompts,
-        lambda found: (f"{found.equal} of {len(found.texts)}", found.equal == len(found.texts)),
-        "In bfloat16 nearly equal candidates may change places with the batch; in float32 it is a defect.",
-    ),
-    Criterion(
-        "memory for batch 8", "batch 8 runs", Stress,
-        lambda found: ("it runs" if found.fits else found.reason or "", found.fits),
-        "`diffucoder plan` says what fits; --dtype int8 takes half of the weights' memory.", step="stress 8",
-    ),
-    Criterion(
-        "faster than the CPU", "5 times", CpuComparison,
-        lambda found: (f"{found.ratio:.1f} times", found.ratio >= 5),
-        "Compare the platforms in steps.jsonl: is the accelerator in use?",
-    ),
-    Criterion(
-        "parity with recorded outputs", "95 % of the comparisons", RecordedParity,
-        lambda found: judge_share(sum(each.passed for each in found.findings), len(found.findings)),
-        "`diffucoder parity check` names each comparison that fails.",
-    ),
-    Criterion(
-        "parity with PyTorch", "95 % of the outputs", TorchParity, judge_pytorch,
-        "`diffucoder compare` shows the differences layer by layer.",
-    ),
-    Criterion(
-        "quality", "half of the tasks pass", Quality,
-        lambda found: (f"{found.passed} of {found.tasks}: {found.passed / found.tasks:.0%}",
-                       found.passed >= 0.5 * found.tasks),
-        "`diffucoder eval` measures it on whole benchmarks.",
-    ),
+    Criterion("computed on an accelerator", "GPU or TPU", measurements.Environment,
+              lambda found: (found.about.accelerator, found.about.platform != "cpu"),
+              "This run shows the procedure on a CPU. Run the same command on a GPU or TPU "
+              "(docs/guides/experiment.md)."),
+    Criterion("checkpoint present and verified", "every check", measurements.Verification,
+              lambda found: (f"{sum(each.passed for each in found.checks)} of {len(found.checks)} checks passed",
+                             found.passed),
+              "`diffucoder verify` names what is wrong; fetch the checkpoint again."),
+    Criterion("loads", "within 300 s", measurements.Loading,
+              lambda found: (f"{found.seconds:.1f} s", found.seconds <= 300),
+              "Loading reads the files once: put them on a local disk."),
+    Criterion("first call", "within 120 s, compilation included", measurements.SinglePrompt,
+              lambda found: (f"{found.first_seconds:.1f} s", found.first_seconds <= 120),
+              "Keep compilations between runs (JAX_COMPILATION_CACHE_DIR)."),
+    Criterion("later calls compile nothing", "0 compilations", measurements.SinglePrompt,
+              lambda found: (str(found.recompilations), found.recompilations == 0),
+              "A defect: report it with steps.jsonl."),
+    Criterion("same seed, same text", "every call", measurements.SinglePrompt,
+              lambda found: ("equal" if found.same_text else "different", found.same_text),
+              "A defect: report it with steps.jsonl."),
+    Criterion("generation, one prompt", "at least 10 tokens/s", measurements.SinglePrompt,
+              lambda found: (f"{found.tokens_per_second:,.1f} tokens/s", found.tokens_per_second >= 10),
+              "Try --preset fast or turbo of `diffucoder generate`, or --dtype int8."),
+    Criterion("forward passes gain from batches", "a quarter of the factor", measurements.ForwardPasses,
+              judge_batch_gain, "The device is busy with one row already; batches save little here."),
+    Criterion("forward passes near the machine's limits", "40 % of the roofline", measurements.ForwardPasses,
+              judge_roofline, "`diffucoder bench` shows what limits; report it with its JSON."),
+    Criterion("four prompts together", "less time than one by one", measurements.FourPrompts,
+              lambda found: (f"{found.seconds:.2f} s, one by one {found.alone_seconds:.2f} s",
+                             found.seconds < found.alone_seconds),
+              "Batches save nothing here: send prompts one by one."),
+    Criterion("answers together as alone", "all, greedily", measurements.FourPrompts,
+              lambda found: (f"{found.equal} of {len(found.texts)}", found.equal == len(found.texts)),
+              "In bfloat16 nearly equal candidates may change places with the batch; in float32 it is a defect."),
+    Criterion("memory for batch 8", "batch 8 runs", measurements.Stress,
+              lambda found: ("it runs" if found.fits else found.reason or "", found.fits),
+              "`diffucoder plan` says what fits; --dtype int8 takes half of the weights' memory.", step="stress 8"),
+    Criterion("faster than the CPU", "5 times", measurements.CpuComparison,
+              lambda found: (f"{found.ratio:.1f} times", found.ratio >= 5),
+              "Compare the platforms in steps.jsonl: is the accelerator in use?"),
+    Criterion("parity with recorded outputs", "95 % of the comparisons", measurements.RecordedParity,
+              lambda found: judge_share(sum(each.passed for each in found.findings), len(found.findings)),
+              "`diffucoder parity check` names each comparison that fails."),
+    Criterion("parity with PyTorch", "95 % of the outputs", measurements.TorchParity, judge_pytorch,
+              "`diffucoder compare` shows the differences layer by layer."),
+    Criterion("quality", "half of the tasks pass", measurements.Quality,
+              lambda found: (f"{found.passed} of {found.tasks}: {found.passed / found.tasks:.0%}",
+                             found.passed >= 0.5 * found.tasks),
+              "`diffucoder eval` measures it on whole benchmarks."),
 )  # fmt: skip
 
 
@@ -183,20 +134,27 @@ def experiment_report(outcomes: Mapping[str, Outcome], steps: Sequence[Step], na
     """
     found = Measurements({step: outcome.found for step, outcome in outcomes.items() if outcome.state == DONE})
     verdicts = [criterion.verdict(outcomes, found) for criterion in CRITERIA]
-    sections = [
-        *found.sections(), steps_section(outcomes, steps), issues_section(outcomes, verdicts), advice_section(verdicts),
-    ]  # fmt: skip
+    endings = [(step.title, outcomes.get(step.name, Outcome("not reached"))) for step in steps]
+    rows = [[title, ending.state, f"{ending.seconds:.1f}", ending.reason] for title, ending in endings]
     return Document(
-        title="Accelerator experiment", metadata=experiment_metadata(found, name), verdicts=verdicts, sections=sections
+        title="Accelerator experiment",
+        metadata=experiment_metadata(found, name),
+        verdicts=verdicts,
+        sections=[
+            *found.sections(),
+            Section(title="Steps", columns=("step", "", "s", ""), rows=rows),
+            Section(title="Issues", points=issues(outcomes, verdicts) or ["none"]),
+            Section(title="Next steps", points=advice(verdicts) or ["none"]),
+        ],
     )
 
 
 def experiment_metadata(found: Measurements, name: str) -> dict[str, str]:
     """Describe model and environment."""
     metadata = {"model": name}
-    if loading := found.get(Loading):
+    if loading := found.get(measurements.Loading):
         metadata["model"] += f", {loading.parameters:,} parameters, {loading.dtype}, mesh {loading.mesh}"
-    if environment := found.get(Environment):
+    if environment := found.get(measurements.Environment):
         limits, memory = environment.limits, environment.device_bytes
         metadata |= environment.about.metadata | {
             "limits measured": f"{limits.matmul_flops / 1e9:,.0f} GFLOP/s in {environment.limits_dtype}, "
@@ -207,26 +165,17 @@ def experiment_metadata(found: Measurements, name: str) -> dict[str, str]:
     return metadata
 
 
-def steps_section(outcomes: Mapping[str, Outcome], steps: Sequence[Step]) -> Section:
-    """Lay out how each step ended."""
-    rows = []
-    for step in steps:
-        outcome = outcomes.get(step.name, Outcome("not reached"))
-        rows.append([step.title, outcome.state, f"{outcome.seconds:.1f}", outcome.reason])
-    return Section(title="Steps", columns=("step", "", "s", ""), rows=rows)
-
-
-def issues_section(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> Section:
+def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list[str]:
     """List what failed, was left out or missed."""
-    points = [f"{name} {each.state}: {each.reason}" for name, each in outcomes.items() if each.state == FAILED]
-    points += [f"{name} left out: {each.reason}" for name, each in outcomes.items() if each.state == LEFT_OUT]
-    points += [f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in verdicts if each.met is False]
-    return Section(title="Issues", points=points or ["none"])
+    ended = [(state, name, each) for state in (FAILED, LEFT_OUT) for name, each in outcomes.items()]
+    points = [f"{name} {state}: {each.reason}" for state, name, each in ended if each.state == state]
+    missed = [each for each in verdicts if each.met is False]
+    return points + [f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in missed]
 
 
-def advice_section(verdicts: Sequence[Verdict]) -> Section:
+def advice(verdicts: Sequence[Verdict]) -> list[str]:
     """List the advice of each criterion that was missed, then what was not measured."""
-    advice = {criterion.name: criterion.advice for criterion in CRITERIA}
-    points = [advice[each.name] for each in verdicts if each.met is False]
+    by_name = {criterion.name: criterion.advice for criterion in CRITERIA}
+    points = [by_name[each.name] for each in verdicts if each.met is False]
     points += [f"Measure what is not: {each.name}." for each in verdicts if each.met is None]
-    return Section(title="Next steps", points=list(dict.fromkeys(points)) or ["none"])
+    return list(dict.fromkeys(points))

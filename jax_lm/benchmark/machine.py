@@ -42,11 +42,16 @@ def resident_bytes() -> int:
     return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
+def device_memory() -> dict[str, int]:
+    """Return what the first device counts of its memory; nothing on a CPU."""
+    return jax.devices()[0].memory_stats() or {}
+
+
 class PeakMemory:
     """Largest memory in use: of the device where it counts, else of the process, which includes the program itself."""
 
     def __init__(self) -> None:
-        self.on_device = "peak_bytes_in_use" in (jax.devices()[0].memory_stats() or {})
+        self.on_device = "peak_bytes_in_use" in device_memory()
         self.resettable = not self.on_device and os.access("/proc/self/clear_refs", os.W_OK)
 
     def start(self) -> None:
@@ -56,11 +61,7 @@ class PeakMemory:
 
     def read(self) -> int:
         """Return the largest use in bytes."""
-        if self.on_device:
-            stats = jax.devices()[0].memory_stats()
-            assert stats is not None
-            return int(stats["peak_bytes_in_use"])
-        return largest_resident_bytes()
+        return device_memory()["peak_bytes_in_use"] if self.on_device else largest_resident_bytes()
 
     @property
     def source(self) -> str:
@@ -131,11 +132,8 @@ def about() -> dict[str, Any]:
 def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> MachineLimits:
     """Measure the rate of a large square product and of a copy, by the same compiler that runs the model.
 
-    The fastest of several calls, no median: a limit must not be one that a busy moment has lowered.
-
-    Args:
-        dtype: of the operands of the product.
-        copy_bytes: size of the array that is copied.
+    The fastest of several calls, no median: a limit must not be one that a busy moment has lowered. Operands of the
+    product are of that dtype, the array that is copied of that size.
     """
 
     def fastest(call: Callable[[], Array]) -> float:

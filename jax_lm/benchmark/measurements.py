@@ -9,11 +9,10 @@ from typing import Any, ClassVar, TypeVar
 
 from jax_lm.benchmark.comparison import Difference, worst
 from jax_lm.benchmark.machine import Machine
-from jax_lm.benchmark.parity import ParityFinding
-from jax_lm.benchmark.records import read_record, table_section
+from jax_lm.benchmark.parity import Finding
+from jax_lm.benchmark.records import read_record, scaled_chart, table_section
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.conversion.verify import Check
-from jax_lm.reports.charts import line_chart, rounded_up
 from jax_lm.reports.document import Section
 from jax_lm.roofline import MachineLimits
 
@@ -26,6 +25,10 @@ class Measurement:
     """What a step found; `step` is its name."""
 
     step: ClassVar[str]
+
+    def section(self) -> Section | None:
+        """Lay out a part of the report; None if there is none for this measurement alone."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,6 @@ class SinglePrompt(Measurement):
     peak_bytes: int
 
     def section(self) -> Section:
-        """Lay out the times and the text."""
         listing = {f"Completion of {self.prompt!r}": self.text}
         return table_section("One prompt", [self], ("prompt", "text"), listing=listing)
 
@@ -117,9 +119,8 @@ class ForwardPasses(Measurement):
         return [row for row in self.rows if row.seconds is not None]
 
     def section(self) -> Section:
-        """Lay out a row per batch size."""
         points = [(row.batch, row.tokens_per_second) for row in self.timed]
-        picture = batch_chart("Positions per second", "positions/s", "forward pass", points)
+        picture = scaled_chart("Positions per second", "batch", "positions/s", {"forward pass": points})
         text = f"{self.width} positions per row, logits of every position."
         return table_section("Forward passes by batch", self.rows, text=text, picture=picture, name="forward")
 
@@ -136,14 +137,13 @@ class FourPrompts(Measurement):
     texts: dict[str, str]
 
     def section(self) -> Section:
-        """Lay out both times and the answers."""
         listing = {f"Completion of {prompt!r}": text for prompt, text in self.texts.items()}
         return table_section("Four prompts together", [self], listing=listing)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stress(Measurement):
-    """A batch of that size; `reason` says why it does not fit."""
+    """A batch of that size; `reason` says why it does not fit. All sizes share a part of the report."""
 
     step = "stress"
     size: int
@@ -164,7 +164,6 @@ class CpuComparison(Measurement):
     ratio: float
 
     def section(self) -> Section:
-        """Lay out both times."""
         return table_section("Comparison with the CPU", [self.here, self.cpu], text="First here, then on the CPU.")
 
 
@@ -176,7 +175,6 @@ class RecordedParity(Measurement):
     findings: tuple[ParityFinding, ...]
 
     def section(self) -> Section:
-        """Lay out a row per comparison."""
         return table_section("Parity with recorded outputs of PyTorch", self.findings)
 
 
@@ -191,7 +189,6 @@ class TorchParity(Measurement):
     torch: str
 
     def section(self) -> Section:
-        """Lay out the worst output of every kind of module."""
         kinds = dict.fromkeys(each.kind for each in self.differences)
         found = [worst([each for each in self.differences if each.kind == kind]) for kind in kinds]
         text = (
@@ -222,14 +219,14 @@ class Quality(Measurement):
     attempts: tuple[TaskAttempt, ...]
 
     def section(self) -> Section:
-        """Lay out the outcomes, and the first programs."""
         listing = {f"{each.name}: {each.outcome}": each.program for each in self.attempts[:SHOWN]}
         text = f"{self.passed} of {self.tasks} programs pass their tests (sandbox: {self.tier})."
         return table_section("Quality", self.attempts, ("program",), text=text, listing=listing)
 
 
 KINDS: tuple[type[Measurement], ...] = (Environment, Verification, Loading, SinglePrompt, ForwardPasses, FourPrompts,
-                                        Stress, CpuComparison, RecordedParity, TorchParity, Quality)  # fmt: skip
+                                        CpuComparison, Quality, RecordedParity, TorchParity, Stress)  # fmt: skip
+"""In the order of the report."""
 
 Kind = TypeVar("Kind", bound=Measurement)
 
@@ -261,16 +258,9 @@ class Measurements:
 
     def sections(self) -> list[Section]:
         """Lay out every measurement that has a part of the report."""
-        alone = (SinglePrompt, ForwardPasses, FourPrompts, CpuComparison, Quality, RecordedParity, TorchParity)
-        parts = [found.section() for kind in alone if (found := self.get(kind))]
+        parts = [part for kind in KINDS if (found := self.get(kind)) and (part := found.section())]
         if sizes := [each for each in self.by_step.values() if isinstance(each, Stress)]:
             points = [(each.size, each.tokens_per_second) for each in sizes if each.tokens_per_second]
-            picture = batch_chart("Tokens per second under stress", "tokens/s", "generation", points)
+            picture = scaled_chart("Tokens per second under stress", "batch", "tokens/s", {"generation": points})
             parts.append(table_section("Stress", sizes, picture=picture, name="stress"))
         return parts
-
-
-def batch_chart(title: str, label: str, name: str, points: list[tuple[int, float]]) -> str:
-    """Draw a line by batch whose axis ends above the largest value."""
-    largest = max((value for _, value in points), default=1.0)
-    return line_chart(title, "batch", label, {name: points}, top=rounded_up(largest))

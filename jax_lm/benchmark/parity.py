@@ -98,9 +98,15 @@ def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return golden[name]
 
 
-def bounded(name: str, error: float, tolerance: float) -> ParityFinding:
-    """Judge an error by the largest that is allowed."""
-    return ParityFinding(name, f"{error:.2e}", f"<= {tolerance:.0e}", error <= tolerance)
+def at_most(name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e") -> Finding:
+    """Judge a value by the largest that is allowed; both are written with so many digits."""
+    return Finding(name, f"{value:{digits}}", f"<= {bound:{bound_digits}}", value <= bound)
+
+
+def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float) -> Finding:
+    """Judge how often two logits have the same best token."""
+    share = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
+    return Finding(f"{name} top-1 agreement", f"{share:.1%}", f">= {least:.0%}", share >= least)
 
 
 def largest_difference(
@@ -108,7 +114,7 @@ def largest_difference(
 ) -> ParityFinding:
     """Judge the largest absolute difference, of some rows alone if they are named."""
     difference = np.abs(np.asarray(ours) - theirs)
-    return bounded(name, float(difference.max() if rows is None else difference[rows].max()), tolerance)
+    return at_most(name, float(difference.max() if rows is None else difference[rows].max()), tolerance)
 
 
 def check_forward(
@@ -127,38 +133,37 @@ def check_forward(
         yield largest_difference(name, state, recorded(golden, name), tolerance)
     yield largest_difference("forward.logits", logits, recorded(golden, "forward.logits"), tolerance)
     mask = recorded(golden, "padded.attention_mask")
-    padded = nnx.jit(lambda model, ids, mask: model(ids, mask))(
-        model, jnp.asarray(recorded(golden, "padded.input_ids")), jnp.asarray(mask)
-    )
+    padded = logits_of(model, jnp.asarray(recorded(golden, "padded.input_ids")), jnp.asarray(mask))
     yield largest_difference("padded.logits", padded, recorded(golden, "padded.logits"), tolerance, mask == 1)
 
 
-def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
+@nnx.jit
+def logits_of(model: DreamForCausalLM, ids: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Compute the logits of every position."""
+    return model(ids, mask)
+
+
+def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
     """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
-    ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
+    ours = np.asarray(logits_of(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
     theirs = recorded(golden, "forward_bf16.logits").astype(np.float32)
     exact = recorded(golden, "forward.logits")
     mean = float(np.abs(ours - theirs).mean())
-    yield ParityFinding(
-        "bfloat16 logits, mean", f"{mean:.3f}", f"<= {BF16_MEAN_DIFFERENCE}", mean <= BF16_MEAN_DIFFERENCE
-    )
-    top1 = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
-    yield ParityFinding("bfloat16 top-1 agreement", f"{top1:.1%}", f">= {BF16_TOP1:.0%}", top1 >= BF16_TOP1)
+    yield at_most("bfloat16 logits, mean", mean, BF16_MEAN_DIFFERENCE, ".3f", "")
+    yield top1_agreement("bfloat16", ours, theirs, BF16_TOP1)
     ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
-    allowed = f"<= {BF16_DISTANCE_RATIO}"
-    yield ParityFinding("bfloat16 error / PyTorch's", f"{ratio:.3f}", allowed, ratio <= BF16_DISTANCE_RATIO)
+    yield at_most("bfloat16 error / PyTorch's", ratio, BF16_DISTANCE_RATIO, ".3f", "")
 
 
 def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
     """Measure what int8 kernels lose against float32; random weights, as recorded here, are the worst case."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
     ids, exact = recorded(golden, "forward.input_ids"), recorded(golden, "forward.logits")
-    ours = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(ids)))
+    ours = np.asarray(logits_of(model, jnp.asarray(ids)))
     error = float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
-    yield ParityFinding("int8 logits, relative error", f"{error:.2%}", f"<= {INT8_ERROR:.0%}", error <= INT8_ERROR)
-    top1 = float((ours.argmax(-1) == exact.argmax(-1)).mean())
-    yield ParityFinding("int8 top-1 agreement", f"{top1:.1%}", f">= {INT8_TOP1:.0%}", top1 >= INT8_TOP1)
+    yield at_most("int8 logits, relative error", error, INT8_ERROR, ".2%", ".0%")
+    yield top1_agreement("int8", ours, exact, INT8_TOP1)
     change = perplexity(ours, ids) / perplexity(exact, ids) - 1
     allowed = f"within {INT8_PERPLEXITY:.0%}"
     yield ParityFinding("int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY)
@@ -191,23 +196,21 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     depends on the device and the length of the canvas in `torch.topk`). A history that parts there is
     followed from the recorded canvas, step by step, and must agree in everything else.
     """
-    name = f"generate.{case['case']}"
-    options = recorded_options(case)
+    name, options = f"generate.{case['case']}", recorded_options(case)
     canvas = recorded_canvas(name, case, golden)
     state = sampler.generate(canvas, options, strict_reference=True)
+    ours, theirs = state.history(sampler.mask_id), recorded(golden, f"{name}.history")
+    ties: int | None = None
+    if not np.array_equal(np.asarray(state.tokens), recorded(golden, f"{name}.sequences")):
+        measured = f"sequences differ, {first_divergence(ours, theirs)}"
+    elif np.array_equal(ours, theirs):
+        measured, ties = "equal", 0
+    elif (ties := ties_only(sampler, canvas, options, theirs)) is None:
+        measured = f"history differs, {first_divergence(ours, theirs)}"
+    else:
+        measured = f"equal but for the order of {ties} exact ties"
     title = f"{name} {options.alg}, {options.steps} steps"
-    sequences_equal = np.array_equal(np.asarray(state.tokens), recorded(golden, f"{name}.sequences"))
-    ours = state.history(sampler.mask_id)
-    theirs = recorded(golden, f"{name}.history")
-    allowed = "sequences and history equal"
-    if not sequences_equal:
-        return ParityFinding(title, f"sequences differ, {first_divergence(ours, theirs)}", allowed, False)
-    if np.array_equal(ours, theirs):
-        return ParityFinding(title, "equal", allowed, True)
-    ties = ties_only(sampler, canvas, options, theirs)
-    if ties is None:
-        return ParityFinding(title, f"history differs, {first_divergence(ours, theirs)}", allowed, False)
-    return ParityFinding(title, f"equal but for the order of {ties} exact ties", allowed, True)
+    return Finding(title, measured, "sequences and history equal", ties is not None)
 
 
 def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:
@@ -226,10 +229,8 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
     )
     settings = {**case, "alg": "maskgit_plus", "alg_temp": 0.0, "steps": None if is_cached else case["steps"]}
     options = replace(recorded_options(settings), decoding=decoding)
-    canvas = recorded_canvas(name, case, golden)
-    state = sampler.generate(canvas, options, strict_reference=True)
-    ours, theirs = np.asarray(state.tokens), recorded(golden, f"{name}.sequences")
-    differing = int((ours != theirs).sum())
+    state = sampler.generate(recorded_canvas(name, case, golden), options, strict_reference=True)
+    differing = int((np.asarray(state.tokens) != recorded(golden, f"{name}.sequences")).sum())
     title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
     return ParityFinding(
         title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing
@@ -253,10 +254,8 @@ def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, hist
     for step, after in enumerate(history):
         taken, scores = sampler.replay(before, canvas, options, step, strict_reference=True)
         theirs, ours = after != before, taken != before
-        if not np.array_equal(theirs.sum(axis=1), ours.sum(axis=1)):
-            return None
         both = theirs & ours
-        if not np.array_equal(after[both], taken[both]):
+        if (theirs.sum(axis=1) != ours.sum(axis=1)).any() or (after[both] != taken[both]).any():
             return None
         for row in range(len(after)):
             only_theirs, only_ours = scores[row, theirs[row] & ~both[row]], scores[row, ours[row] & ~both[row]]

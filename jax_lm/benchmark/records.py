@@ -5,6 +5,7 @@ from dataclasses import asdict, fields, is_dataclass
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from jax_lm.reports.charts import Series, line_chart, rounded_up
 from jax_lm.reports.document import Section
 from jax_lm.roofline import GIB
 
@@ -62,4 +63,10 @@ def cell_text(name: str, value: Any) -> str:
         return f"{value:.0%}"
     if name.endswith("per_second"):
         return f"{value:,.1f}"
-    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def scaled_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
+    """Draw lines over an axis that ends above the largest value."""
+    largest = max((value for points in series.values() for _, value in points), default=1.0)
+    return line_chart(title, x_label, y_label, series, top=rounded_up(largest))

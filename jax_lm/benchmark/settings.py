@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -18,26 +19,18 @@ def require_at_least_one(settings: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One generation to time.
+    """One generation to time: rows decoded together, length of each prompt and answer, a name in `options.PRESETS`."""
 
-    Attributes:
-        batch: rows decoded together.
-        prompt_tokens, new_tokens: length of each prompt and of each answer.
-        preset: a name in `options.PRESETS`.
-    """
-
+    preset: str = "exact"
     batch: int
     prompt_tokens: int
     new_tokens: int
-    preset: str = "exact"
 
     def require_room(self, context: int) -> None:
         """Raise ValueError unless prompt and answer fit the context."""
         if self.prompt_tokens + self.new_tokens > context:
-            raise ValueError(
-                f"prompt_tokens={self.prompt_tokens} with new_tokens={self.new_tokens}: "
-                f"the context holds {context} tokens"
-            )
+            asked = f"prompt_tokens={self.prompt_tokens} with new_tokens={self.new_tokens}"
+            raise ValueError(f"{asked}: the context holds {context} tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +54,10 @@ class Workload:
 
     def cells(self, presets: Iterable[str]) -> list[Cell]:
         """List every combination."""
+        combinations = product(self.new_tokens, self.prompt_tokens, self.batch_sizes, presets)
         return [
             Cell(batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens, preset=preset)
-            for new_tokens in self.new_tokens
-            for prompt_tokens in self.prompt_tokens
-            for batch in self.batch_sizes
-            for preset in presets
+            for new_tokens, prompt_tokens, batch, preset in combinations
         ]
 
     @property

@@ -7,6 +7,7 @@ commit rules by probability, whose number of forwards follows from how sure the 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ from jax_lm.benchmark.records import table_section
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.benchmark.workload import published_options, random_canvas, random_prompts
-from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache, step_limit
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, StepConfig, Window, block_hidden
@@ -41,13 +41,10 @@ class ForwardTime:
     Attributes:
         window: which rows are recomputed: the whole `canvas` without a cache, all of them into the cache (`refresh`),
             or the block and the row before it (`window`).
-        rows: rows recomputed, per row of the batch.
-        head_rows: rows whose logits are computed.
+        rows: recomputed, per row of the batch; `head_rows` of them with logits.
         seconds: of the forward pass with its logits.
-        step_seconds: of the whole step.
         overhead: share of the step that is not the forward pass: filters, draw, choice, bookkeeping.
-        bound_seconds: the roofline.
-        bound: the limit that sets it, compute or memory.
+        bound_seconds: the roofline; `bound` is the limit that sets it, compute or memory.
         roofline: share of it that the forward pass reaches.
     """
 
@@ -65,7 +62,7 @@ class ForwardTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationTime:
+class GenerationTime(Cell):
     """Wall times of one cell.
 
     Attributes:
@@ -74,16 +71,11 @@ class GenerationTime:
         forwards: model evaluations for the whole batch.
         tokens_per_forward: tokens that a row gains per evaluation.
         compile_seconds: the first call minus the median.
-        compilations: of the first call.
         recompilations: of all later calls; must be 0.
         forward_seconds: of a forward pass over as many tokens, with the logits of every position; 0 if not timed.
         peak_bytes: see `machine.PeakMemory`; 0 if not measured.
     """
 
-    preset: str = "exact"
-    batch: int
-    prompt_tokens: int
-    new_tokens: int
     first_seconds: float
     seconds: float
     all_seconds: tuple[float, ...]
@@ -124,12 +116,7 @@ class MeasuredModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Everything that `diffucoder bench` measures: bench.json.
-
-    Attributes:
-        load_seconds: of loading the model, or of making its random weights.
-        peak_memory: where the peaks of memory come from.
-    """
+    """Everything that `diffucoder bench` measures: bench.json. Loading is also making random weights."""
 
     about: Machine
     model: MeasuredModel
@@ -174,10 +161,20 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
     batch, width = canvas.tokens.shape
     arrays, state = CanvasArrays.of(canvas), sampler.start(canvas, seed=0)
     dtype = sampler.params["model"]["embed_tokens"]["weight"].dtype
-    times = []
+    times, cache = [], KVCache()
+
+    def timed(compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig) -> float:
+        """Time a compiled piece, which takes the cache and returns another."""
+
+        def call() -> Any:
+            nonlocal cache
+            result, cache, *_ = compute(sampler.graph, sampler.params, before, cache, inputs, config)
+            return result
+
+        return time_call(call, repeats).seconds
+
     for preset, names in (("exact", ("canvas",)), ("fast", ("refresh", "window"))):
         options = published_options(canvas.region.length, preset)
-        cache = KVCache()
         if options.decoding.resolved.cache != "none":
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
         block = next(canvas.blocks(options.decoding.block_columns(canvas.region.length)))
@@ -187,20 +184,10 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
             until = step_limit(params, block.length)
             window = Window.of(block=block.start, rows=first_row, first_step=0, until=until, forwards=1)
             inputs = BatchInputs(arrays, window, params)
-
-            def forward(inputs: BatchInputs = inputs, config: StepConfig = config) -> Array:
-                nonlocal cache
-                logits, cache = run_block_logits(sampler.graph, sampler.params, state.tokens, cache, inputs, config)
-                return logits
-
-            def step(inputs: BatchInputs = inputs, config: StepConfig = config) -> Array:
-                nonlocal cache
-                after, cache, _ = run(sampler.graph, sampler.params, state, cache, inputs, config)
-                return after.tokens
-
+            seconds = timed(run_block_logits, state.tokens, inputs, config)
+            step_seconds = timed(run, state, inputs, config)
             rows = width if config.rows is None else config.rows
             cost = forward_cost(sampler.config, dtype, batch=batch, rows=rows, canvas=width, head_rows=config.length)
-            seconds, step_seconds = time_call(forward, repeats).seconds, time_call(step, repeats).seconds
             times.append(
                 ForwardTime(
                     window=name,
@@ -219,25 +206,22 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
     return times
 
 
-def time_generation(
-    backend: Backend, config: DreamConfig, cell: Cell, repeats: int, *, with_forward: bool = False
-) -> GenerationTime:
+def time_generation(backend: Backend, cell: Cell, repeats: int, *, with_forward: bool = False) -> GenerationTime:
     """Compile on one prompt, then time another of the same bucket: what compiles then is a recompilation.
 
-    Args:
-        with_forward: also time a forward pass over as many tokens.
+    With `with_forward`, time also a forward pass over as many tokens.
     """
     options, length = published_options(cell.new_tokens, cell.preset), cell.prompt_tokens
     # One token shorter in the same bucket, if there is such a length: the padding differs, the shape does not.
     shorter = length - (length > 1 and (length + cell.new_tokens) % WIDTH_BUCKET != 1)
-    first, other = (random_prompts(config, cell.batch, size, seed=seed) for seed, size in enumerate((shorter, length)))
-    timing = time_call(
-        lambda: backend.generate(other, options), repeats, warm_up=lambda: backend.generate(first, options)
+    first, other = (
+        partial(backend.generate, random_prompts(backend.config, cell.batch, size, seed=seed), options)
+        for seed, size in enumerate((shorter, length))
     )
-    time = GenerationTime.of(cell, timing)
+    time = GenerationTime.of(cell, time_call(other, repeats, warm_up=first))
     if not with_forward:
         return time
-    ids = random_prompts(config, cell.batch, length + cell.new_tokens, seed=0)
+    ids = random_prompts(backend.config, cell.batch, length + cell.new_tokens, seed=0)
     return replace(time, forward_seconds=time_call(lambda: backend.forward(ids), repeats).seconds)
 
 
@@ -264,7 +248,7 @@ def measure_speed(
     with without_stored_compilations():
         for cell in cells:
             memory.start()
-            time = time_generation(backend, sampler.config, cell, workload.repeats)
+            time = time_generation(backend, cell, workload.repeats)
             generations.append(replace(time, peak_bytes=memory.read()))
             report(len(generations), total)
         for number, batch in enumerate(workload.batch_sizes, 1):

@@ -50,15 +50,7 @@ def without_stored_compilations() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Generic[Result]):
-    """Wall times of one piece of work.
-
-    Attributes:
-        first_seconds: the first call, which compiles.
-        all_seconds: every later call.
-        compilations: of the first call.
-        recompilations: of all later calls.
-        result: of the last call.
-    """
+    """Wall times and compilations of the first call, which compiles, and of all later ones; the last one's result."""
 
     first_seconds: float
     all_seconds: tuple[float, ...]
@@ -94,13 +86,13 @@ def time_in_turns(
             compiled[index].append(compilations().count - before)
     return [
         Timing(
-            first_seconds=seconds[index][0],
-            all_seconds=tuple(seconds[index][1:]),
-            compilations=compiled[index][0],
-            recompilations=sum(compiled[index][1:]),
-            result=results[index],
+            first_seconds=first,
+            all_seconds=tuple(later),
+            compilations=compiled_first,
+            recompilations=sum(compiled_later),
+            result=result,
         )
-        for index in range(len(calls))
+        for (first, *later), (compiled_first, *compiled_later), result in zip(seconds, compiled, results, strict=True)
     ]
 
 

@@ -6,7 +6,8 @@ step. Serves `recording`, whose goldens are exact and padded, and `worker`, whic
 `jax_lm.diffusion`. Needs torch and transformers (extra `parity`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,18 +21,9 @@ from jax_lm.models.dream import DreamConfig
 from jax_lm.options import GenerationOptions
 
 EPSILON = 1e-3
-FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "rope_theta",
-)
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+HEADS = ("num_attention_heads", "num_key_value_heads")
+FIELDS = (*SIZES, *HEADS, "rms_norm_eps", "tie_word_embeddings", "rope_theta")
 """Of the configuration, named alike in Dream and Qwen2."""
 
 
@@ -48,13 +40,9 @@ def load_qwen2(
 
 
 class TorchBackend:
-    """A checkpoint in PyTorch.
+    """A checkpoint of the Hugging Face layout in PyTorch, in float32 or bfloat16, on "cpu" or "cuda".
 
-    Args:
-        folder: in the Hugging Face layout.
-        dtype: "float32" or "bfloat16".
-        device: "cpu" or "cuda".
-        attention: "sdpa" takes the kernel for full attention, "eager" writes the mask out and may be padded.
+    Attention: "sdpa" takes the kernel for full attention, "eager" writes the mask out and may be padded.
     """
 
     def __init__(
@@ -67,20 +55,14 @@ class TorchBackend:
         attention: Literal["eager", "sdpa"] = "sdpa",
     ) -> None:
         assert config.mask_token_id is not None
-        self.device, self.mask_id, self.attention = device, config.mask_token_id, attention
-        self.model: Any = self.load(folder, config, getattr(torch, dtype)).to(device).eval()
-
-    def load(self, folder: Path, config: DreamConfig, dtype: torch.dtype) -> Any:
-        """Load the model."""
-        return load_qwen2(folder, config, dtype, self.attention)
+        self.config, self.device, self.mask_id, self.attention = config, device, config.mask_token_id, attention
+        self.model: Any = load_qwen2(folder, config, getattr(torch, dtype), attention).to(device).eval()
 
     @torch.no_grad()
     def evaluate(self, ids: torch.Tensor, present: torch.Tensor | None = None, **options: Any) -> Any:
-        """Run one bidirectional forward pass over ids [b, t] and return what transformers makes of it.
+        """Run one bidirectional forward pass over ids [b, t], with options of transformers, and return its output.
 
-        Args:
-            present: 1 where a token is, 0 where padding is: its keys are masked, and positions do not count it.
-            options: of transformers, like `output_hidden_states`.
+        Where `present` is 0, there is padding: its keys are masked, and positions do not count it.
         """
         if self.attention == "sdpa" and present is None:
             return self.model(ids, attention_mask={"full_attention": None}, use_cache=False, **options)
@@ -102,14 +84,11 @@ class TorchBackend:
         """Return what the named modules put out for rows [b, t], and the logits, in float32."""
         found: dict[str, np.ndarray] = {}
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: Any, arguments: Any, output: torch.Tensor) -> None:
-                found[name] = output.float().cpu().numpy()
-
-            return hook
+        def keep(name: str, module: Any, arguments: Any, output: torch.Tensor) -> None:
+            found[name] = output.float().cpu().numpy()
 
         modules = dict(self.model.named_modules())
-        hooks = [modules[name].register_forward_hook(keep(name)) for name in names]
+        hooks = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
         found["logits"] = self.evaluate(self.tensor(ids)).logits.float().cpu().numpy()
         for hook in hooks:
             hook.remove()
@@ -136,8 +115,7 @@ def diffusion_generate(
 ) -> list[torch.Tensor]:
     """Run Dream's loop, at alg_temp 0, and return the canvas [b, t] after each step.
 
-    Args:
-        present: 1 where a token is, over prompts and answers; all of them if not given.
+    `present` is 1 where a token is, over prompts and answers; everywhere if not given.
     """
     steps, device = options.steps, prompts.device
     assert steps is not None

@@ -4,10 +4,9 @@ A folder holds, beside what `parity` reads, `coupled_grpo.safetensors` (rows, ma
 them) and `coupled_grpo.json` (settings and mask ratios).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jax_lm.benchmark.parity import ParityFinding, bounded, largest_difference, read_recording
+from jax_lm.benchmark.parity import Finding, at_most, largest_difference, read_recording
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.training.config import PolicyLoss
 from jax_lm.training.policy_loss import (
@@ -40,27 +39,29 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
         CheckpointError: the folder is not complete.
     """
     golden, settings = read_recording(folder, *FILES)
-    selective = {name: jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask")}
-    ours = selective_log_softmax(selective["logits"], selective["labels"], selective["weights"], selective["mask"])
+    selective = (jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask"))
+    ours = selective_log_softmax(*selective)
     yield largest_difference("selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE)
     made = advantages(golden["rewards"], settings["num_generations"])
     yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
-    model = DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
-    evaluate = recorded_update(model, golden, settings)
+    graph, state = nnx.split(DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32))
+    params, size = nnx.to_pure_dict(state), settings["num_generations"]
+    form = PolicyLoss(epsilon=settings["epsilon_low"], epsilon_high=settings["epsilon_high"], beta=settings["beta"])
     for iteration, ratio in enumerate(settings["mask_ratios"]):
-        loss, (scores, metrics), gradients = evaluate(iteration, ratio)
+        batch, copies = recorded_batch(golden, iteration, ratio, settings["config"]["mask_token_id"])
+        (loss, (scores, metrics)), gradients = differentiated(graph, params, batch, copies, form=form, chunk=size)
         name = f"iteration {iteration}"
         theirs = golden["per_token_logps"][:, iteration]
         yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest_difference(f"{name}, KL", metrics["kl"], golden[f"kl.{iteration}"], LOSS_TOLERANCE)
         norm, expected = float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
-        yield bounded(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
+        yield at_most(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
         by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
             ours, theirs = np.asarray(by_name[key.removeprefix(prefix)]), golden[key]
             error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-            yield bounded(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
+            yield at_most(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
 
 
 @partial(jax.jit, static_argnames=("graph", "form", "chunk"))
@@ -81,23 +82,14 @@ def differentiated(
     return jax.value_and_grad(loss_of, has_aux=True)(params)
 
 
-def recorded_update(model: DreamForCausalLM, golden: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Callable:
-    """Make a function of iteration and mask ratio to loss, (scores, metrics) and gradients, with the recorded masks."""
-    graph, state = nnx.split(model)
-    params = nnx.to_pure_dict(state)
-    form = PolicyLoss(epsilon=settings["epsilon_low"], epsilon_high=settings["epsilon_high"], beta=settings["beta"])
-
-    def evaluate(iteration: int, ratio: float) -> tuple:
-        batch = {name: jnp.asarray(golden[name]) for name in ("input_ids", "advantages", "completion_mask")}
-        batch["old"] = jnp.asarray(golden["old_per_token_logps"][:, iteration])
-        batch["reference"] = jnp.asarray(golden["ref_per_token_logps"][:, iteration])
-        first = golden["mask"][iteration].astype(bool)
-        masked = jnp.asarray(np.stack([np.ones_like(first), first, ~first], axis=1))
-        weights = jnp.broadcast_to(jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3))
-        tokens = noisy_rows(batch["input_ids"], masked, settings["config"]["mask_token_id"])
-        copies = Copies(tokens, masked, weights)
-        chunk = settings["num_generations"]
-        (loss, aux), gradients = differentiated(graph, params, batch, copies, form=form, chunk=chunk)
-        return loss, aux, gradients
-
-    return evaluate
+def recorded_batch(
+    golden: Mapping[str, np.ndarray], iteration: int, ratio: float, mask_id: int
+) -> tuple[dict[str, jax.Array], Copies]:
+    """Collect the recorded rows of an inner iteration, and their copies under the recorded masks."""
+    batch = {name: jnp.asarray(golden[name]) for name in ("input_ids", "advantages", "completion_mask")}
+    batch["old"] = jnp.asarray(golden["old_per_token_logps"][:, iteration])
+    batch["reference"] = jnp.asarray(golden["ref_per_token_logps"][:, iteration])
+    first = golden["mask"][iteration].astype(bool)
+    masked = jnp.asarray(np.stack([np.ones_like(first), first, ~first], axis=1))
+    weights = jnp.broadcast_to(jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3))
+    return batch, Copies(noisy_rows(batch["input_ids"], masked, mask_id), masked, weights)

@@ -45,9 +45,7 @@ class WorkerRequest:
     """What a worker is to do.
 
     Attributes:
-        folder: the checkpoint.
         device: where PyTorch computes, "cpu" or "cuda"; JAX takes its default.
-        cells: generations to time.
         repeats: timed calls per cell, of which the median counts.
         numbers: rows and tokens of random input for which the outputs of every module are kept; None is none.
     """
@@ -88,21 +86,26 @@ class WorkerResult:
 
 def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarray, "b t"]:
     """Draw the random rows [b, t] for which outputs are compared."""
-    rows, tokens = shape
-    return random_prompts(config, rows, tokens, seed=1)
+    return random_prompts(config, *shape, seed=1)
 
 
-def greedy_answers(backend: Backend, config: DreamConfig) -> Int[np.ndarray, "b n"]:
-    """Answer random prompts greedily; all of `GREEDY` where the context is long enough."""
+def compared_outputs(
+    backend: Backend, shape: tuple[int, int]
+) -> tuple[dict[str, np.ndarray], tuple[tuple[int, ...], ...]]:
+    """Compute what backends are compared by: outputs of every module, and greedy tokens [b, n].
+
+    The tokens are all of `GREEDY` where the context is long enough.
+    """
+    config = backend.config
     new_tokens = min(GREEDY.new_tokens, config.max_position_embeddings - GREEDY.prompt_tokens)
     prompts = random_prompts(config, GREEDY.batch, GREEDY.prompt_tokens, seed=2)
-    return backend.generate(prompts, greedy_options(new_tokens)).tokens
+    outputs = backend.module_outputs(comparison_ids(config, shape), output_names(config))
+    return outputs, tuple(map(tuple, backend.generate(prompts, greedy_options(new_tokens)).tokens.tolist()))
 
 
 def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
     """Load, time, and keep outputs in a file. Runs in the process of the backend."""
-    config = DreamForCausalLM.read_config(Path(request.folder))
-    load = backend_loader(request, config)
+    load, is_torch = backend_loader(request), request.backend == "pytorch"
     before, start = resident_bytes(), time.perf_counter()
     backend = load()
     load_seconds = time.perf_counter() - start
@@ -113,14 +116,11 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
 
     load_bytes, about = peak(), Machine.here()
     with without_stored_compilations():
-        cells = tuple(
-            time_generation(backend, config, cell, request.repeats, with_forward=True) for cell in request.cells
-        )
-    peak_bytes, greedy, is_torch = peak(), (), request.backend == "pytorch"
+        cells = tuple(time_generation(backend, cell, request.repeats, with_forward=True) for cell in request.cells)
+    peak_bytes, greedy = peak(), ()
     if request.numbers:
-        found = backend.module_outputs(comparison_ids(config, request.numbers), output_names(config))
+        found, greedy = compared_outputs(backend, request.numbers)
         save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, outputs)
-        greedy = tuple(map(tuple, greedy_answers(backend, config).tolist()))
     return WorkerResult(
         backend=request.backend,
         about=about,
@@ -136,9 +136,10 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
     )
 
 
-def backend_loader(request: WorkerRequest, config: DreamConfig) -> Callable[[], Backend]:
+def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
     """Return what loads the backend; what happens once per process has then happened."""
     folder = Path(request.folder)
+    config = DreamForCausalLM.read_config(folder)
     if request.backend == "jax":
         jax.devices()
         return lambda: JaxBackend.load(folder, request.dtype)
@@ -151,14 +152,7 @@ def backend_loader(request: WorkerRequest, config: DreamConfig) -> Callable[[], 
 def run_worker(
     request: WorkerRequest, *, environment: Mapping[str, str] | None = None, limit: float | None = None
 ) -> tuple[WorkerResult, dict[str, np.ndarray]]:
-    """Have a backend measured in its own process.
-
-    Args:
-        environment: variables that it has besides ours.
-        limit: seconds that it may take.
-
-    Returns:
-        What it measured, and the outputs of its modules by name.
+    """Have a backend measured in its own process, in `limit` seconds: what it measured, and outputs by module.
 
     Raises:
         ValueError: it failed, or took too long; the message ends with the last line that it wrote.

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 from jax_lm import terminal
 from jax_lm.arguments.benchmark import Compare
-from jax_lm.benchmark.comparison import TOLERANCES, compare, comparison_report, require_pytorch
+from jax_lm.benchmark import comparison
 from jax_lm.benchmark.records import plain_data
 from jax_lm.checkpoints import huggingface
 from jax_lm.inference import BUILTIN_MODEL
@@ -40,12 +40,14 @@ def print_report(document: Document, *, with_sections: bool = False) -> None:
 
 
 def run(arguments: Compare) -> int:
-    out, tolerance = arguments.out, arguments.tolerance or TOLERANCES[arguments.dtype]
-    require_pytorch("compare")
+    out, tolerance = arguments.out, arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
+    if lacking := comparison.missing_packages():
+        missing = " and ".join(lacking)
+        raise ValueError(f"compare needs {missing}, which this environment lacks: {comparison.EXTRA}")
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     with terminal.progress("comparing") as report:
-        result = compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)
-    document = comparison_report(result, arguments.model or "built-in model")
+        result = comparison.compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)
+    document = comparison.comparison_report(result, arguments.model or "built-in model")
     if out:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / "comparison.json", json.dumps(plain_data(result), indent=1) + "\n")
