@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,6 @@ from jax_lm.sandbox.results import (
     BatchExecutor,
     Cancel,
     Program,
-    Progress,
     Result,
     request_text,
     results_from_text,
@@ -210,27 +209,19 @@ class HttpWorkers(BatchExecutor):
             raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
         super().__post_init__()
 
-    def run_many(
-        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
-    ) -> list[Result]:
-        """Run programs, one result for each; what no worker could run is a sandbox error."""
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         token = token_from_environment()
-        results: list[Result] = []
         with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
-                threads.submit(self.run_batch, number, batch, token, cancel)
-                for number, batch in enumerate(self.batches(programs))
+                threads.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
             ]
-            for future in futures:
-                results += future.result()
-                if on_progress:
-                    on_progress(len(results), len(programs))
-        return results
+            for number, future in enumerate(futures):
+                yield number, future.result()
 
-    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel | None) -> list[Result]:
+    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel) -> list[Result]:
         reason = ""
         for attempt in range(self.attempts):
-            if cancel is not None and cancel.is_set():
+            if cancel.is_set():
                 return sandbox_errors(programs, "cancelled")
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))

@@ -73,12 +73,11 @@ def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[T
                 " (allow_unsafe=True)"
             )
         return "unsafe"
-    candidates: list[Tier] = [tier for tier in SAFE if executor in ("auto", tier)]
     reasons: dict[str, str] = {}
-    for tier in candidates:
-        if not (reason := probe(tier)):
+    for tier in SAFE if executor == "auto" else (executor,):
+        reasons[tier] = probe(tier)
+        if not reasons[tier]:
             return tier
-        reasons[tier] = reason
     if allow_unsafe:
         return "unsafe"
     raise refusal(reasons)

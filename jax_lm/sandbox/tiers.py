@@ -93,16 +93,13 @@ def command(tier: Tier, python: list[str], readable: list[str]) -> list[str]:
     ]
 
 
-REMEDIES = (
-    "install bubblewrap (Debian: apt-get install bubblewrap) and allow unprivileged user namespaces, or use a"
-    " Linux kernel from 5.13 on with Landlock on x86-64 or aarch64, or send the work to a worker"
-    " (diffucoder sandbox serve). --allow-unsafe-exec (allow_unsafe=True) runs without containment"
-)
-"""For a host on which no tier works."""
-
-
 def refusal(reasons: dict[str, str]) -> SandboxUnavailableError:
     """Name each missing feature and the remedies, in one line."""
     missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
     host = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    return SandboxUnavailableError(f"programs cannot be contained on this host ({host}): {missing}. {REMEDIES}")
+    return SandboxUnavailableError(
+        f"programs cannot be contained on this host ({host}): {missing}. install bubblewrap (Debian: apt-get install"
+        " bubblewrap) and allow unprivileged user namespaces, or use a Linux kernel from 5.13 on with Landlock on x86-64"
+        " or aarch64, or send the work to a worker (diffucoder sandbox serve). --allow-unsafe-exec (allow_unsafe=True)"
+        " runs without containment"
+    )
