@@ -24,7 +24,6 @@ from jax_lm.sandbox.results import (
 from jax_lm.sandbox.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent.parent
-KEY_VARIABLE = "E2B_API_KEY"
 HOME = "/home/user/sandbox"
 COMMAND = f"cd {HOME} && python3 -m jax_lm.sandbox < jobs.json"
 MARGIN_SECONDS = 60
@@ -47,8 +46,8 @@ class E2B(BatchExecutor):
 
     def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         e2b = import_client("e2b", "E2B's client")
-        if not os.environ.get(KEY_VARIABLE):
-            raise ValueError(f"{KEY_VARIABLE}: set it to the key of your E2B account")
+        if not os.environ.get("E2B_API_KEY"):
+            raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
         for number, batch in enumerate(batches):
             yield number, sandbox_errors(batch, "cancelled") if cancel.is_set() else self.run_batch(e2b, batch)
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 Outcome = Literal["passed", "failed", "timeout", "out_of_memory", "sandbox_error"]
+MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
 Cancel = threading.Event
@@ -39,9 +40,9 @@ class Limits:
             if not (isinstance(value, int | float) and math.isfinite(value) and 0 < value <= 3600):
                 raise ValueError(f"{name}={value!r}: must be above 0 and at most 3600 seconds")
             object.__setattr__(self, name, float(value))
-        if not (type(self.memory_bytes) is int and self.memory_bytes >= 64 * 2**20):
+        if not (type(self.memory_bytes) is int and self.memory_bytes >= MIN_MEMORY):
             raise ValueError(
-                f"memory_bytes={self.memory_bytes!r}: must be at least {64 * 2**20}, the interpreter's own"
+                f"memory_bytes={self.memory_bytes!r}: must be at least {MIN_MEMORY}, the interpreter's own"
             )
         if not (type(self.output_bytes) is int and 0 <= self.output_bytes <= OUTPUT_CAP):
             raise ValueError(f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}")
