@@ -6,22 +6,17 @@
 docs/rewards.md describes each of them.
 """
 
-from jax_lm.rewards.registry import REWARDS, find_reward, weighted_sum
-from jax_lm.rewards.reward import Reward
-from jax_lm.rewards.weighted_sum import Scored, WeightedSum
+import difflib
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
 
-code_reward = REWARDS["code"]
-binary_code_reward = REWARDS["binary_code"]
-code_format_reward = REWARDS["code_format"]
-completed_code_reward = REWARDS["completed_code"]
-accuracy_reward = REWARDS["accuracy"]
-format_reward = REWARDS["format"]
-tag_count_reward = REWARDS["tag_count"]
-reasoning_steps_reward = REWARDS["reasoning_steps"]
-cosine_reward = REWARDS["cosine"]
-length_reward = REWARDS["length"]
-repetition_penalty_reward = REWARDS["repetition_penalty"]
-soft_overlong_punishment = REWARDS["soft_overlong_punishment"]
+from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
+from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
+from jax_lm.rewards.reward import Reward, RewardFunction
+from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
+from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 
 __all__ = [
     "REWARDS",
@@ -43,3 +38,64 @@ __all__ = [
     "tag_count_reward",
     "weighted_sum",
 ]
+
+CODE = (Code, BinaryCode, CodeFormat, CompletedCode)
+MATHEMATICS = (Accuracy, Cosine, Length)
+TEXT = (Format, TagCount, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment)
+REWARDS: dict[str, Reward] = {kind.name: kind() for kind in (*CODE, *MATHEMATICS, *TEXT)}
+"""Each with its default settings. The names are those of open-r1."""
+
+code_reward = REWARDS["code"]
+binary_code_reward = REWARDS["binary_code"]
+code_format_reward = REWARDS["code_format"]
+completed_code_reward = REWARDS["completed_code"]
+accuracy_reward = REWARDS["accuracy"]
+format_reward = REWARDS["format"]
+tag_count_reward = REWARDS["tag_count"]
+reasoning_steps_reward = REWARDS["reasoning_steps"]
+cosine_reward = REWARDS["cosine"]
+length_reward = REWARDS["length"]
+repetition_penalty_reward = REWARDS["repetition_penalty"]
+soft_overlong_punishment = REWARDS["soft_overlong_punishment"]
+
+
+def find_reward(name: str, **settings: Any) -> RewardFunction:
+    """Find a reward of this package ("code"), or a callable of the user's ("package.module:function"), with settings.
+
+    Raises:
+        ValueError: no such reward or module, no callable, or a setting that it does not have.
+    """
+    if ":" in name:
+        found = imported(name)
+        # A class is made with its settings, a `Reward` takes them over, a function keeps them for its calls.
+        if isinstance(found, type | Reward):
+            return found(**settings)
+        return partial(found, **settings) if settings else found
+    if name not in REWARDS:
+        similar = difflib.get_close_matches(name, REWARDS, n=1)
+        hint = f" Did you mean {similar[0]!r}?" if similar else ""
+        raise ValueError(
+            f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, or 'package.module:function'"
+        )
+    return REWARDS[name](**settings)
+
+
+def imported(path: str) -> Any:
+    """Import the callable at "package.module:function"."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"reward {path!r} is not callable: {found!r:.80}")
+    return found
+
+
+def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None) -> WeightedSum:
+    """Make the weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by the same names."""
+    settings = settings or {}
+    unused = settings.keys() - weights.keys()
+    if unused:
+        raise ValueError(f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}")
+    return WeightedSum({name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights))

@@ -7,13 +7,14 @@ defaults differ and why. Programs run in `jax_lm.sandbox`, or wherever `executor
 import ast
 import json
 import logging
+import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from jax_lm.rewards.reward import Reward, Scores
+from jax_lm.rewards.reward import Columns, Reward, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class CodeFormat(Reward):
         if not isinstance(self.language, str) or not self.language.strip() or "`" in self.language:
             raise ValueError(f"language must be a word such as 'python', not {self.language!r}")
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [format_score(text, self.language, strict_reference=self.strict_reference) for text in texts]
 
 
@@ -134,12 +135,13 @@ class Code(Reward):
     executor: RunPrograms = run_locally
     strict_reference: bool = False
 
-    def applies(self, columns: Mapping[str, Sequence[Any]], row: int) -> bool:
+    def applies(self, columns: Columns, row: int) -> bool:
         return super().applies(columns, row) and bool(read_tests(columns["test_cases"][row]))
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         scores: Scores = [0.0] * len(texts)
-        rows = [row for row, text in enumerate(texts) if self.is_acceptable(text)]
+        strict = self.strict_reference
+        rows = [row for row, text in enumerate(texts) if format_score(text, PYTHON, strict_reference=strict) == 1.0]
         if not rows:
             return scores
         results = self.executor([(extract_code(texts[row]), read_tests(columns["test_cases"][row])) for row in rows])
@@ -147,13 +149,9 @@ class Code(Reward):
             raise ValueError(f"the executor returned {len(results)} results for {len(rows)} programs")
         for row, result in zip(rows, results, strict=True):
             scores[row] = None if result.outcome == SANDBOX_ERROR else float(result.share)
-        errors = scores.count(None)
-        if errors:
+        if errors := scores.count(None):
             logger.warning("reward %r: %d of %d programs not judged (%s)", self.name, errors, len(rows), SANDBOX_ERROR)
         return scores
-
-    def is_acceptable(self, text: str) -> bool:
-        return format_score(text, PYTHON, strict_reference=self.strict_reference) == 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +160,10 @@ class BinaryCode(Code):
 
     name: ClassVar[str] = "binary_code"
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
-        return [None if share is None else self.rounded(share) for share in super().score(texts, columns)]
-
-    def rounded(self, share: float) -> float:
-        return float(share > BINARY_THRESHOLD if self.strict_reference else share >= BINARY_THRESHOLD)
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
+        passes = operator.gt if self.strict_reference else operator.ge
+        shares = super().score(texts, columns)
+        return [None if share is None else float(passes(share, BINARY_THRESHOLD)) for share in shares]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +176,6 @@ class CompletedCode(Code):
     name: ClassVar[str] = "completed_code"
     needs: ClassVar[tuple[str, ...]] = ("test_cases", "prefix")
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]
         return super().score([f"{FENCE}{PYTHON}\n{program}\n{FENCE}\n" for program in programs], columns)

@@ -6,29 +6,24 @@ Needs the extra `math`, and the main thread: math-verify limits the time of an e
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jax_lm.rewards.reward import Reward, Scores
-
-EXTRA = "pip install 'jax-diffucoder[math]'"
+from jax_lm.rewards.reward import Columns, Reward, Scores
 
 
 @cache
 def math_verify() -> ModuleType:
-    """Import the package math-verify.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """Import the package math-verify; raises ValueError where it is not installed."""
     try:
         return import_module("math_verify")
     except ModuleNotFoundError as error:
-        raise ValueError(f"rewards for mathematics need math-verify: {EXTRA} ({error})") from error
+        install = "pip install 'jax-diffucoder[math]'"
+        raise ValueError(f"rewards for mathematics need math-verify: {install} ({error})") from error
 
 
 def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool | None]:
@@ -57,7 +52,7 @@ class AnswerReward(Reward):
 
     needs: ClassVar[tuple[str, ...]] = ("solution",)
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         verdicts = correct_answers(texts, columns["solution"])
         lengths = [len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None]
         bounds = min(lengths, default=0), max(lengths, default=0)
@@ -102,11 +97,9 @@ class Cosine(AnswerReward):
             raise ValueError(f"max_len must be at least 1, not {self.max_len}")
 
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
-        start, end = (
-            (self.max_value_correct, self.min_value_correct)
-            if correct
-            else (self.min_value_wrong, self.max_value_wrong)
-        )
+        start, end = self.min_value_wrong, self.max_value_wrong
+        if correct:
+            start, end = self.max_value_correct, self.min_value_correct
         progress = min(1.0, length / self.max_len)
         return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))
 

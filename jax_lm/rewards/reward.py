@@ -14,6 +14,7 @@ from jax_lm.tokenizer import Message
 Chat = str | Sequence[Message]
 """A prompt or a completion: its text, or chat messages."""
 
+Columns = Mapping[str, Sequence[Any]]
 Scores = list[float | None]
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -45,13 +46,13 @@ class Reward(ABC):
     """Columns without which it cannot judge."""
 
     @abstractmethod
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         """Give one number per text, None if it could not be judged.
 
         The texts are those that the reward applies to, and `columns` holds what it needs, in their order.
         """
 
-    def applies(self, columns: Mapping[str, Sequence[Any]], row: int) -> bool:
+    def applies(self, columns: Columns, row: int) -> bool:
         """Tell whether the columns that it needs have a value in this row."""
         return all(columns[name][row] is not None for name in self.needs)
 
@@ -75,9 +76,7 @@ class Reward(ABC):
             raise ValueError(f"reward {self.name!r} needs prompts and completions, not one of them")
         return reward.judge(prompts, completions, columns)
 
-    def judge(
-        self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Mapping[str, Sequence[Any]]
-    ) -> Scores:
+    def judge(self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Columns) -> Scores:
         """Score the completions; columns are data only here, whatever their names."""
         for name in self.needs:
             if name not in columns:
@@ -91,7 +90,7 @@ class Reward(ABC):
         return scores
 
 
-def check_lengths(expected: int, columns: Mapping[str, Sequence[Any]]) -> None:
+def check_lengths(expected: int, columns: Columns) -> None:
     """Raise ValueError naming the first column that has not one value per completion."""
     for name, values in columns.items():
         if len(values) != expected:

@@ -1,11 +1,11 @@
 """Rewards that read the text or count its tokens: tags, steps, repetition, length. As in Hugging Face's open-r1."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jax_lm.rewards.reward import Reward, Scores
+from jax_lm.rewards.reward import Columns, Reward, Scores
 
 TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 ANSWERED = re.compile(r"<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?=\n|\Z)", re.DOTALL)
@@ -24,7 +24,7 @@ class Format(Reward):
 
     name: ClassVar[str] = "format"
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [float(ANSWERED.match(text) is not None) for text in texts]
 
 
@@ -34,7 +34,7 @@ class TagCount(Reward):
 
     name: ClassVar[str] = "tag_count"
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS) for text in texts]
 
 
@@ -44,7 +44,7 @@ class ReasoningSteps(Reward):
 
     name: ClassVar[str] = "reasoning_steps"
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [min(1.0, len(STEP.findall(text)) / ENOUGH_STEPS) for text in texts]
 
 
@@ -66,7 +66,7 @@ class RepetitionPenalty(Reward):
         if self.max_penalty > 0:
             raise ValueError(f"max_penalty must not be positive, not {self.max_penalty}")
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [self.penalty(text.lower().split()) for text in texts]
 
     def penalty(self, words: list[str]) -> float:
@@ -96,7 +96,7 @@ class SoftOverlongPunishment(Reward):
                 f"not {self.soft_punish_cache}"
             )
 
-    def score(self, texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [self.punishment(len(ids)) for ids in columns["completion_ids"]]
 
     def punishment(self, length: int) -> float:

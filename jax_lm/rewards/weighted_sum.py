@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_lm.rewards.reward import Chat, Reward, RewardFunction, Scores, check_lengths
+from jax_lm.rewards.reward import Chat, Columns, Reward, RewardFunction, Scores, check_lengths
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,13 @@ class WeightedSum:
             is_ours = isinstance(reward, Reward)
             scores = reward.judge(prompts, completions, columns) if is_ours else reward(prompts, completions, **columns)
             parts[name] = checked_scores(name, scores, len(completions))
-        totals = [
-            self.total({name: scores[row] for name, scores in parts.items()}, columns, row)
-            for row in range(len(completions))
-        ]
-        return Scored(totals, parts)
+        return Scored([self.total(parts, columns, row) for row in range(len(completions))], parts)
 
-    def total(self, scores: Mapping[str, float | None], columns: Mapping[str, Sequence[Any]], row: int) -> float | None:
-        """Add up one completion's weighted scores."""
+    def total(self, parts: Mapping[str, Scores], columns: Columns, row: int) -> float | None:
+        """Add up the weighted scores of one completion."""
         terms = []
         for name, weight in self.weights.items():
-            score, reward = scores[name], self.rewards[name]
+            score, reward = parts[name][row], self.rewards[name]
             if weight and score is not None:
                 terms.append(weight * score)
             elif weight and isinstance(reward, Reward) and reward.applies(columns, row):

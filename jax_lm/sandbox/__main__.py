@@ -7,12 +7,5 @@ import sys
 
 from jax_lm.sandbox.runner import answer_request
 
-
-def main() -> int:
-    """Run what standard input asks for."""
-    sys.stdout.write(answer_request(sys.stdin.read()))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.stdout.write(answer_request(sys.stdin.read()))

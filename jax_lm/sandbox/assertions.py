@@ -46,8 +46,6 @@ def read_call(test: str) -> Call | None:
                 except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                     return None
                 return Call(name, arguments, keywords, expected) if all(w.arg for w in call.keywords) else None
-            case _:
-                pass
     return None
 
 

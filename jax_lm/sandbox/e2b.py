@@ -6,7 +6,7 @@ client. Tested against a recording of its calls, not against the service.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from jax_lm.sandbox.results import (
     BatchExecutor,
     Cancel,
     Program,
-    Progress,
     Result,
+    import_client,
     request_text,
     results_from_text,
     sandbox_errors,
@@ -24,7 +24,6 @@ from jax_lm.sandbox.results import (
 from jax_lm.sandbox.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent.parent
-KEY_VARIABLE = "E2B_API_KEY"
 HOME = "/home/user/sandbox"
 COMMAND = f"cd {HOME} && python3 -m jax_lm.sandbox < jobs.json"
 MARGIN_SECONDS = 60
@@ -45,20 +44,12 @@ class E2B(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_many(
-        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
-    ) -> list[Result]:
-        """Run programs, one result for each; what E2B could not run is a sandbox error."""
-        e2b = import_e2b()
-        if not os.environ.get(KEY_VARIABLE):
-            raise ValueError(f"{KEY_VARIABLE}: set it to the key of your E2B account")
-        results: list[Result] = []
-        for batch in self.batches(programs):
-            is_cancelled = cancel is not None and cancel.is_set()
-            results += sandbox_errors(batch, "cancelled") if is_cancelled else self.run_batch(e2b, batch)
-            if on_progress:
-                on_progress(len(results), len(programs))
-        return results
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+        e2b = import_client("e2b", "E2B's client")
+        if not os.environ.get("E2B_API_KEY"):
+            raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
+        for number, batch in enumerate(batches):
+            yield number, sandbox_errors(batch, "cancelled") if cancel.is_set() else self.run_batch(e2b, batch)
 
     def run_batch(self, e2b: Any, programs: Sequence[Program]) -> list[Result]:
         reason = ""
@@ -72,25 +63,13 @@ class E2B(BatchExecutor):
     def run_in_machine(self, e2b: Any, programs: Sequence[Program]) -> list[Result]:
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
         request = request_text(programs, executor=self.executor, allow_unsafe=self.allow_unsafe)
+        # `python -m jax_lm.sandbox` needs no more files than these: the standard library does the rest.
+        sources = [PACKAGE / "__init__.py", *sorted((PACKAGE / "sandbox").rglob("*.py"))]
         machine = e2b.Sandbox.create(template=self.template, timeout=seconds, allow_internet_access=False)
         try:
-            for path in sources():
+            for path in sources:
                 machine.files.write(f"{HOME}/{path.relative_to(PACKAGE.parent)}", path.read_text(encoding="utf-8"))
             machine.files.write(f"{HOME}/jobs.json", request)
             return results_from_text(machine.commands.run(COMMAND, timeout=seconds).stdout, programs)
         finally:
             machine.kill()
-
-
-def sources() -> list[Path]:
-    """List the files that `python -m jax_lm.sandbox` needs: the standard library does the rest."""
-    return [PACKAGE / "__init__.py", *sorted((PACKAGE / "sandbox").rglob("*.py"))]
-
-
-def import_e2b() -> Any:
-    """Import the package, or say how to get it."""
-    try:
-        import e2b
-    except ModuleNotFoundError as error:
-        raise ValueError(f"E2B's client is not installed ({error.name}): pip install 'jax-diffucoder[e2b]'") from error
-    return e2b

@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,6 @@ from jax_lm.sandbox.results import (
     BatchExecutor,
     Cancel,
     Program,
-    Progress,
     Result,
     request_text,
     results_from_text,
@@ -41,7 +40,6 @@ TOKEN_VARIABLE = "DIFFUCODER_SANDBOX_TOKEN"
 MIN_TOKEN = 16
 MAX_BODY = 32 * 2**20
 MAX_CONNECTIONS = 64
-READ_SECONDS = 30.0
 
 
 def token_from_environment() -> str:
@@ -116,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection of the worker."""
 
     server: Worker  # pyright: ignore[reportIncompatibleVariableOverride]
-    timeout = READ_SECONDS
+    timeout = 30.0
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "diffucoder", ""
 
@@ -139,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         if len(programs) > self.server.queue_size:
             return self.refuse(413, f"{len(programs)} jobs: at most {self.server.queue_size} at once")
         if not self.server.reserve(len(programs)):
-            return self.refuse(503, "the queue is full", {"Retry-After": "1"})
+            return self.refuse(503, "the queue is full")
         try:
             futures = [self.server.pool.submit(program) for program in programs]
             answer = results_text([future.result() for future in futures])
@@ -160,7 +158,6 @@ class Handler(BaseHTTPRequestHandler):
     def read_programs(self) -> list[Program]:
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
-            self.close_connection = True
             raise ValueError(f"Content-Length={length!r}: must be a number up to {MAX_BODY}")
         try:
             data = json.loads(self.rfile.read(int(length)))
@@ -170,19 +167,19 @@ class Handler(BaseHTTPRequestHandler):
             raise ValueError("a request must be an object with the list `jobs`")
         return [Program.from_json(program) for program in data["jobs"]]
 
-    def refuse(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
-        self.respond(status, json.dumps({"error": reason}), headers)
+    def refuse(self, status: int, reason: str) -> None:
+        self.respond(status, json.dumps({"error": reason}))
 
-    def respond(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
+    def respond(self, status: int, text: str) -> None:
         body = text.encode()
-        if status != 200:
-            # What was not read of the request must not be taken for the next one.
-            self.close_connection = True
         self.send_response(status)
-        close = {"Connection": "close"} if self.close_connection else {}
-        fixed = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        for name, value in {**fixed, **close, **(headers or {})}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if status == 503:
+            self.send_header("Retry-After", "1")
+        if status != 200 or self.close_connection:
+            # This closes it: what was not read of the request must not be taken for the next one.
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
@@ -210,27 +207,19 @@ class HttpWorkers(BatchExecutor):
             raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
         super().__post_init__()
 
-    def run_many(
-        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
-    ) -> list[Result]:
-        """Run programs, one result for each; what no worker could run is a sandbox error."""
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         token = token_from_environment()
-        results: list[Result] = []
         with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
-                threads.submit(self.run_batch, number, batch, token, cancel)
-                for number, batch in enumerate(self.batches(programs))
+                threads.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
             ]
-            for future in futures:
-                results += future.result()
-                if on_progress:
-                    on_progress(len(results), len(programs))
-        return results
+            for number, future in enumerate(futures):
+                yield number, future.result()
 
-    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel | None) -> list[Result]:
+    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel) -> list[Result]:
         reason = ""
         for attempt in range(self.attempts):
-            if cancel is not None and cancel.is_set():
+            if cancel.is_set():
                 return sandbox_errors(programs, "cancelled")
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))

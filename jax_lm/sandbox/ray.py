@@ -4,7 +4,7 @@ Each task is a batch of programs, run by the local sandbox of the host that take
 JSON text. What Ray loses is run again, then reported as a sandbox error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from jax_lm.sandbox.results import (
     BatchExecutor,
     Cancel,
     Program,
-    Progress,
     Result,
+    import_client,
     request_text,
     results_from_text,
     sandbox_errors,
@@ -37,32 +37,21 @@ class RayCluster(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_many(
-        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
-    ) -> list[Result]:
-        """Run programs, one result for each, in order; a batch takes one core of a host."""
-        ray = import_ray()
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+        """Run each batch as a task that takes one core of a host."""
+        ray = import_client("ray", "Ray")
         if not ray.is_initialized():
             ray.init(address=self.address, log_to_driver=False)
         task = ray.remote(num_cpus=1, max_retries=self.attempts - 1)(answer_request)
         settings = {"executor": self.executor, "allow_unsafe": self.allow_unsafe, "workers": 1}
-        batches = self.batches(programs)
         pending = {task.remote(request_text(batch, **settings)): number for number, batch in enumerate(batches)}
-        results = [sandbox_errors(batch, "cancelled") for batch in batches]
-        done = 0
-        while pending:
-            if cancel is not None and cancel.is_set():
-                for reference in pending:
-                    ray.cancel(reference)
-                break
+        while pending and not cancel.is_set():
             ready, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
             for reference in ready:
                 number = pending.pop(reference)
-                results[number] = task_results(ray, reference, batches[number])
-                done += len(batches[number])
-                if on_progress:
-                    on_progress(done, len(programs))
-        return [result for batch in results for result in batch]
+                yield number, task_results(ray, reference, batches[number])
+        for reference in pending:
+            ray.cancel(reference)
 
 
 def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Result]:
@@ -71,13 +60,3 @@ def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Res
         return results_from_text(ray.get(reference), batch)
     except ray.exceptions.RayError as error:
         return sandbox_errors(batch, f"Ray: {str(error).strip().splitlines()[-1]}")
-
-
-def import_ray() -> Any:
-    """Import the package, or say how to get it."""
-    try:
-        import ray
-        import ray.exceptions  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise ValueError(f"Ray is not installed ({error.name}): pip install 'jax-diffucoder[ray]'") from error
-    return ray

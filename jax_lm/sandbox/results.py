@@ -4,12 +4,14 @@ import dataclasses
 import json
 import math
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from importlib import import_module
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 Outcome = Literal["passed", "failed", "timeout", "out_of_memory", "sandbox_error"]
-OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "timeout", "out_of_memory", "sandbox_error")
+MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
 Cancel = threading.Event
@@ -38,9 +40,9 @@ class Limits:
             if not (isinstance(value, int | float) and math.isfinite(value) and 0 < value <= 3600):
                 raise ValueError(f"{name}={value!r}: must be above 0 and at most 3600 seconds")
             object.__setattr__(self, name, float(value))
-        if not (type(self.memory_bytes) is int and self.memory_bytes >= 64 * 2**20):
+        if not (type(self.memory_bytes) is int and self.memory_bytes >= MIN_MEMORY):
             raise ValueError(
-                f"memory_bytes={self.memory_bytes!r}: must be at least {64 * 2**20}, the interpreter's own"
+                f"memory_bytes={self.memory_bytes!r}: must be at least {MIN_MEMORY}, the interpreter's own"
             )
         if not (type(self.output_bytes) is int and 0 <= self.output_bytes <= OUTPUT_CAP):
             raise ValueError(f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}")
@@ -82,8 +84,8 @@ class TestResult:
     detail: str = ""
 
     def __post_init__(self) -> None:
-        if self.outcome not in OUTCOMES:
-            raise ValueError(f"outcome={self.outcome!r}: must be one of {', '.join(OUTCOMES)}")
+        if self.outcome not in get_args(Outcome):
+            raise ValueError(f"outcome={self.outcome!r}: must be one of {', '.join(get_args(Outcome))}")
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,8 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchExecutor:
-    """Settings of executors that send programs away in batches.
+class BatchExecutor(ABC):
+    """An executor that sends programs away, batch by batch.
 
     Attributes:
         batch: programs that are sent together.
@@ -173,8 +175,31 @@ class BatchExecutor:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
 
-    def batches(self, programs: Sequence[Program]) -> list[Sequence[Program]]:
-        return [programs[start : start + self.batch] for start in range(0, len(programs), self.batch)]
+    def run_many(
+        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> list[Result]:
+        """Run programs, one result for each, in order; what could not be run is a sandbox error."""
+        batches = [programs[start : start + self.batch] for start in range(0, len(programs), self.batch)]
+        results = [sandbox_errors(batch, "cancelled") for batch in batches]
+        done = 0
+        for number, answers in self.run_batches(batches, cancel or Cancel()):
+            results[number] = answers
+            done += len(answers)
+            if on_progress:
+                on_progress(done, len(programs))
+        return [result for answers in results for result in answers]
+
+    @abstractmethod
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+        """Yield the number and the results of each batch that is done; what `cancel` overtakes may be left out."""
+
+
+def import_client(name: str, title: str) -> Any:
+    """Import a package that is an extra of ours, or say how to get it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{title} is not installed ({error.name}): pip install 'jax-diffucoder[{name}]'") from error
 
 
 def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:

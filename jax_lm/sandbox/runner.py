@@ -73,12 +73,11 @@ def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[T
                 " (allow_unsafe=True)"
             )
         return "unsafe"
-    candidates: list[Tier] = [tier for tier in SAFE if executor in ("auto", tier)]
     reasons: dict[str, str] = {}
-    for tier in candidates:
-        if not (reason := probe(tier)):
+    for tier in SAFE if executor == "auto" else (executor,):
+        reasons[tier] = probe(tier)
+        if not reasons[tier]:
             return tier
-        reasons[tier] = reason
     if allow_unsafe:
         return "unsafe"
     raise refusal(reasons)
@@ -229,7 +228,9 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
     if seconds <= 0:
         return TestResult("timeout", f"no time left of {session.limits.total_seconds:g} s for all tests")
     if test is None:
-        return judge_end(*session.exchange([{"code": code}], seconds), seconds)
+        (program,), late = session.exchange([{"code": code}], seconds)
+        ended = program.answer is not None and program.answer.get("ended") is True
+        return TestResult("passed") if ended else reason_of(program, late, seconds)
     if call := read_call(test):
         job = {
             "code": code,
@@ -239,9 +240,7 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
         }
         return judge_call(call, *session.exchange([job], seconds), seconds)
     sentinel = secrets.token_hex(16)
-    jobs = [{"code": code}, {"test": test, "sentinel": sentinel}]
-    children, late = session.exchange(jobs, seconds)
-    program, tester = children
+    (program, tester), late = session.exchange([{"code": code}, {"test": test, "sentinel": sentinel}], seconds)
     if tester.answer is not None and tester.answer.get("ended") == sentinel:
         return TestResult("passed")
     # The program's own words say more than the tester's, who has only lost it.
@@ -250,22 +249,11 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
 
 def says_why(program: Child, tester: Child) -> bool:
     """Tell whether a script failed because its program ended."""
-    lost = tester.answer is None or tester.answer.get("raised") in (
-        "EOFError",
-        "BrokenPipeError",
-        "ConnectionResetError",
-    )
+    ends = ("EOFError", "BrokenPipeError", "ConnectionResetError")
+    lost = tester.answer is None or tester.answer.get("raised") in ends
     # The tester may hear of the end before we do; but then the program did not die of our own SIGKILL.
     ended = program.ended or program.status != signal.SIGKILL
     return program.answer is not None or (ended and lost)
-
-
-def judge_end(children: list[Child], late: bool, seconds: float) -> TestResult:
-    """Judge a program without tests by whether it ran to its end."""
-    answer = children[0].answer
-    if answer is not None and answer.get("ended") is True:
-        return TestResult("passed")
-    return reason_of(children[0], late, seconds)
 
 
 def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult:

@@ -19,16 +19,7 @@ from typing import Any
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Limits
-from jax_lm.sandbox.tiers import (
-    BOOTSTRAP,
-    INSIDE,
-    SandboxUnavailableError,
-    Tier,
-    command,
-    interpreter,
-    package_folders,
-    readable_with,
-)
+from jax_lm.sandbox.tiers import SandboxUnavailableError, Tier, command
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +72,9 @@ class Session:
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
-        folders = package_folders(packages)
-        paths = readable_with(folders)
-        arguments = [BOOTSTRAP, str(INSIDE), str(far.fileno()), tier, json.dumps(paths), json.dumps(folders)]
-        python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", *arguments]
         try:
             self.process = subprocess.Popen(
-                command(tier, python, paths),
+                command(tier, far.fileno(), packages),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -97,11 +84,10 @@ class Session:
                 cwd="/",
                 start_new_session=True,
             )
-        except SandboxUnavailableError:
-            self.control.close()
-            raise
         except OSError as error:
             self.control.close()
+            if isinstance(error, SandboxUnavailableError):
+                raise
             raise SandboxFailureError(f"cannot start {error.filename}: {error.strerror}") from error
         finally:
             far.close()
@@ -171,7 +157,8 @@ class Session:
             for child in children:
                 self.give(child, seconds)
             deadline = time.monotonic() + seconds
-            answered = self.wait(lambda: is_over(children), deadline)
+            # The end of an earlier one counts too: then the last waits in vain.
+            answered = self.wait(lambda: any(child.ended or child.answer is not None for child in children), deadline)
         finally:
             statuses = self.collect()
             for child in children:
@@ -299,8 +286,3 @@ def parse_answer(child: Child) -> Any:
     except (ValueError, RecursionError):
         answer = None
     return answer if isinstance(answer, dict) else {"raised": "ValueError", "message": "the answer is no data"}
-
-
-def is_over(children: list[Child]) -> bool:
-    """Tell whether the last process has answered or ended, or an earlier one has: then the last waits in vain."""
-    return any(child.ended or child.answer is not None for child in children)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -37,9 +38,8 @@ def interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-@functools.cache
-def readable() -> tuple[str, ...]:
-    """List what a program may read: the interpreter with its library, the system's libraries, time zones."""
+def readable(folders: dict[str, str]) -> list[str]:
+    """List what a program may read: the interpreter with its library, the system's libraries, time zones, packages."""
     paths = [
         sys.base_prefix,
         sys.base_exec_prefix,
@@ -51,7 +51,9 @@ def readable() -> tuple[str, ...]:
     ]
     venv = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
     chosen = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-    return tuple(path for path in chosen if venv is None or Path(path) == INSIDE or venv not in Path(path).parents)
+    chosen = [path for path in chosen if venv is None or Path(path) == INSIDE or venv not in Path(path).parents]
+    # With the shared libraries that wheels bring.
+    return chosen + [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
 
 
 @functools.cache
@@ -66,20 +68,18 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     return folders
 
 
-def readable_with(folders: dict[str, str]) -> list[str]:
-    """List what a program may read that may import these packages, with the shared libraries that wheels bring."""
-    added = [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
-    return [*readable(), *added]
-
-
-def command(tier: Tier, python: list[str], readable: list[str]) -> list[str]:
-    """Make the command line that starts the zygote in a tier."""
+def command(tier: Tier, control: int, packages: tuple[str, ...]) -> list[str]:
+    """Make the command line that starts the zygote in a tier; `control` is the descriptor of its socket."""
+    folders = package_folders(packages)
+    paths = readable(folders)
+    arguments = [BOOTSTRAP, str(INSIDE), str(control), tier, json.dumps(paths), json.dumps(folders)]
+    python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", *arguments]
     if tier != "bubblewrap":
         return python
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailableError("bubblewrap: the program bwrap is not installed")
-    binds = [word for path in sorted(readable, key=len) for word in ("--ro-bind", path, path)]
+    binds = [word for path in sorted(paths, key=len) for word in ("--ro-bind", path, path)]
     return [
         program,
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
@@ -93,16 +93,13 @@ def command(tier: Tier, python: list[str], readable: list[str]) -> list[str]:
     ]
 
 
-REMEDIES = (
-    "install bubblewrap (Debian: apt-get install bubblewrap) and allow unprivileged user namespaces, or use a"
-    " Linux kernel from 5.13 on with Landlock on x86-64 or aarch64, or send the work to a worker"
-    " (diffucoder sandbox serve). --allow-unsafe-exec (allow_unsafe=True) runs without containment"
-)
-"""For a host on which no tier works."""
-
-
 def refusal(reasons: dict[str, str]) -> SandboxUnavailableError:
     """Name each missing feature and the remedies, in one line."""
     missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
     host = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    return SandboxUnavailableError(f"programs cannot be contained on this host ({host}): {missing}. {REMEDIES}")
+    return SandboxUnavailableError(
+        f"programs cannot be contained on this host ({host}): {missing}. install bubblewrap (Debian: apt-get"
+        " install bubblewrap) and allow unprivileged user namespaces, or use a Linux kernel from 5.13 on with Landlock"
+        " on x86-64 or aarch64, or send the work to a worker (diffucoder sandbox serve). --allow-unsafe-exec"
+        " (allow_unsafe=True) runs without containment"
+    )

@@ -19,12 +19,13 @@ from jax_lm.sandbox.inside.confinement import confine
 from jax_lm.sandbox.inside.packages import Packages
 
 COLLECT = b"c"
-RESULTS, STDOUT, STDERR = 0, 1, 2
-"""Places of the descriptors that come with a request; a fourth is the socket to the other child."""
 
 
 def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str]) -> None:
-    """Live a child's life: keep these descriptors alone, be confined, say so, do one job."""
+    """Live a child's life: keep these descriptors alone, be confined, say so, do one job.
+
+    They are the socket to the parent, standard output, standard error and, if there is one, the socket to the other.
+    """
     os.setsid()
     # First out of the way of the numbers they get, as these may be among them.
     high = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(descriptors)]
