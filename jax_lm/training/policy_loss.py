@@ -251,10 +251,7 @@ def policy_loss(
     clipped = jnp.clip(ratio, 1 - form.epsilon, form.upper)
     terms = -jnp.minimum(ratio * advantage, clipped * advantage)
     is_clipped = ((ratio < 1 - form.epsilon) & (advantage < 0)) | ((ratio > form.upper) & (advantage > 0))
-    metrics = {
-        "clipped_share": jnp.sum(is_clipped * mask) / tokens,
-        "max_log_ratio": jnp.max(jnp.abs(token_log_ratio)),
-    }
+    metrics = {"clipped_share": jnp.sum(is_clipped * mask) / tokens, "max_log_ratio": jnp.max(jnp.abs(token_log_ratio))}
     if reference_scores is not None:
         kl = divergence(scores, reference_scores, form.kl_clamp)
         terms = terms + form.beta * kl
