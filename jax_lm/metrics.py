@@ -147,7 +147,7 @@ def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
         run.finish()
 
 
-def step_of(entry: str) -> float:
+def step_of(entry: str) -> int | float:
     """Read the step of an entry; infinity for a last line cut short by a kill."""
     try:
         return json.loads(entry)["step"]

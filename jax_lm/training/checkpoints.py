@@ -20,22 +20,14 @@ PARTIAL = "*.orbax-checkpoint-tmp*"
 
 
 class RunCheckpoints(AbstractContextManager):
-    """The checkpoints of one run, of which the last `keep` stay.
-
-    Args:
-        folder: of the run's checkpoints; created if absent.
-        keep: how many of the newest stay.
-    """
+    """The checkpoints of one run in a folder, which is created if absent; the newest `keep` of them stay."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         # What a killed process left half-written counts for nothing: it never got a step's name.
         for path in folder.glob(PARTIAL) if jax.process_index() == 0 else ():
             shutil.rmtree(path)
-        newest = orbax.training.preservation_policies.LatestN(keep)
-        self.checkpointer = orbax.training.Checkpointer(
-            str(folder.absolute()),
-            preservation_policy=newest,  # pyright: ignore[reportArgumentType]
-        )
+        newest: Any = orbax.training.preservation_policies.LatestN(keep)
+        self.checkpointer = orbax.training.Checkpointer(str(folder.absolute()), preservation_policy=newest)
 
     def __exit__(self, *error: object) -> None:
         self.checkpointer.close()
@@ -50,7 +42,6 @@ class RunCheckpoints(AbstractContextManager):
         """Write a checkpoint, and return when it is whole.
 
         Args:
-            step: steps done.
             state: tree of arrays that `load` gets a template of.
             rest: nested dict with string keys: arrays (none of them empty), and values of JSON.
         """
@@ -75,24 +66,19 @@ class RunCheckpoints(AbstractContextManager):
         """
         _, description = self.read()
         leaves = named_leaves(like)
-        self.check(description["leaves"], leaves)
-        abstract = abstract_of(leaves)
-        loaded = self.checkpointer.load_checkpointables(abstract_checkpointables={STATE: abstract})[STATE]
+        held, whole = description["leaves"], f"checkpoint {self.checkpointer.directory / str(self.latest)}"
+        for name in sorted(held.keys() ^ leaves.keys()):
+            raise ValueError(f"{whole} {'lacks' if name in leaves else 'holds the unknown'} {name}: of another run")
+        for name, leaf in leaves.items():
+            if shape_and_dtype(leaf) != held[name]:
+                raise ValueError(f"{whole} holds {name} as {held[name]}, this run has {shape_and_dtype(leaf)}")
+        loaded = self.checkpointer.load_checkpointables(abstract_checkpointables={STATE: abstract_of(leaves)})[STATE]
         return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in leaves])
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read all but the state, and the description in it."""
         saved = self.checkpointer.load_checkpointables(abstract_checkpointables={REST: None})[REST]
         return saved, json.loads(saved["json"])
-
-    def check(self, held: Mapping[str, list], wanted: Mapping[str, Any]) -> None:
-        """Raise ValueError unless the checkpoint holds exactly these leaves."""
-        whole = f"checkpoint {self.checkpointer.directory / str(self.latest)}"
-        for name in sorted(set(held) ^ set(wanted)):
-            raise ValueError(f"{whole} {'lacks' if name in wanted else 'holds the unknown'} {name}: of another run")
-        for name, leaf in wanted.items():
-            if shape_and_dtype(leaf) != held[name]:
-                raise ValueError(f"{whole} holds {name} as {held[name]}, this run has {shape_and_dtype(leaf)}")
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
