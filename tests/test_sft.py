@@ -16,8 +16,8 @@ from jax_lm.cli import main, parse
 from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.training.checkpoints import differing_setting
 from jax_lm.training.config import AdaptConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig, settings_without
-from jax_lm.training.identity import differing_setting
 from jax_lm.training.sft import openness, revealed, split, varied
 
 STEPS = 60

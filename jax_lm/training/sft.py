@@ -14,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_lm.data.batches import Batch, Row
+from jax_lm.data.batches import Batch, Row, SampleStream, Vary
 from jax_lm.data.conversations import closed
-from jax_lm.data.stream import SampleStream, Vary
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, train
@@ -110,11 +109,8 @@ def streams(
 
 def by_step(stream: SampleStream, openness: Callable[[int], float] = lambda step: 1.0) -> ByStep:
     """Draw this process's rows of each step; `openness` is the share of the future that attention sees, by step."""
-
-    def batch(step: int) -> Batch:
-        return stream.batch(step, openness=openness(step), process=jax.process_index(), processes=jax.process_count())
-
-    return ByStep(batch)
+    part = {"process": jax.process_index(), "processes": jax.process_count()}
+    return ByStep(lambda step: stream.batch(step, openness=openness(step), **part))
 
 
 def split(samples: Sequence[Row], share: float, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:
