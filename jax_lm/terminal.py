@@ -48,6 +48,10 @@ def progress(description: str) -> Iterator[Report | None]:
 
 def show_log() -> None:
     """Send what the library logs to standard error; of the libraries below it, warnings alone."""
+    root = logging.getLogger()
+    # absl adds one as soon as Orbax is imported, and `basicConfig` would then do nothing.
+    for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
+        root.removeHandler(handler)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in ("jax", "orbax", "absl"):
         logging.getLogger(name).setLevel(logging.WARNING)
