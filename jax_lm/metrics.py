@@ -5,6 +5,7 @@ Knows names, steps and numbers, nothing of training.
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,8 +71,6 @@ def open_writers(
     """Open console and metrics.jsonl, and the trackers asked for; yields what writes to all of them.
 
     Args:
-        out: folder of the run.
-        track: any of `TRACKERS`.
         steps: of the whole run.
         resumed_at: step of the checkpoint that the run continues from, 0 for a new one.
         config: settings of the run, for trackers that show them.
@@ -100,7 +99,8 @@ def open_writers(
 @contextmanager
 def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     """Write one JSON object per entry, flushed at once; a resumed run drops the entries after its checkpoint."""
-    kept = entries_until(path, resumed_at)
+    entries = path.read_text(encoding="utf-8").splitlines() if resumed_at and path.is_file() else []
+    kept = [line for line in entries if step_of(line) <= resumed_at]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
@@ -147,16 +147,9 @@ def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
         run.finish()
 
 
-def entries_until(path: Path, step: int) -> list[str]:
-    """Read the lines of a metrics file up to a step; a last line cut short by a kill is dropped."""
-    if not path.is_file() or step == 0:
-        return []
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int) and entry["step"] <= step:
-            kept.append(line)
-    return kept
+def step_of(entry: str) -> int | float:
+    """Read the step of an entry; infinity for a last line cut short by a kill."""
+    try:
+        return json.loads(entry)["step"]
+    except ValueError:
+        return math.inf

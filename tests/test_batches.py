@@ -1,11 +1,15 @@
-"""Samples in rows, rows in batches."""
+"""Samples in rows, rows in batches; their order: seeded, stateless, packed, for any number of processes."""
+
+import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jax_lm.data.batches import Row, collate
+from jax_lm.data.batches import Order, Row, SampleStream, collate
 
-PAD = 9
+PAD, STREAM_PAD = 9, 99
 OPEN, CLOSED = Row((1, 2, 3), (False, True, True)), Row((4, 5), (True, False), open=False)
 
 
@@ -40,3 +44,109 @@ def test_row_of_exactly_the_length():
 def test_both_lengths_of_a_row_too_long_are_named():
     with pytest.raises(ValueError, match=r"row of 5 tokens: longer than length=4"):
         collate([[OPEN, CLOSED]], 4, PAD)
+
+
+def samples(count=11):
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 9, count)
+    return [Row(tuple(map(int, rng.integers(0, 90, n))), (False,) + (True,) * (n - 1), open=False) for n in sizes]
+
+
+def stream(**options):
+    return SampleStream(samples(), **({"max_length": 16, "batch_size": 4, "pad_id": STREAM_PAD, "seed": 3} | options))
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_processes_hold_parts_of_the_batch_of_one(packed):
+    def changed(sample, step, rng):
+        return dataclasses.replace(sample, ids=(int(rng.integers(0, 90)), *sample.ids[1:]))
+
+    batches = stream(packed=packed, vary=changed)
+    for step in (0, 1, 7):
+        parts = [batches.batch(step, process=i, processes=2) for i in range(2)]
+        joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        assert same(joined, batches.batch(step))
+        numbers = joined[2][joined[2] >= 0]
+        assert sorted(set(numbers.tolist())) == list(range(numbers.max() + 1))
+
+
+def test_batch_of_a_step_does_not_depend_on_the_ones_before():
+    whole = stream(packed=True)
+    before = [whole.batch(step) for step in range(6)]
+    assert same(stream(packed=True).batch(5), before[5])
+    assert not same(before[4], before[5])
+
+
+def test_an_epoch_shows_every_sample_once():
+    batches = stream(batch_size=1)
+    assert batches.steps(1.0) == 11
+    assert batches.steps(2.5) == 28
+    shown = [tuple(row[row != STREAM_PAD]) for step in range(11) for row in batches.batch(step).tokens]
+    assert sorted(shown) == sorted(sample.ids for sample in samples())
+
+
+def test_variation_depends_on_the_step():
+    batches = stream(
+        vary=lambda sample, step, rng: dataclasses.replace(sample, ids=(int(rng.integers(90)),) * len(sample.ids))
+    )
+    first, again, other = (batches.batch(step).tokens[:, 0] for step in (2, 2, 3))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_batch_must_divide_by_processes():
+    with pytest.raises(ValueError, match="batch_size=4: must be a multiple of the 3 processes"):
+        stream().batch(0, processes=3)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        stream(batch_size=0)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=300),
+    seed=st.integers(0, 3),
+    capacity=st.sampled_from([None, 20, 33]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_epoch_holds_every_sample_once_and_no_row_is_too_long(lengths, seed, capacity):
+    order = Order(lengths, seed, capacity)
+    for epoch in range(3):
+        rows = order.epoch(epoch)
+        assert sorted(sample for row in rows for sample in row) == list(range(len(lengths)))
+        if capacity is None:
+            assert all(len(row) == 1 for row in rows)
+        else:
+            assert max(sum(lengths[sample] for sample in row) for row in rows) <= capacity
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    lengths = [3] * 50
+    first, again, other = Order(lengths, 1), Order(lengths, 1), Order(lengths, 2)
+    assert first.epoch(0) != first.epoch(1) != first.epoch(2)
+    # Asked in another order, the same comes out.
+    assert again.epoch(2) == first.epoch(2)
+    assert again.epoch(0) == first.epoch(0) != other.epoch(0)
+
+
+@pytest.mark.parametrize("capacity", [None, 10])
+def test_rows_go_on_over_the_ends_of_epochs(capacity):
+    order = Order([3, 4, 5, 6, 7], 0, capacity)
+    stream = [row for epoch in range(4) for row in order.epoch(epoch)]
+    for first in range(len(stream) - 6):
+        assert Order([3, 4, 5, 6, 7], 0, capacity).rows(first, 6) == stream[first : first + 6]
+
+
+def test_packing_wastes_little():
+    lengths = np.random.default_rng(0).integers(10, 200, 5000)
+    rows = len(Order(lengths.tolist(), 0, 512).epoch(0))
+    assert rows * 512 < 1.03 * lengths.sum()
+
+
+def test_samples_that_fit_no_row_are_named():
+    with pytest.raises(ValueError, match="sample of 12 tokens: longer than a row of 10"):
+        Order([3, 12], 0, 10)
+    with pytest.raises(ValueError, match="at least one sample"):
+        Order([], 0)

@@ -120,7 +120,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, t
     assert resumed.train()
     assert [entry["step"] for entry in entries(tmp_path)] == list(range(1, 42))
     assert_equal(resumed.state.params, finished.state.params)
-    assert_equal(resumed.source.reference, finished.source.reference)
+    assert_equal(resumed.source.arrays, finished.source.arrays)
     for path in (finished.out / "completions").iterdir():
         assert (tmp_path / "completions" / path.name).read_text() == path.read_text()
 
@@ -142,7 +142,7 @@ def test_another_run_is_refused(finished, policy, letters):
 
 def test_the_reference_moves_a_share_of_the_way(rollout):
     trainer, _, _ = rollout
-    reference, params = trainer.source.reference, jax.tree.map(lambda leaf: leaf + 1, trainer.state.params)
+    reference, params = trainer.source.arrays, jax.tree.map(lambda leaf: leaf + 1, trainer.state.params)
     moved = mixed(reference, params, 0.6)
     for name, leaf in flatten(moved).items():
         expected = 0.4 * dict(flatten(reference))[name] + 0.6 * dict(flatten(params))[name]
@@ -153,11 +153,11 @@ def test_the_reference_moves_on_its_steps_alone(policy, letters, tmp_path):
     trainer = trainer_of(policy, letters, tmp_path)
     params, moves = jax.tree.map(lambda leaf: 1.01 * leaf, trainer.state.params), []
     for step in range(10):
-        before = trainer.source.reference
+        before = trainer.source.arrays
         trainer.source.draw(State(params, (), step))
-        if trainer.source.reference is not before:
+        if trainer.source.arrays is not before:
             moves.append(step)
-            assert_equal(trainer.source.reference, mixed(before, params, 0.6))
+            assert_equal(trainer.source.arrays, mixed(before, params, 0.6))
     assert moves == [3, 6, 9]
 
 
@@ -255,7 +255,7 @@ def test_one_iteration_with_a_reference(policy, letters, tmp_path):
 def test_no_reference_without_beta(policy, letters, tmp_path):
     trainer = trainer_of(policy, letters, tmp_path, loss=PolicyLoss(beta=0.0))
     (batch, _), _ = trainer.source.make(trainer.state.params, 0)
-    assert trainer.source.reference is batch.reference_scores is None
+    assert batch.reference_scores is None
     assert trainer.source.arrays == {}
 
 

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from jax_lm import cli
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.training.checkpoints import differing_setting, named_settings
 from jax_lm.training.config import Estimator, GRPOConfig, OptimizerConfig, PolicyLoss, TrainerConfig, settings_without
-from jax_lm.training.identity import differing_setting, named_settings
 
 ROOT = Path(__file__).parent.parent
 REWARD = """

@@ -16,9 +16,9 @@ from jax_lm.cli import main, parse
 from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.training.checkpoints import differing_setting
 from jax_lm.training.config import AdaptConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig, settings_without
-from jax_lm.training.identity import differing_setting
-from jax_lm.training.sft import revealed, split
+from jax_lm.training.sft import openness, revealed, split, varied
 
 STEPS = 60
 
@@ -182,6 +182,28 @@ def test_prompts_come_to_be_visible():
     assert shares[0] == 0
     assert shares[1] == pytest.approx(0.5, abs=4 * 0.5 / 20)
     assert shares[2] == 1
+
+
+TEXT = Row(tuple(range(40)), (True,) * 40, open=False)
+
+
+def test_attention_opens_in_a_line():
+    assert [openness(step, 4) for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
+    assert openness(0, 0) == 1
+
+
+def test_few_texts_are_cut_or_keep_a_beginning():
+    rng = np.random.default_rng(0)
+    config = AdaptConfig(cut_share=0.2, prefix_share=0.1)
+    rows = [varied(TEXT, 0, rng, config=config) for _ in range(4000)]
+    assert all(row.ids == TEXT.ids[: len(row.ids)] and len(row.ids) == len(row.canvas) for row in rows)
+    # A cut and a beginning may leave the text as it was: one length of 40.
+    cut = np.mean([len(row.ids) < 40 for row in rows])
+    visible = [row for row in rows if not all(row.canvas)]
+    assert cut == pytest.approx(0.2 * 39 / 40, abs=4 * 0.4 / 4000**0.5)
+    assert len(visible) / 4000 == pytest.approx(0.1 * 0.97, abs=4 * 0.3 / 4000**0.5)
+    assert all(any(row.canvas) and row.canvas == tuple(sorted(row.canvas)) for row in visible)
+    assert all(varied(TEXT, 0, rng, config=AdaptConfig(cut_share=0.0, prefix_share=0.0)) == TEXT for _ in range(50))
 
 
 def test_held_out_samples_are_not_learnt():

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_lm.data.batches import Row
-from jax_lm.data.stream import SampleStream
+from jax_lm.data.batches import Row, SampleStream
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig

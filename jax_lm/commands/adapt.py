@@ -7,12 +7,11 @@ from flax import nnx
 from jax_lm import terminal
 from jax_lm.arguments.training import Adapt
 from jax_lm.checkpoints import huggingface
-from jax_lm.commands.trained_model import unfinished, write_refused
+from jax_lm.commands.trained_model import TrainedModel, parse_mesh, write_refused
 from jax_lm.data.conversations import read_samples, text_rows
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.adaptation import adapt
+from jax_lm.training.sft import adapt
 
 
 def run(arguments: Adapt) -> int:
@@ -20,20 +19,19 @@ def run(arguments: Adapt) -> int:
     terminal.show_log()
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
-    config = dataclasses.replace(
-        DreamForCausalLM.read_config(folder), mask_token_id=None, pad_token_id=tokenizer.pad_id, model_type="Dream"
-    )
+    config = DreamForCausalLM.read_config(folder)
     tokenizer.require_ids(mask_token_id=tokenizer.mask_id, vocab_size=config.vocab_size)
-    config = dataclasses.replace(config, mask_token_id=tokenizer.mask_id)
+    ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
+    config = dataclasses.replace(config, model_type="Dream", **ids)
     samples = read_samples(arguments.data, text_rows(tokenizer, arguments.settings.max_length))
-    mesh = MeshShape.parse(arguments.mesh).mesh() if arguments.mesh else None
+    mesh = parse_mesh(arguments.mesh)
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
         model = model.on_mesh(mesh) if mesh else model
     else:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
         model.config = config
-    dtype = model.dtype
+    target = TrainedModel(tokenizer, model.dtype)
     finished = adapt(
         model,
         samples.rows,
@@ -43,9 +41,4 @@ def run(arguments: Adapt) -> int:
         identity={"data": samples.digest, "from_scratch": arguments.from_scratch},
     )
     write_refused(samples, arguments.out)
-    if not finished:
-        return unfinished(arguments.out)
-    model.save_pretrained(arguments.out / "model", dtype=dtype)
-    tokenizer.save_pretrained(arguments.out / "model")
-    print(f"wrote {arguments.out / 'model'}")
-    return 0
+    return target.end(finished, model, arguments.out)

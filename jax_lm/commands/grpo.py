@@ -2,11 +2,10 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import BUILTIN, Grpo
-from jax_lm.commands.trained_model import load_for_training, model_identity, unfinished
+from jax_lm.commands.trained_model import load_for_training, model_identity
 from jax_lm.data.prompts import builtin_prompts, read_prompts
 from jax_lm.sandbox.runner import choose_tier
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
@@ -21,7 +20,10 @@ def run(arguments: Grpo) -> int:
     if SANDBOXED & set(settings.reward_funcs):
         # A host that cannot contain programs is better told before the model has written them.
         choose_tier("auto", allow_unsafe=False)
-    rows = prompt_rows(arguments)
+    if arguments.data == BUILTIN:
+        rows = builtin_prompts(arguments.prompts, settings.training.seed)
+    else:
+        rows = read_prompts(Path(arguments.data))
     distributed.start(**asdict(model_arguments.hosts))
     model, target = load_for_training(model_arguments, settings.training.seed)
     trainer = DiffuGRPOTrainer(
@@ -35,14 +37,5 @@ def run(arguments: Grpo) -> int:
     )
     # The trainer has float32 weights of its own.
     del model
-    if not trainer.train():
-        return unfinished(arguments.out)
-    target.save(trainer.model, arguments.out)
-    return 0
-
-
-def prompt_rows(arguments: Grpo) -> list[dict[str, Any]]:
-    """Read the prompts of a file, or take tasks of the built-in corpus."""
-    if arguments.data == BUILTIN:
-        return builtin_prompts(arguments.prompts, arguments.settings.training.seed)
-    return read_prompts(Path(arguments.data))
+    finished = trainer.train()
+    return target.end(finished, trainer.model, arguments.out)

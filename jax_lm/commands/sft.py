@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import Sft
-from jax_lm.commands.trained_model import load_for_training, model_identity, unfinished, write_refused
+from jax_lm.commands.trained_model import load_for_training, model_identity, write_refused
 from jax_lm.data.conversations import conversation_rows, read_samples
 from jax_lm.training.sft import fine_tune
 
@@ -26,7 +26,4 @@ def run(arguments: Sft) -> int:
         identity={"data": samples.digest} | model_identity(model_arguments),
     )
     write_refused(samples, arguments.out)
-    if not finished:
-        return unfinished(arguments.out)
-    target.save(model, arguments.out)
-    return 0
+    return target.end(finished, model, arguments.out)

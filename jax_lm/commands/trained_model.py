@@ -1,11 +1,11 @@
 """The model of a training command: loads a checkpoint, all of its weights or adapters, onto devices; writes results."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jax_lm import distributed, terminal
@@ -25,20 +25,28 @@ class TrainedModel:
 
     tokenizer: DiffuCoderTokenizer
     dtype: DTypeLike
-    lora: LoraConfig | None
-    trained: Callable[[str], bool]
+    lora: LoraConfig | None = None
 
-    def save(self, model: DreamForCausalLM, out: Path) -> None:
-        """Write the trained model as out/model, or its adapters as out/adapter, and say so."""
-        folder = out / ("adapter" if self.lora else "model")
+    def trained(self, name: str) -> bool:
+        """Tell whether a parameter is trained: all of them, or those of adapters."""
+        return self.lora is None or is_lora(name)
+
+    def end(self, finished: bool, model: DreamForCausalLM, out: Path) -> int:
+        """Write out/model or out/adapter after the last step, else say that the run can go on; the exit status."""
+        if not finished:
+            print(f"stopped with a checkpoint; the same command continues the run in {out}")
+            return terminal.TERMINATED
         if self.lora:
+            folder = out / "adapter"
             save_adapter(model, folder, self.lora)
         else:
+            folder = out / "model"
             model.save_pretrained(folder, dtype=self.dtype)
-        if distributed.is_first():
-            if not self.lora:
+            if distributed.is_first():
                 self.tokenizer.save_pretrained(folder)
+        if distributed.is_first():
             print(f"wrote {folder}")
+        return 0
 
 
 def load_for_training(arguments: ModelArguments, seed: int) -> tuple[DreamForCausalLM, TrainedModel]:
@@ -53,12 +61,16 @@ def load_for_training(arguments: ModelArguments, seed: int) -> tuple[DreamForCau
     config = DreamForCausalLM.read_config(folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     lora = lora_config(arguments)
-    mesh = MeshShape.parse(arguments.mesh).mesh() if arguments.mesh else None
-    model = DreamForCausalLM.from_pretrained(folder, mesh=mesh, int8=arguments.quantize == "int8")
+    model = DreamForCausalLM.from_pretrained(folder, mesh=parse_mesh(arguments.mesh), int8=arguments.quantize == "int8")
     dtype = model.dtype
     if lora is not None:
         add_lora(model, lora, seed)
-    return model, TrainedModel(tokenizer, dtype, lora, (lambda name: True) if lora is None else is_lora)
+    return model, TrainedModel(tokenizer, dtype, lora)
+
+
+def parse_mesh(text: str | None) -> Mesh | None:
+    """Make the mesh that was asked for, if one was."""
+    return MeshShape.parse(text).mesh() if text else None
 
 
 def lora_config(arguments: ModelArguments) -> LoraConfig | None:
@@ -78,9 +90,3 @@ def write_refused(samples: Samples, out: Path) -> None:
     """Write which lines of the data were not used."""
     if distributed.is_first():
         (out / "refused.json").write_text(json.dumps(samples.refused, indent=1) + "\n", encoding="utf-8")
-
-
-def unfinished(out: Path) -> int:
-    """Say that the run can go on; returns the exit status."""
-    print(f"stopped with a checkpoint; the same command continues the run in {out}")
-    return terminal.TERMINATED

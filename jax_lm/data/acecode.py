@@ -8,7 +8,7 @@ its paper) are the hard ones.
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_lm.checkpoints.huggingface import replacing
-from jax_lm.data.conversations import numbered_lines
+from jax_lm.data.conversations import BadRowError, read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +39,19 @@ class AceCodeProblem:
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> "AceCodeProblem":
-        """Read a row; ValueError says what it lacks."""
+        """Read a row; BadRowError says what it lacks."""
         for name in ("id", "source", "question"):
             if not isinstance(fields.get(name), str):
-                raise ValueError(f"has no {name} that is text")
+                raise BadRowError(f"has no {name} that is text")
         tests = fields.get("test_cases")
         if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
-            raise ValueError("has no test_cases that are a list of texts")
+            raise BadRowError("has no test_cases that are a list of texts")
         answers = fields.get("inferences")
         if not isinstance(answers, list) or not all(map(is_answer, answers)):
-            raise ValueError("has no inferences with completion, model_name and a pass_rate in [0, 1]")
+            raise BadRowError("has no inferences with completion, model_name and a pass_rate in [0, 1]")
         judged = [answer for answer in answers if answer["model_name"] in JUDGES]
         if not judged:
-            raise ValueError(f"has no inferences of {' or '.join(JUDGES)}")
+            raise BadRowError(f"has no inferences of {' or '.join(JUDGES)}")
         best = max(answers, key=lambda answer: answer["pass_rate"])
         rates = tuple(float(answer["pass_rate"]) for answer in judged)
         return cls(fields["id"], fields["source"], fields["question"], tuple(tests), rates, best["completion"])
@@ -69,13 +69,10 @@ def of_difficulty(problems: Sequence[AceCodeProblem], difficulty: Difficulty) ->
     """Choose the problems of a difficulty, in their order."""
     means = np.array([np.mean(problem.rates) for problem in problems])
     deviations = np.array([np.std(problem.rates) for problem in problems])
-    bounds: dict[str, Callable[[], np.ndarray]] = {
-        "hard": lambda: means <= np.percentile(means, 20),
-        "medium": lambda: (means > np.percentile(means, 25)) & (means < np.percentile(means, 75)),
-        "easy": lambda: means >= np.percentile(means, 75),
-    }
-    chosen = bounds[difficulty]() & (deviations >= np.percentile(deviations, LEAST_DEVIATION))
-    return [problem for problem, is_chosen in zip(problems, chosen, strict=True) if is_chosen]
+    lowest, low, high = np.percentile(means, (20, 25, 75))
+    belongs = {"hard": means <= lowest, "medium": (means > low) & (means < high), "easy": means >= high}[difficulty]
+    chosen = belongs & (deviations >= np.percentile(deviations, LEAST_DEVIATION))
+    return [problems[index] for index in np.flatnonzero(chosen).tolist()]
 
 
 def rewritten(problem: AceCodeProblem) -> str | None:
@@ -93,15 +90,8 @@ def rewritten(problem: AceCodeProblem) -> str | None:
 def problem_prompts(problem: AceCodeProblem) -> list[dict[str, Any]]:
     """Make prompts of a problem: as it is, and rewritten where that can be done."""
     texts = [problem.question, *filter(None, [rewritten(problem)])]
-    return [
-        {
-            "prompt": [{"role": "user", "content": text}],
-            "test_cases": list(problem.test_cases),
-            "id": problem.id,
-            "source": problem.source,
-        }
-        for text in texts
-    ]
+    columns = {"test_cases": list(problem.test_cases), "id": problem.id, "source": problem.source}
+    return [{"prompt": [{"role": "user", "content": text}], **columns} for text in texts]
 
 
 def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
@@ -110,21 +100,14 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
     Raises:
         ValueError: the file cannot be read, or holds no problem.
     """
-    problems: list[AceCodeProblem] = []
-    refused: list[str] = []
-    for number, line in numbered_lines(data):
-        try:
-            fields = json.loads(line)
-            problems.append(AceCodeProblem.read(fields if isinstance(fields, dict) else {}))
-        except ValueError as error:
-            refused.append(f"line {number}: {error}")
-    for reason in refused:
-        logger.warning("%s, %s", data, reason)
+    problems, refused = read_lines(data, AceCodeProblem.read)
+    for number, reason in refused:
+        logger.warning("%s, line %d: %s", data, number, reason)
     if not problems:
         raise ValueError(f"data={str(data)!r}: holds no problem of AceCode ({len(refused)} lines refused)")
     chosen = of_difficulty(problems, difficulty)
     rows = [row for problem in chosen for row in problem_prompts(problem)]
     with replacing(out) as path:
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    counts = f"{len(rows)} prompts of {len(chosen)} {difficulty} problems, from {len(problems)} in {data}"
-    return f"{out}: {counts} ({len(refused)} lines refused)"
+    written = f"{len(rows)} prompts of {len(chosen)} {difficulty} problems"
+    return f"{out}: {written}, from {len(problems)} in {data} ({len(refused)} lines refused)"

@@ -1,14 +1,20 @@
-"""Samples as token rows, several in a row if wanted, and rows as the batches of masked-diffusion training.
+"""Samples as token rows, and the batch of every step of masked-diffusion training: order, packing, variation.
 
-Knows tokens, not where they come from.
+A batch follows from the seed and the step alone, and is the same for any number of processes: nothing to save, a run
+that continues at step N draws what it would have drawn. Knows tokens, not where they come from.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+OPEN_ROWS = 64
+"""Rows that a packed epoch fills at a time; more would waste less, and take longer."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,10 @@ class Row:
     ids: tuple[int, ...]
     canvas: tuple[bool, ...]
     open: bool = True
+
+
+Vary = Callable[[Row, int, np.random.Generator], Row]
+"""Changes a sample for a step; it may not grow."""
 
 
 class Batch(NamedTuple):
@@ -67,3 +77,128 @@ def collate(
                 samples[i, end:] = number
             start, number = end, number + 1
     return Batch(tokens, canvas, samples, np.full(len(rows), openness, np.float32))
+
+
+class Order:
+    """Rows of sample numbers, epoch after epoch, each epoch in an order of its own.
+
+    Args:
+        lengths: tokens of each sample.
+        capacity: tokens of a row that several samples share; None gives each sample a row of its own.
+
+    Raises:
+        ValueError: no samples, or one that fits no row.
+    """
+
+    def __init__(self, lengths: Sequence[int], seed: int, capacity: int | None = None) -> None:
+        if not len(lengths):
+            raise ValueError("lengths=[]: there must be at least one sample")
+        if capacity is not None and max(lengths) > capacity:
+            raise ValueError(f"sample of {max(lengths)} tokens: longer than a row of {capacity}")
+        self.lengths, self.seed, self.capacity = np.asarray(lengths), seed, capacity
+        self.starts = [0]
+        self.held: tuple[int, list[list[int]]] = (-1, [])
+
+    def epoch(self, number: int) -> list[list[int]]:
+        """List all samples once."""
+        if self.held[0] != number:
+            order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths)).tolist()
+            self.held = (number, [[sample] for sample in order] if self.capacity is None else self.packed(order))
+        return self.held[1]
+
+    def packed(self, order: Sequence[int]) -> list[list[int]]:
+        """Put each sample into the first open row that has room; the fullest row closes when too many are open."""
+        assert self.capacity is not None
+        done, rows, room = [], [], []
+        for sample in order:
+            length = int(self.lengths[sample])
+            row = next((i for i, free in enumerate(room) if free >= length), None)
+            if row is None:
+                if len(rows) == OPEN_ROWS:
+                    fullest = room.index(min(room))
+                    done.append(rows.pop(fullest))
+                    room.pop(fullest)
+                rows.append([])
+                room.append(self.capacity)
+                row = len(rows) - 1
+            rows[row].append(sample)
+            room[row] -= length
+        return done + rows
+
+    def start(self, epoch: int) -> int:
+        """Count the rows before an epoch."""
+        while len(self.starts) <= epoch:
+            self.starts.append(self.starts[-1] + len(self.epoch(len(self.starts) - 1)))
+        return self.starts[epoch]
+
+    def rows(self, first: int, count: int) -> list[list[int]]:
+        """Take `count` rows from the `first` on, over the ends of epochs."""
+        epoch = 0
+        while self.start(epoch + 1) <= first:
+            epoch += 1
+        taken: list[list[int]] = []
+        while len(taken) < count:
+            offset = first + len(taken) - self.start(epoch)
+            taken += self.epoch(epoch)[offset : offset + count - len(taken)]
+            epoch += 1
+        return taken
+
+
+@dataclass
+class SampleStream:
+    """Batches of rows of samples.
+
+    Attributes:
+        samples: to draw from.
+        max_length: tokens of a row.
+        batch_size: rows of a step, over all processes.
+        pad_id: of the padding behind the text.
+        packed: whether samples share rows.
+        vary: changes a sample at a step.
+
+    Raises:
+        ValueError: a sample is longer than a row, or there is none.
+    """
+
+    samples: Sequence[Row]
+    _: KW_ONLY
+    max_length: int
+    batch_size: int
+    pad_id: int
+    seed: int
+    packed: bool = False
+    vary: Vary | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
+        lengths = [len(sample.ids) for sample in self.samples]
+        self.order = Order(lengths, self.seed, self.max_length if self.packed else None)
+
+    def steps(self, epochs: float) -> int:
+        """Count the steps of so many epochs."""
+        whole = int(epochs)
+        rows = self.order.start(whole) + (epochs - whole) * len(self.order.epoch(whole))
+        return max(1, math.ceil(rows / self.batch_size))
+
+    def batch(self, step: int, *, openness: float = 1.0, process: int = 0, processes: int = 1) -> Batch:
+        """Collate the rows of a process at a step (from 0).
+
+        Raises:
+            ValueError: the rows cannot be divided by the processes.
+        """
+        if self.batch_size % processes:
+            raise ValueError(f"batch_size={self.batch_size}: must be a multiple of the {processes} processes")
+        mine = self.batch_size // processes
+        numbers = self.order.rows(step * self.batch_size, self.batch_size)
+        before = sum(map(len, numbers[: process * mine]))
+        count = itertools.count(before)
+        groups = numbers[process * mine : (process + 1) * mine]
+        rows = [[self.varied(self.samples[n], step, next(count)) for n in group] for group in groups]
+        return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
+
+    def varied(self, sample: Row, step: int, number: int) -> Row:
+        """Show a sample, the `number`th of its step, as that step sees it."""
+        if self.vary is None:
+            return sample
+        return self.vary(sample, step, np.random.default_rng((self.seed, step, number)))

@@ -10,10 +10,10 @@ Rows that cannot be used are counted and named, never dropped in silence. Knows 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_lm.data.batches import Row
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer, TokenizerError
@@ -23,17 +23,19 @@ logger = logging.getLogger(__name__)
 NAMED = 3
 """So many refused lines are named in a message; all are in the list."""
 
+Read = TypeVar("Read")
+
 
 class BadRowError(ValueError):
     """A line that cannot be used; the message says why."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Samples:
     """Samples of a file, and the lines that gave none, with the reason."""
 
-    rows: list[Row] = field(default_factory=list)
-    refused: list[tuple[int, str]] = field(default_factory=list)
+    rows: list[Row]
+    refused: list[tuple[int, str]]
 
     @property
     def digest(self) -> str:
@@ -54,30 +56,39 @@ def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]])
     Raises:
         ValueError: the file cannot be read, or no line of it can be used.
     """
-    samples = Samples()
-    for number, line in numbered_lines(path):
-        try:
-            fields = json.loads(line)
-            if not isinstance(fields, dict):
-                raise BadRowError(f"expected a JSON object, not {type(fields).__name__}")
-            samples.rows += to_rows(fields)
-        except (BadRowError, TokenizerError) as error:
-            samples.refused.append((number, str(error)))
-        except (json.JSONDecodeError, RecursionError) as error:
-            samples.refused.append((number, f"not JSON: {error}"))
+    read, refused = read_lines(path, to_rows)
+    samples = Samples([row for rows in read for row in rows], refused)
     if not samples.rows:
         raise ValueError(f"data={samples.describe(path)}: nothing to learn from")
     logger.log(logging.WARNING if samples.refused else logging.INFO, samples.describe(path))
     return samples
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Read lines that are not blank, with their numbers from 1."""
+def read_lines(path: Path, read: Callable[[dict[str, Any]], Read]) -> tuple[list[Read], list[tuple[int, str]]]:
+    """Read each line that is not blank; returns what they gave, and number (from 1) and reason of those refused."""
     try:
-        text = path.read_text(encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
-    yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    found, refused = [], []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                found.append(read(json_object(line)))
+        except (BadRowError, TokenizerError) as error:
+            refused.append((number, str(error)))
+    return found, refused
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """Parse a line; BadRowError if it is no JSON object."""
+    try:
+        fields = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadRowError(f"not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BadRowError(f"expected a JSON object, not {type(fields).__name__}")
+    return fields
 
 
 def conversation_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:
@@ -130,9 +141,8 @@ def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[st
         return tokenizer.apply_chat_template(messages[:-1]), messages[-1]["content"], END_OF_TURN
     for name in ("prompt", "response"):
         if not isinstance(fields.get(name), str) or not fields[name].strip():
-            raise BadRowError(
-                f"has no {name} that is text" if "prompt" in fields else "has neither messages nor prompt"
-            )
+            lacking = f"no {name} that is text" if "prompt" in fields else "neither messages nor prompt"
+            raise BadRowError(f"has {lacking}")
     if tokenizer.chat_template is None:
         return fields["prompt"], fields["response"], END_OF_TEXT
     user = {"role": "user", "content": fields["prompt"]}
@@ -140,9 +150,7 @@ def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[st
 
 
 def is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-    )
+    return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
 
 
 def closed(row: Row, pads: int, pad_id: int) -> Row:

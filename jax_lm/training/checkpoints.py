@@ -1,12 +1,12 @@
-"""Checkpoints of a run: all that the next step depends on, written whole or not at all.
+"""Checkpoints of a run: all that the next step depends on, written whole or not at all; and which run may go on.
 
 Arrays by their path in the tree, the rest as JSON, in one folder per step (Orbax, which writes beside it and renames).
-Knows trees, no model and no loss.
+Settings are compared under one vocabulary, also those that version 0.1 wrote. Knows trees, no model and no loss.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,46 @@ from orbax.checkpoint import v1 as orbax
 STATE, REST = "state", "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
 
+FORMER_NAMES = {
+    "steps": "max_steps",
+    "accumulation": "gradient_accumulation_steps",
+    "length": "max_length",
+    "rows": "batch_size",
+    "epochs": "num_train_epochs",
+    "optimizer.warmup_share": "optimizer.warmup_ratio",
+    "optimizer.final_share": "optimizer.min_lr_ratio",
+    "optimizer.clip_norm": "optimizer.max_grad_norm",
+    "optimizer.epsilon": "optimizer.adam_epsilon",
+    "grpo.max_completion_length": "grpo.generation.max_new_tokens",
+    "grpo.diffusion_steps": "grpo.generation.num_steps",
+    "grpo.decoding": "grpo.generation.decoding.preset",
+}
+"""Settings of version 0.1, and what they are called now."""
+
+FORMER_PLACES = {
+    "grpo.generation": ("temperature", "top_p", "top_k", "alg"),
+    "grpo.masks": ("estimator", "num_mask_pairs", "min_mask_ratio", "max_mask_ratio"),
+    "grpo.loss": ("loss_type", "epsilon", "epsilon_high", "beta", "kl_clamp"),
+    "optimizer": (
+        "learning_rate", "warmup_ratio", "min_lr_ratio", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm",
+    ),
+    "": ("gradient_accumulation_steps", "compute_dtype", "seed"),
+}  # fmt: skip
+"""Settings that version 0.1 had in `grpo` itself, by where they are now; those of the trainer it had there as well."""
+
+FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
+"""Settings of sampling that version 0.1 did not offer, with the values that it used."""
+
 
 class RunCheckpoints(AbstractContextManager):
-    """The checkpoints of one run, of which the last `keep` stay.
-
-    Args:
-        folder: of the run's checkpoints; created if absent.
-        keep: how many of the newest stay.
-    """
+    """The checkpoints of one run in a folder, which is created if absent; the newest `keep` of them stay."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         # What a killed process left half-written counts for nothing: it never got a step's name.
         for path in folder.glob(PARTIAL) if jax.process_index() == 0 else ():
             shutil.rmtree(path)
-        newest = orbax.training.preservation_policies.LatestN(keep)
-        self.checkpointer = orbax.training.Checkpointer(
-            str(folder.absolute()),
-            preservation_policy=newest,  # pyright: ignore[reportArgumentType]
-        )
+        newest: Any = orbax.training.preservation_policies.LatestN(keep)
+        self.checkpointer = orbax.training.Checkpointer(str(folder.absolute()), preservation_policy=newest)
 
     def __exit__(self, *error: object) -> None:
         self.checkpointer.close()
@@ -50,7 +72,6 @@ class RunCheckpoints(AbstractContextManager):
         """Write a checkpoint, and return when it is whole.
 
         Args:
-            step: steps done.
             state: tree of arrays that `load` gets a template of.
             rest: nested dict with string keys: arrays (none of them empty), and values of JSON.
         """
@@ -75,24 +96,19 @@ class RunCheckpoints(AbstractContextManager):
         """
         _, description = self.read()
         leaves = named_leaves(like)
-        self.check(description["leaves"], leaves)
-        abstract = abstract_of(leaves)
-        loaded = self.checkpointer.load_checkpointables(abstract_checkpointables={STATE: abstract})[STATE]
+        held, whole = description["leaves"], f"checkpoint {self.checkpointer.directory / str(self.latest)}"
+        for name in sorted(held.keys() ^ leaves.keys()):
+            raise ValueError(f"{whole} {'lacks' if name in leaves else 'holds the unknown'} {name}: of another run")
+        for name, leaf in leaves.items():
+            if shape_and_dtype(leaf) != held[name]:
+                raise ValueError(f"{whole} holds {name} as {held[name]}, this run has {shape_and_dtype(leaf)}")
+        loaded = self.checkpointer.load_checkpointables(abstract_checkpointables={STATE: abstract_of(leaves)})[STATE]
         return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in leaves])
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read all but the state, and the description in it."""
         saved = self.checkpointer.load_checkpointables(abstract_checkpointables={REST: None})[REST]
         return saved, json.loads(saved["json"])
-
-    def check(self, held: Mapping[str, list], wanted: Mapping[str, Any]) -> None:
-        """Raise ValueError unless the checkpoint holds exactly these leaves."""
-        whole = f"checkpoint {self.checkpointer.directory / str(self.latest)}"
-        for name in sorted(set(held) ^ set(wanted)):
-            raise ValueError(f"{whole} {'lacks' if name in wanted else 'holds the unknown'} {name}: of another run")
-        for name, leaf in wanted.items():
-            if shape_and_dtype(leaf) != held[name]:
-                raise ValueError(f"{whole} holds {name} as {held[name]}, this run has {shape_and_dtype(leaf)}")
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -137,3 +153,38 @@ def merge_arrays(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
         else:
             merged[key] = merge_arrays(value, arrays)
     return merged
+
+
+def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Name the first setting in which two runs differ, with both values; None if they agree.
+
+    A setting that one of them lacks counts as None.
+    """
+    ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            return f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
+    return None
+
+
+def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings of a nested mapping, by dotted name."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from named_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under today's names; those of a present run as they are."""
+    if "steps" not in settings:
+        return dict(settings)
+    names = FORMER_NAMES | {
+        f"grpo.{name}": f"{place}.{name}".removeprefix(".") for place, inner in FORMER_PLACES.items() for name in inner
+    }
+    present = {names.get(name, name): value for name, value in settings.items() if name != "optimizer.betas"}
+    present |= dict(zip(("optimizer.adam_beta1", "optimizer.adam_beta2"), settings["optimizer.betas"], strict=True))
+    if "grpo.num_generations" in settings:
+        present |= {f"grpo.generation.{name}": value for name, value in FORMER_CONSTANTS.items()}
+    return present

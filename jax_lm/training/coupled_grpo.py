@@ -160,7 +160,6 @@ class PolicyBatch(NamedTuple):
         tokens: prompts and completions.
         attention_mask: as in sampling.
         completion_mask: the tokens that count; none in rows that were not judged.
-        advantages: of the completions.
         keys: data of the keys that draw the masks.
         old_scores: scores of the policy that sampled, under these masks.
         reference_scores: those of the reference policy; None if beta is 0.
@@ -172,7 +171,7 @@ class PolicyBatch(NamedTuple):
     advantages: Float[Array, "b"]
     keys: UInt32[Array, "b k"]
     old_scores: Float[Array, "b c"]
-    reference_scores: Float[Array, "b c"] | None
+    reference_scores: Float[Array, "b c"] | None = None
 
 
 def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
@@ -218,15 +217,12 @@ class RolloutSource:
     """Draws the batches of a run: a new rollout every `num_iterations` updates.
 
     Args:
-        sampler: over the model.
-        tokenizer: of the model.
-        prompts: of the run.
-        rewards: of completions.
-        config: of the run.
         out: folder for completions/, some texts of each rollout.
-        params: trained weights, all or adapters. The reference policy is a copy of these, hence adapters where
-            adapters are trained.
+        params: trained weights, all or adapters.
         frozen: the other weights, in the compute dtype.
+
+    Attributes:
+        arrays: the reference policy, a copy of `params`, hence adapters where adapters are trained; {} if beta is 0.
     """
 
     def __init__(
@@ -255,17 +251,16 @@ class RolloutSource:
             chunk=config.score_chunk,
         )
         # A copy: the trainer overwrites its own arrays.
-        self.reference = jax.tree.map(jnp.copy, in_dtype(params, self.dtype)) if config.loss.beta else None
+        self.arrays = jax.tree.map(jnp.copy, in_dtype(params, self.dtype)) if config.loss.beta else {}
         self.batches: list[PolicyBatch] = []
         self.finished_at: float | None = None
 
     def draw(self, state: State) -> tuple[PolicyBatch, dict[str, float]]:
         """Draw the batch of the next update, and metrics of the rollout if it begins one."""
-        config = self.config
+        config, sync = self.config, self.config.ref_model_sync_steps
         rollout, iteration = divmod(state.step, config.num_iterations)
-        sync = config.ref_model_sync_steps
-        if self.reference is not None and sync and state.step and state.step % sync == 0:
-            self.reference = mixed(self.reference, state.params, config.ref_model_mixup_alpha)
+        if self.arrays and sync and state.step and state.step % sync == 0:
+            self.arrays = mixed(self.arrays, state.params, config.ref_model_mixup_alpha)
         metrics: dict[str, float] = {}
         if iteration == 0:
             jax.block_until_ready(state.params)
@@ -282,11 +277,8 @@ class RolloutSource:
     def make(self, params: Params, rollout: int) -> tuple[list[PolicyBatch], dict[str, float]]:
         """Make a rollout: its batch for each update, and its metrics."""
         config, seed, start = self.config, self.config.training.seed, time.monotonic()
-        prompts = [
-            prompt
-            for prompt in self.prompts.chosen(seed, rollout, config.prompts_per_step)
-            for _ in range(config.num_generations)
-        ]
+        chosen = self.prompts.chosen(seed, rollout, config.prompts_per_step)
+        prompts = [prompt for prompt in chosen for _ in range(config.num_generations)]
         ids = jnp.arange(config.completions)
         completions = sample_completions(
             self.sampler.with_params(self.policy(params)),
@@ -306,10 +298,17 @@ class RolloutSource:
         keys = [sample_keys(seed, rollout, 1 + number, ids) for number in range(config.num_iterations)]
         batches = [self.batch(params, completions, rewards, jax.random.key_data(key)) for key in keys]
         jax.block_until_ready(batches)
-        seconds = (sampled - start, rewarded - sampled, time.monotonic() - rewarded)
+        sampling, rewarding, scoring = sampled - start, rewarded - sampled, time.monotonic() - rewarded
+        seen = completions.tokens.size * config.masks.copies * config.num_iterations * (2 if self.arrays else 1)
         self.log(rollout, prompts, completions, scored)
-        metrics = reward_metrics(scored, completions, config.num_generations) | self.speed(completions, *seconds)
-        return batches, metrics
+        return batches, reward_metrics(scored, completions, config.num_generations) | {
+            "rollout_seconds": sampling,
+            "reward_seconds": rewarding,
+            "score_seconds": scoring,
+            "rollout_tokens_per_second": float(completions.lengths.sum()) / sampling,
+            "rewards_per_second": len(completions.texts) / max(rewarding, 1e-9),
+            "score_tokens_per_second": seen / scoring,
+        }
 
     def batch(
         self, params: Params, completions: Completions, rewards: Float[np.ndarray, "b"], keys: UInt32[Array, "b k"]
@@ -325,7 +324,7 @@ class RolloutSource:
             advantages=self.put(made),
             keys=rows[2],
             old_scores=self.score(self.policy(params), rows),
-            reference_scores=None if self.reference is None else self.score(self.policy(self.reference), rows),
+            reference_scores=self.score(self.policy(self.arrays), rows) if self.arrays else None,
         )
 
     def policy(self, params: Params) -> Params:
@@ -338,19 +337,6 @@ class RolloutSource:
         if mesh is None:
             return jnp.asarray(x)
         return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec()), np.asarray(x), x.shape)
-
-    def speed(self, completions: Completions, sampling: float, rewarding: float, scoring: float) -> dict[str, float]:
-        """Report seconds and throughput of each phase."""
-        policies = 1 if self.reference is None else 2
-        scored = completions.tokens.size * self.config.masks.copies * self.config.num_iterations * policies
-        return {
-            "rollout_seconds": sampling,
-            "reward_seconds": rewarding,
-            "score_seconds": scoring,
-            "rollout_tokens_per_second": float(completions.lengths.sum()) / sampling,
-            "rewards_per_second": len(completions.texts) / max(rewarding, 1e-9),
-            "score_tokens_per_second": scored / scoring,
-        }
 
     def log(self, rollout: int, prompts: list[Prompt], completions: Completions, scored: Scored) -> None:
         """Write some completions for people to read; a resumed run writes the same again."""
@@ -370,25 +356,13 @@ class RolloutSource:
         text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
         (folder / f"{rollout:06}.jsonl").write_text(text, encoding="utf-8")
 
-    @property
-    def arrays(self) -> Any:
-        """The reference policy, which a checkpoint holds on the devices where it lies."""
-        return {} if self.reference is None else self.reference
-
-    @arrays.setter
-    def arrays(self, loaded: Any) -> None:
-        self.reference = None if self.reference is None else loaded
-
     def save(self) -> dict[str, Any]:
         """Give the present rollout to a checkpoint."""
-        batches = {
-            str(number): {name: value for name, value in batch._asdict().items() if value is not None}
-            for number, batch in enumerate(self.batches)
-        }
-        return {"batches": batches}
+        batches = (batch._asdict() for batch in self.batches)
+        held = [{name: value for name, value in batch.items() if value is not None} for batch in batches]
+        return {"batches": {str(number): batch for number, batch in enumerate(held)}}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Take up the rollout that `save` gave."""
-        empty: dict[str, Any] = {"reference_scores": None}
         batches = jax.tree.map(self.put, saved["batches"])
-        self.batches = [PolicyBatch(**(empty | batches[str(number)])) for number in range(len(batches))]
+        self.batches = [PolicyBatch(**batches[str(number)]) for number in range(len(batches))]

@@ -79,15 +79,11 @@ def loss_terms(
     shares = canvas / jnp.maximum(sizes, 1)
     if config.normalisation == "sequence":
         weights = weights * shares
-    normaliser = {
-        "token": jnp.sum(canvas, dtype=jnp.float32),
-        "sequence": jnp.sum(shares),
-        "batch": jnp.sum(shares),
-        "masked": jnp.sum(masked, dtype=jnp.float32),
-    }[config.normalisation]
+    # `sequence` and `batch` divide by the number of samples.
+    counted = {"token": canvas, "masked": masked}.get(config.normalisation, shares)
     # Chosen, not multiplied by 0: the loss of a position that does not count may be infinite.
     total = jnp.sum(jnp.where(masked, losses * weights, 0.0))
-    return LossTerms(total, normaliser, {})
+    return LossTerms(total, jnp.sum(counted, dtype=jnp.float32), {})
 
 
 def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
@@ -157,15 +153,9 @@ def train(
     ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, config.compute_dtype)
     objective = diffusion_loss(graph, loss, model.config.mask_token_id)
-    trainer = Trainer(
-        objective,
-        ours,
-        config,
-        out=out,
-        frozen=frozen,
-        identity={"loss": dataclasses.asdict(loss)} | dict(identity or {}),
-        place=partial(spread, model.mesh) if model.mesh else lambda batch: batch,
-    )
+    identity = {"loss": dataclasses.asdict(loss)} | dict(identity or {})
+    place = partial(spread, model.mesh) if model.mesh else lambda batch: batch
+    trainer = Trainer(objective, ours, config, out=out, frozen=frozen, identity=identity, place=place)
     evaluate = held_out_loss(objective, frozen, held_out, config.compute_dtype) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
     nnx.update(model, merged(others, trainer.state.params))

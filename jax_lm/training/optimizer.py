@@ -19,22 +19,13 @@ def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Clip, then update by AdamW, or by Muon for the matrices of the layers; weight decay acts on matrices only."""
     rate = schedule(config, steps, config.learning_rate)
-    adamw = optax.adamw(
-        rate,
-        config.adam_beta1,
-        config.adam_beta2,
-        config.adam_epsilon,
-        weight_decay=config.weight_decay,
-        mask=is_matrix,
-    )
+    betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
+    adamw = optax.adamw(rate, *betas, config.adam_epsilon, weight_decay=decay, mask=is_matrix)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.muon_learning_rate is None:
         return optax.chain(clip, adamw)
-    muon = optax.contrib.muon(
-        schedule(config, steps, config.muon_learning_rate),
-        weight_decay=config.weight_decay,
-        muon_weight_dimension_numbers=out_in_matrices,
-    )
+    muon_rate = schedule(config, steps, config.muon_learning_rate)
+    muon = optax.contrib.muon(muon_rate, weight_decay=decay, muon_weight_dimension_numbers=out_in_matrices)
     return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": adamw}, muon_or_adamw))
 
 

@@ -1,7 +1,8 @@
-"""Supervised fine-tuning: masked diffusion on the responses of conversations.
+"""Masked diffusion on samples: fine-tuning on the responses of conversations, and adaptation on plain text.
 
-Only the response is masked, and the pads after its end are targets too: so the model learns to end. Knows samples,
-no files.
+In fine-tuning only the response is masked, and the pads after its end are targets too: so the model learns to end. In
+adaptation all tokens are targets, and attention opens from causal to full while it trains: so that a model that has
+only seen the past is not confronted with the future at once. Knows samples, no files.
 """
 
 import dataclasses
@@ -13,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_lm.data.batches import Batch, Row
+from jax_lm.data.batches import Batch, Row, SampleStream, Vary
 from jax_lm.data.conversations import closed
-from jax_lm.data.stream import SampleStream, Vary
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, train
@@ -64,6 +64,37 @@ def fine_tune(
     )
 
 
+def adapt(
+    model: DreamForCausalLM,
+    samples: Sequence[Row],
+    config: AdaptConfig,
+    out: Path,
+    *,
+    pad_id: int,
+    identity: Mapping[str, Any] | None = None,
+) -> bool:
+    """Train `model` on texts; whether the end was reached.
+
+    Args:
+        samples: texts as closed rows, of at most `config.max_length` tokens.
+        out: folder of the run; a run in it is continued.
+        identity: what else a resumed run must agree on.
+
+    Raises:
+        ValueError: no samples, or another run in `out`.
+    """
+    stream, held_out = streams(samples, config, pad_id, packed=True)
+    return train(
+        model,
+        by_step(stream(vary=partial(varied, config=config)), partial(openness, annealing_steps=config.annealing_steps)),
+        dataclasses.replace(config.loss, masks_per_query=True),
+        config.training,
+        out,
+        held_out=held_out,
+        identity=settings_without(config, "loss", "training") | dict(identity or {}),
+    )
+
+
 def streams(
     samples: Sequence[Row], config: SftConfig | AdaptConfig, pad_id: int, *, packed: bool
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
@@ -78,11 +109,8 @@ def streams(
 
 def by_step(stream: SampleStream, openness: Callable[[int], float] = lambda step: 1.0) -> ByStep:
     """Draw this process's rows of each step; `openness` is the share of the future that attention sees, by step."""
-
-    def batch(step: int) -> Batch:
-        return stream.batch(step, openness=openness(step), process=jax.process_index(), processes=jax.process_count())
-
-    return ByStep(batch)
+    part = {"process": jax.process_index(), "processes": jax.process_count()}
+    return ByStep(lambda step: stream.batch(step, openness=openness(step), **part))
 
 
 def split(samples: Sequence[Row], share: float, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:
@@ -109,3 +137,17 @@ def revealed(steps: int) -> Vary:
         return dataclasses.replace(sample, canvas=(True,) * len(sample.ids))
 
     return vary
+
+
+def openness(step: int, annealing_steps: int) -> float:
+    """Open attention along a line: the share of the future that it sees at a step (from 0), from 0 to 1."""
+    return min(1.0, step / annealing_steps) if annealing_steps else 1.0
+
+
+def varied(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:
+    """Cut a text, rarely, to a random length; rarely keep a random beginning of it from ever being masked."""
+    size = len(sample.ids)
+    if rng.random() < config.cut_share:
+        size = int(rng.integers(1, size + 1))
+    visible = int(rng.integers(0, size)) if rng.random() < config.prefix_share else 0
+    return Row(sample.ids[:size], (False,) * visible + (True,) * (size - visible), open=False)

@@ -28,9 +28,8 @@ from jaxtyping import Array
 
 from jax_lm import terminal
 from jax_lm.metrics import Meter, Write, open_writers
-from jax_lm.training.checkpoints import RunCheckpoints, abstract_of, named_leaves
+from jax_lm.training.checkpoints import RunCheckpoints, abstract_of, differing_setting, named_leaves
 from jax_lm.training.config import TrainerConfig
-from jax_lm.training.identity import differing_setting
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
@@ -189,11 +188,7 @@ class Trainer:
         return Running(step, batch, metrics, drawn)
 
     def finish(self, running: "Running", write: Write, bar: terminal.Report | None, check: Check) -> None:
-        """Wait for a step, check and count its metrics.
-
-        Raises:
-            FloatingPointError: loss or gradient is not finite.
-        """
+        """Wait for a step, check and count its metrics; FloatingPointError if loss or gradient is not finite."""
         metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
             saved = self.out / f"not-finite-{running.step}.npz"
@@ -221,11 +216,7 @@ class Trainer:
         checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
 
     def resume(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
-        """Take up the newest checkpoint, if there is one.
-
-        Raises:
-            ValueError: it may not be continued, or is of a run with other settings.
-        """
+        """Take up the newest checkpoint, if there is one; ValueError if it is of a run with other settings."""
         step = checkpoints.latest
         if step is None:
             return
