@@ -132,10 +132,7 @@ class DreamConfig:
         """Write fields for a config.json that `from_dict` and the PyTorch implementation both read."""
         published = {
             "architectures": ["DreamModel"],
-            "auto_map": {
-                "AutoConfig": "configuration_dream.DreamConfig",
-                "AutoModel": "modeling_dream.DreamModel",
-            },
+            "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
         }
         fixed = {name: FIXED_FIELDS[name][0] for name in ("hidden_act", "rope_scaling", "use_sliding_window")}
         return (published if self.model_type == "Dream" else {}) | fixed | asdict(self)
