@@ -1,8 +1,10 @@
 """DreamConfig: the shape of a Dream model, and which config.json can be computed here."""
 
+import dataclasses
 from dataclasses import MISSING, asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
 from typing import Any
+
+from jax_lm.options import require_one_of
 
 MODEL_TYPES = ("Dream", "qwen2")
 FIXED_FIELDS: dict[str, tuple] = {
@@ -18,7 +20,7 @@ FIXED_FIELDS: dict[str, tuple] = {
 """Fields of config.json that change the function, and the only values this implementation computes."""
 
 INERT_FIELDS = frozenset(
-    (
+    [
         "_name_or_path",
         "architectures",
         "auto_map",
@@ -34,7 +36,7 @@ INERT_FIELDS = frozenset(
         "use_cache",
         "_attn_implementation",
         "_attn_implementation_autoset",
-    )
+    ]
 )
 """Fields of config.json that leave the function as it is."""
 
@@ -43,8 +45,7 @@ INERT_FIELDS = frozenset(
 class DreamConfig:
     """Shape of a Dream model, read from a checkpoint's config.json.
 
-    There are no defaults for sizes: the class defaults of the published code are not the values of the
-    published models.
+    Sizes have no defaults: the class defaults of the published code are not the values of the published models.
     """
 
     vocab_size: int
@@ -89,8 +90,7 @@ class DreamConfig:
         mask_id = self.mask_token_id
         if mask_id is not None and (type(mask_id) is not int or not 0 <= mask_id < self.vocab_size):
             raise ValueError(f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}")
-        if self.model_type not in MODEL_TYPES:
-            raise ValueError(f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}")
+        require_one_of("config model_type", self.model_type, MODEL_TYPES)
 
     @property
     def head_dim(self) -> int:
@@ -116,12 +116,10 @@ class DreamConfig:
                 raise ValueError(f"config {name}={value!r}: only {' or '.join(map(repr, allowed))} is supported")
         head_dim = fields.pop("head_dim", None)
         known = set(cls.__dataclass_fields__)
-        unknown = sorted(set(fields) - known - INERT_FIELDS)
-        if unknown:
+        if unknown := sorted(set(fields) - known - INERT_FIELDS):
             raise ValueError(f"config field {unknown[0]!r} is not known and may change the model; not loading it")
-        required = [field.name for field in dataclass_fields(cls) if field.default is MISSING]
-        missing = [name for name in required if name not in fields]
-        if missing:
+        required = [field.name for field in dataclasses.fields(cls) if field.default is MISSING]
+        if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         config = cls(**{name: value for name, value in fields.items() if name in known})
         if head_dim not in (None, config.head_dim):
