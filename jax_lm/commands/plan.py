@@ -52,9 +52,8 @@ def run(arguments: Plan) -> int:
             target = compilation.topology_mesh(topology, mesh)
             compiled = compilation.compile_step(config, planned, target, arguments.generation)
         else:
-            print(
-                "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'", file=sys.stderr
-            )
+            missing = "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'"
+            print(missing, file=sys.stderr)
     memory = estimated_memory(config, planned, mesh)
     total = memory.total if compiled is None else compiled.total
     is_enough = total is not None and fits(total, topology)
