@@ -1,10 +1,7 @@
 """DreamConfig: the shape of a Dream model, and which config.json can be computed here."""
 
-import dataclasses
 from dataclasses import MISSING, asdict, dataclass, replace
 from typing import Any
-
-from jax_lm.options import require_one_of
 
 MODEL_TYPES = ("Dream", "qwen2")
 FIXED_FIELDS: dict[str, tuple] = {
@@ -20,23 +17,10 @@ FIXED_FIELDS: dict[str, tuple] = {
 """Fields of config.json that change the function, and the only values this implementation computes."""
 
 INERT_FIELDS = frozenset(
-    [
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "dtype",
-        "full_attn_mask_ratio",
-        "id2label",
-        "label2id",
-        "max_window_layers",
-        "sliding_window",
-        "torch_dtype",
-        "transformers_version",
-        "unsloth_version",
-        "use_cache",
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-    ]
+    """
+    _name_or_path architectures auto_map dtype full_attn_mask_ratio id2label label2id max_window_layers sliding_window
+    torch_dtype transformers_version unsloth_version use_cache _attn_implementation _attn_implementation_autoset
+    """.split()  # noqa: SIM905 (a table, not a list)
 )
 """Fields of config.json that leave the function as it is."""
 
@@ -90,7 +74,8 @@ class DreamConfig:
         mask_id = self.mask_token_id
         if mask_id is not None and (type(mask_id) is not int or not 0 <= mask_id < self.vocab_size):
             raise ValueError(f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}")
-        require_one_of("config model_type", self.model_type, MODEL_TYPES)
+        if self.model_type not in MODEL_TYPES:
+            raise ValueError(f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}")
 
     @property
     def head_dim(self) -> int:
@@ -118,7 +103,7 @@ class DreamConfig:
         known = set(cls.__dataclass_fields__)
         if unknown := sorted(set(fields) - known - INERT_FIELDS):
             raise ValueError(f"config field {unknown[0]!r} is not known and may change the model; not loading it")
-        required = [field.name for field in dataclasses.fields(cls) if field.default is MISSING]
+        required = [field.name for field in cls.__dataclass_fields__.values() if field.default is MISSING]
         if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         config = cls(**{name: value for name, value in fields.items() if name in known})
