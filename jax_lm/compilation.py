@@ -3,7 +3,7 @@
     pip install 'jax-diffucoder[plan]'      # libtpu: the compiler, no TPU needed
 
 Uses `jax.experimental.topologies`; nothing runs. The programs are the loop of a generation, and the updates of SFT and
-coupled-GRPO. `StepPlan` puts this beside the arithmetic of `jax_lm.planning`. Entry: `diffucoder plan`.
+coupled-GRPO. Entry: `diffucoder plan`, which puts this beside the arithmetic of `jax_lm.planning`.
 """
 
 import functools
@@ -28,8 +28,8 @@ from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, Window
 from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import RESERVED, Memory, PlannedStep, bound, estimated_memory, fits
-from jax_lm.roofline import GIB, Topology
+from jax_lm.planning import PlannedStep
+from jax_lm.roofline import Topology
 from jax_lm.sharding import AXES, MeshShape, row_spec, tree_shardings
 from jax_lm.training import coupled_grpo, masked_diffusion
 from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig
@@ -63,7 +63,7 @@ class Compiled:
         arguments: bytes of weights, cache and state.
         working: bytes of everything else at the peak.
         flops: operations of one step, as XLA counts them (the body of a loop once).
-        bytes: bytes that one step reads and writes, counted likewise.
+        bytes: read and written by one step, counted likewise.
         refusal: why the compiler would not make the program; then nothing else is known.
     """
 
@@ -107,19 +107,16 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
     if topology.chip.cores == 1:
         return shape.mesh(found.devices)
     # `jax.make_mesh` arranges whole chips only; cores lie beside each other in this order.
-    sizes = (shape.data, shape.fsdp, shape.tensor)
-    return Mesh(np.asarray(found.devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    devices = np.asarray(found.devices).reshape(list(shape.sizes.values()))
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def compile_step(config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions) -> Compiled:
     """Compile a planned step for the devices of a mesh: the loop over a block that recomputes most, or an update."""
     if planned.is_training:
-        return compile_program(*update_program(config, planned, mesh))
-    return compile_program(*generation_program(config, planned, mesh, options))
-
-
-def compile_program(program: Any, arguments: tuple) -> Compiled:
-    """Compile a program for arguments given as shapes with shardings."""
+        program, arguments = update_program(config, planned, mesh)
+    else:
+        program, arguments = generation_program(config, planned, mesh, options)
     try:
         compiled = program.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -132,10 +129,8 @@ def compile_program(program: Any, arguments: tuple) -> Compiled:
     cost = cost if isinstance(cost, dict) else {}
     # The peak covers the arguments; without one, all temporary buffers are taken to live at once.
     kept = memory.argument_size_in_bytes
-    peak = max(memory.peak_memory_in_bytes, kept + memory.temp_size_in_bytes)
-    return Compiled(
-        kept, peak - kept + memory.generated_code_size_in_bytes, cost.get("flops"), cost.get("bytes accessed")
-    )
+    working = max(memory.peak_memory_in_bytes - kept, memory.temp_size_in_bytes) + memory.generated_code_size_in_bytes
+    return Compiled(kept, working, cost.get("flops"), cost.get("bytes accessed"))
 
 
 def generation_program(
@@ -147,31 +142,27 @@ def generation_program(
     sampler = Sampler(model)
     prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, planned.new_tokens)
-    decoding = options.decoding.resolved
     block = next(canvas.blocks(options.decoding.block_columns(planned.new_tokens)))
     step_config, _ = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))[0]
     params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    state = jax.eval_shape(lambda: sampler.start(canvas, 0))
     window = Window.of(block=block.start, rows=0, first_step=0, until=planned.new_tokens, forwards=planned.new_tokens)
     params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
-    inputs = jax.eval_shape(lambda: BatchInputs(CanvasArrays.of(canvas), window, params_of_block))
-    cache = KVCache()
-    if decoding.cache != "none":
-        cache = empty_cache(sampler, canvas, decoding.cache == "dual", params)
-    state, inputs = (placed(tree, jax.tree.map(lambda _: everywhere, tree)) for tree in (state, inputs))
-    return run, (sampler.graph, params, state, cache, inputs, step_config)
-
-
-def empty_cache(sampler: Sampler, canvas: Canvas, has_tail: bool, params: dict) -> KVCache:
-    """Lay out the cache as the program that makes it does."""
-    lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, has_tail)
-    shapes = jax.eval_shape(lambda: run_empty_cache(sampler.graph, params, canvas.tokens.shape, has_tail))
-    return placed(shapes, lowered.compile().output_shardings)
+    state, inputs = jax.eval_shape(
+        lambda: (sampler.start(canvas, 0), BatchInputs(CanvasArrays.of(canvas), window, params_of_block))
+    )
+    kind, cache = options.decoding.resolved.cache, KVCache()
+    if kind != "none":
+        lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
+        cache = placed(lowered.out_info, lowered.compile().output_shardings)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return run, (sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere), step_config)
 
 
 def placed(tree: Any, shardings: Any) -> Any:
-    """Give shapes their shardings."""
+    """Give shapes their shardings: each its own, or one to all."""
+    if isinstance(shardings, NamedSharding):
+        everywhere = shardings
+        shardings = jax.tree.map(lambda _: everywhere, tree)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
     )
@@ -195,13 +186,15 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tup
 
 def supervised(graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tuple[Any, Batch]:
     """Make the masked-diffusion loss, layers computed again for their gradient, and a batch split by rows."""
-    loss = masked_diffusion.diffusion_loss(
-        graph, LossConfig(normalisation="sequence", remat=True), config.mask_token_id or 0
-    )
-    b, t = planned.batch, planned.canvas
-    shaped: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, row_spec(b, mesh)))
-    arrays = (((b, t), jnp.int32), ((b, t), bool), ((b, t), jnp.int32), ((b,), jnp.float32))
-    return loss, Batch(*(shaped(shape, dtype) for shape, dtype in arrays))
+    settings = LossConfig(normalisation="sequence", remat=True)
+    loss = masked_diffusion.diffusion_loss(graph, settings, config.mask_token_id or 0)
+
+    def rows() -> Batch:
+        tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
+        arrays: Any = tokens, tokens.astype(bool), tokens, jnp.zeros(planned.batch)
+        return Batch(*arrays)
+
+    return loss, placed(jax.eval_shape(rows), NamedSharding(mesh, row_spec(planned.batch, mesh)))
 
 
 def policy_gradient(
@@ -209,89 +202,14 @@ def policy_gradient(
 ) -> tuple[Any, PolicyBatch]:
     """Make the coupled-GRPO loss in its published settings, and rows that lie whole on every device."""
     settings = GRPOConfig()
-    b, t, c = planned.batch, planned.canvas, planned.new_tokens
+    chosen = {"completion_length": planned.new_tokens, "mask_id": config.mask_token_id or 0}
+    score = functools.partial(policy_scores, graph, masks=settings.masks, chunk=settings.score_chunk, **chosen)
 
-    def score(params: Any, rows: tuple) -> jax.Array:
-        return policy_scores(
-            graph, params, rows, completion_length=c, mask_id=config.mask_token_id or 0, masks=settings.masks,
-            chunk=settings.score_chunk,
-        )  # fmt: skip
+    def rows() -> PolicyBatch:
+        tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
+        scores = jnp.zeros((planned.batch, planned.new_tokens))
+        keys = jax.random.key_data(jax.random.split(jax.random.key(0), planned.batch))
+        return PolicyBatch(tokens, tokens.astype(bool), scores.astype(bool), scores[:, 0], keys, scores, scores)
 
-    keys = jax.eval_shape(lambda: jax.random.key_data(jax.random.split(jax.random.key(0), b)))
-    shaped: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
-    batch = PolicyBatch(
-        tokens=shaped((b, t), jnp.int32),
-        attention_mask=shaped((b, t), bool),
-        completion_mask=shaped((b, c), bool),
-        advantages=shaped((b,), jnp.float32),
-        keys=shaped(keys.shape, keys.dtype),
-        old_scores=shaped((b, c), jnp.float32),
-        reference_scores=shaped((b, c), jnp.float32),
-    )
+    batch = placed(jax.eval_shape(rows), NamedSharding(mesh, PartitionSpec()))
     return coupled_grpo.grpo_loss(score, settings), batch
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """A planned step on a machine: the arithmetic, and the compiler's figures if it was asked."""
-
-    config: DreamConfig
-    planned: PlannedStep
-    mesh: MeshShape
-    topology: Topology
-    compiled: Compiled | None = None
-
-    @functools.cached_property
-    def estimated(self) -> Memory:
-        return estimated_memory(self.config, self.planned, self.mesh)
-
-    @property
-    def fits(self) -> bool:
-        """By the compiler's word, else by the estimate."""
-        total = self.estimated.total if self.compiled is None else self.compiled.total
-        return total is not None and fits(total, self.topology)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """List what is known, each with its name."""
-        planned, memory = self.planned, self.estimated
-        new = f", {planned.new_tokens} of them new" if planned.kind != "sft" else ""
-        how = f"one {planned.kind} update of all weights" if planned.is_training else f"preset {planned.preset}"
-        rows = [
-            ("plan", f"{planned.batch} x {planned.canvas} tokens{new}, {how}, {planned.precision}"),
-            ("devices", f"{self.topology}: {self.topology.devices}, mesh {self.mesh}"),
-            ("basis", "arithmetic, an estimate" if self.compiled is None else "compiled for it by libtpu"),
-            ("masters and moments" if planned.is_training else "weights per device", gib(memory.weights)),
-        ]
-        rows += [("keys and values", gib(memory.cache))] if memory.cache else []
-        return rows + self.memory_rows() + self.speed_rows()
-
-    def memory_rows(self) -> list[tuple[str, str]]:
-        """List what a step needs beyond the weights, and all of it against what there is."""
-        limit = f"{gib(self.topology.chip.memory)}, of which {RESERVED:.0%} must stay free"
-        if self.compiled is None:
-            about = ("working memory", f"about {gib(self.estimated.working)}")
-            return [about, ("in all", f"about {gib(self.estimated.total)} of {limit}")]
-        if self.compiled.total is None:
-            return [("in all", f"refused by the compiler: {self.compiled.refusal}")]
-        return [("working memory", gib(self.compiled.working)), ("in all", f"{gib(self.compiled.total)} of {limit}")]
-
-    def speed_rows(self) -> list[tuple[str, str]]:
-        """List the cost of a step and what follows from it."""
-        least = bound(self.config, self.planned, self.mesh, self.topology)
-        rows = [("step at least", f"{least.step.flops / 1e12:.3f} TFLOP and {gib(least.step.bytes)} per device")]
-        if self.compiled is not None and self.compiled.flops and self.compiled.bytes is not None:
-            counted = f"{self.compiled.flops / 1e12:.3f} TFLOP and {gib(self.compiled.bytes)}"
-            rows.append(("step as compiled", f"{counted} per device, one loop body"))
-        rate = "depends on how many a step commits"
-        if least.tokens_per_second is not None:
-            unit = " learnt from" if self.planned.is_training else ", at one token per row and step"
-            rate = f"at most {least.tokens_per_second:,.0f}{unit}"
-        return [
-            *rows,
-            ("roofline", f"{least.seconds * 1e3:.2f} ms per step, bound by {least.limit}"),
-            ("tokens/s", rate),
-        ]
-
-
-def gib(size: int | float) -> str:
-    return f"{size / GIB:.2f} GiB"

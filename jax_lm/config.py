@@ -1,7 +1,6 @@
 """DreamConfig: the shape of a Dream model, and which config.json can be computed here."""
 
 from dataclasses import MISSING, asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
 from typing import Any
 
 MODEL_TYPES = ("Dream", "qwen2")
@@ -18,23 +17,10 @@ FIXED_FIELDS: dict[str, tuple] = {
 """Fields of config.json that change the function, and the only values this implementation computes."""
 
 INERT_FIELDS = frozenset(
-    (
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "dtype",
-        "full_attn_mask_ratio",
-        "id2label",
-        "label2id",
-        "max_window_layers",
-        "sliding_window",
-        "torch_dtype",
-        "transformers_version",
-        "unsloth_version",
-        "use_cache",
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-    )
+    """
+    _name_or_path architectures auto_map dtype full_attn_mask_ratio id2label label2id max_window_layers sliding_window
+    torch_dtype transformers_version unsloth_version use_cache _attn_implementation _attn_implementation_autoset
+    """.split()  # noqa: SIM905 (a table, not a list)
 )
 """Fields of config.json that leave the function as it is."""
 
@@ -43,8 +29,7 @@ INERT_FIELDS = frozenset(
 class DreamConfig:
     """Shape of a Dream model, read from a checkpoint's config.json.
 
-    There are no defaults for sizes: the class defaults of the published code are not the values of the
-    published models.
+    Sizes have no defaults: the class defaults of the published code are not the values of the published models.
     """
 
     vocab_size: int
@@ -116,12 +101,10 @@ class DreamConfig:
                 raise ValueError(f"config {name}={value!r}: only {' or '.join(map(repr, allowed))} is supported")
         head_dim = fields.pop("head_dim", None)
         known = set(cls.__dataclass_fields__)
-        unknown = sorted(set(fields) - known - INERT_FIELDS)
-        if unknown:
+        if unknown := sorted(set(fields) - known - INERT_FIELDS):
             raise ValueError(f"config field {unknown[0]!r} is not known and may change the model; not loading it")
-        required = [field.name for field in dataclass_fields(cls) if field.default is MISSING]
-        missing = [name for name in required if name not in fields]
-        if missing:
+        required = [field.name for field in cls.__dataclass_fields__.values() if field.default is MISSING]
+        if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         config = cls(**{name: value for name, value in fields.items() if name in known})
         if head_dim not in (None, config.head_dim):
@@ -132,10 +115,7 @@ class DreamConfig:
         """Write fields for a config.json that `from_dict` and the PyTorch implementation both read."""
         published = {
             "architectures": ["DreamModel"],
-            "auto_map": {
-                "AutoConfig": "configuration_dream.DreamConfig",
-                "AutoModel": "modeling_dream.DreamModel",
-            },
+            "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
         }
         fixed = {name: FIXED_FIELDS[name][0] for name in ("hidden_act", "rope_scaling", "use_sliding_window")}
         return (published if self.model_type == "Dream" else {}) | fixed | asdict(self)

@@ -20,26 +20,18 @@ def start(
     Raises:
         ValueError: some of coordinator, num_processes and process_id are given, or JAX knows no cluster here.
     """
-    explicit = (coordinator, num_processes, process_id)
-    if all(value is None for value in explicit):
-        if multi_host:
-            detect()
-        return
-    if coordinator is None or num_processes is None or process_id is None:
+    if coordinator is not None and num_processes is not None and process_id is not None:
+        if not 0 <= process_id < num_processes:
+            raise ValueError(f"process_id={process_id}: must lie in [0, num_processes={num_processes})")
+        jax.distributed.initialize(coordinator, num_processes, process_id)
+    elif not (coordinator is None and num_processes is None and process_id is None):
         raise ValueError("coordinator, num_processes, process_id: give all three, or multi_host alone")
-    if not 0 <= process_id < num_processes:
-        raise ValueError(f"process_id={process_id}: must lie in [0, num_processes={num_processes})")
-    jax.distributed.initialize(coordinator, num_processes, process_id)
-
-
-def detect() -> None:
-    """Join the cluster that JAX finds by itself; ValueError if there is none."""
-    try:
-        jax.distributed.initialize()
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"multi_host: JAX knows no cluster here ({error}); give coordinator, num_processes and process_id"
-        ) from error
+    elif multi_host:
+        try:
+            jax.distributed.initialize()
+        except (ValueError, RuntimeError) as error:
+            advice = "give coordinator, num_processes and process_id"
+            raise ValueError(f"multi_host: JAX knows no cluster here ({error}); {advice}") from error
 
 
 def is_first() -> bool:

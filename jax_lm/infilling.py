@@ -55,10 +55,9 @@ class Template:
         ids: list[int] = []
         holes: list[int] = []
         for part in self.parts:
-            is_hole = isinstance(part, int)
             piece = [tokenizer.mask_id] * part if isinstance(part, int) else tokenizer.encode(part)
             ids += piece
-            holes += [int(is_hole)] * len(piece)
+            holes += [int(isinstance(part, int))] * len(piece)
         return ids, holes
 
     def filled(self, texts: Sequence[str]) -> str:

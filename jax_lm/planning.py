@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from jax_lm.checkpoints.quantization import is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
-from jax_lm.options import PRESETS, Decoding
-from jax_lm.roofline import Cost, Topology
+from jax_lm.options import PRESETS, Decoding, require_one_of
+from jax_lm.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", "int8")
@@ -65,11 +65,8 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
         head_rows: rows per row of the batch whose logits are computed.
         dtype: of the weights and of the cached keys and values; int8 are int8 weights.
     """
-    body = sum(
-        math.prod(shape)
-        for name, shape in parameter_shapes(config).items()
-        if name.startswith("model.layers.") and len(shape) == 2
-    )
+    shapes = parameter_shapes(config).items()
+    body = sum(math.prod(shape) for name, shape in shapes if name.startswith("model.layers.") and len(shape) == 2)
     head = config.vocab_size * config.hidden_size
     # Scores, and values weighted by them: two products over the width of all heads, which is the hidden size.
     attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
@@ -101,13 +98,9 @@ class PlannedStep:
     kind: str = "generate"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("step", self.kind, STEPS),
-            ("dtype", self.precision, PRECISIONS),
-            ("preset", self.preset, PRESETS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
+        require_one_of("step", self.kind, STEPS)
+        require_one_of("dtype", self.precision, PRECISIONS)
+        require_one_of("preset", self.preset, tuple(PRESETS))
         if self.is_training and self.is_int8:
             raise ValueError(f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32")
         if self.batch < 1:
@@ -155,11 +148,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Bound:
-    """The roofline of a generation on a mesh, all devices together doing no more than they must.
+    """The roofline of a step on a mesh, all devices together doing no more than they must.
 
     Attributes:
-        step: average cost of one step on the busiest device.
-        seconds: least time of one step.
+        step: average cost on the busiest device.
+        seconds: least time.
         limit: compute or memory.
         tokens_per_second: at one token per row and step, None where the commit rule decides how many; when training,
             those of all rows.
@@ -252,17 +245,15 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
 def training_bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
     """Find the least that a device must do in an update: passes over the rows, and the optimizer's three numbers."""
     is_grpo, rows = planned.kind == "grpo", rows_per_device(planned, mesh)
-    head = planned.new_tokens if is_grpo else planned.canvas
-    forward = forward_cost(
-        config, planned.dtype, batch=rows, rows=planned.canvas, canvas=planned.canvas, head_rows=head
-    )
+    canvas = planned.canvas
+    head = planned.new_tokens if is_grpo else canvas
+    forward = forward_cost(config, planned.dtype, batch=rows, rows=canvas, canvas=canvas, head_rows=head)
     flops = PASSES * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
     masters = device_bytes(config, replace(planned, precision="float32"), mesh)
     # The optimizer reads and writes a master and its two moments.
     cost = Cost(flops, PASSES * forward.bytes // mesh.tensor + 6 * masters)
-    limits = topology.chip.limits
-    seconds = cost.seconds(limits)
-    return Bound(cost, seconds, cost.limit(limits), planned.batch * planned.canvas / seconds)
+    seconds = cost.seconds(topology.chip.limits)
+    return Bound(cost, seconds, cost.limit(topology.chip.limits), planned.batch * planned.canvas / seconds)
 
 
 def smallest_topology(config: DreamConfig, planned: PlannedStep, family: Topology) -> tuple[Topology, MeshShape] | None:
@@ -287,11 +278,8 @@ def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[
 
 def cheapest_changes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> list[str]:
     """Name the cheapest changes with which an estimate fits here, at most three; each is tried alone."""
-    found = [
-        f"{name} (about {memory.total / 2**30:.1f} GiB per device)"
-        for name, memory in cheaper(config, planned, mesh)
-        if fits(memory.total, topology)
-    ]
+    options = [(name, memory.total) for name, memory in cheaper(config, planned, mesh)]
+    found = [f"{name} (about {size / GIB:.1f} GiB per device)" for name, size in options if fits(size, topology)]
     smallest = smallest_topology(config, planned, topology)
     if smallest and smallest[0].devices > topology.devices:
         found.append(f"--topology {smallest[0]} (mesh {smallest[1]})")
@@ -315,10 +303,10 @@ def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Ite
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         need = estimated_memory(config, planned, mesh)
-        options = [f"{name} (about {memory.total / 2**30:.2f} GiB)" for name, memory in cheaper(config, planned, mesh)]
+        options = [f"{name} (about {gib(memory.total)})" for name, memory in cheaper(config, planned, mesh)]
         options.append(f"more devices on the tensor axis (now {mesh.tensor})")
         raise OutOfMemoryError(
             f"out of memory: {planned.batch} x {planned.canvas} tokens in {planned.precision} take about "
-            f"{need.weights / 2**30:.2f} GiB of weights and {(need.cache + need.working) / 2**30:.2f} GiB beside them "
-            f"per device. Try {', or '.join(options[:3])}; `diffucoder plan` says more"
+            f"{gib(need.weights)} of weights and {gib(need.cache + need.working)} beside them per device. "
+            f"Try {', or '.join(options[:3])}; `diffucoder plan` says more"
         ) from error

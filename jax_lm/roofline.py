@@ -11,6 +11,10 @@ from dataclasses import dataclass
 GIB = 2**30
 
 
+def gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
 @dataclass(frozen=True)
 class MachineLimits:
     """The most that a machine can do.
@@ -41,8 +45,7 @@ class Cost:
 
     def limit(self, limits: MachineLimits) -> str:
         """Name the limit that the seconds come from."""
-        is_compute = self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes
-        return "compute" if is_compute else "memory"
+        return "compute" if self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes else "memory"
 
 
 @dataclass(frozen=True)

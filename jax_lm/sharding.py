@@ -59,11 +59,7 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> "MeshShape":
-        """Read a shape from `data=2,tensor=4`; axes that are not named are 1.
-
-        Raises:
-            ValueError: not such a list, or an axis of no such name.
-        """
+        """Read a shape from `data=2,tensor=4`; axes that are not named are 1. ValueError if it is no such list."""
         sizes: dict[str, int] = {}
         for part in text.split(","):
             name, _, size = part.strip().partition("=")
@@ -82,17 +78,16 @@ class MeshShape:
         """Put as many devices on `tensor` as can share the key/value heads (each token sooner), the rest on `data`."""
         sizes = (tensor for tensor in divisors(devices) if config.num_key_value_heads % tensor == 0)
         shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in sizes)
-        return next(shape for shape in shapes if shape.fits(config))
+        return next(shape for shape in shapes if not shape.obstacles(config))
 
     @classmethod
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
         """Put as many devices on `fsdp` as divide the model evenly, the rest on `data`."""
         shapes = (cls(fsdp=fsdp, data=devices // fsdp) for fsdp in divisors(devices))
-        return next(shape for shape in shapes if shape.fits(config))
+        return next(shape for shape in shapes if not shape.obstacles(config))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Devices by the name of their axis."""
         return asdict(self)
 
     @property
@@ -104,20 +99,12 @@ class MeshShape:
         return ",".join(f"{name}={value}" for name, value in self.sizes.items() if value > 1) or "one device"
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """Make the mesh over these devices; all there are (on all hosts) if not given.
-
-        Raises:
-            ValueError: the axes do not multiply to the number of devices.
-        """
+        """Make the mesh over these devices, all there are (on all hosts) if not given; ValueError if not that many."""
         devices = jax.devices() if devices is None else devices
         if self.size != len(devices):
             raise ValueError(f"mesh {self}: takes {self.size} devices, there are {len(devices)}")
         sizes = tuple(self.sizes.values())
         return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
-
-    def fits(self, config: DreamConfig) -> bool:
-        """Tell whether every parameter splits evenly."""
-        return not self.obstacles(config)
 
     def require(self, config: DreamConfig) -> None:
         """Raise ValueError, naming axis and size, unless every parameter splits evenly."""
@@ -192,11 +179,11 @@ def shard_rows(x: Array, mesh: AnyMesh | None, *others: str | None) -> Array:
     return x if mesh is None else constrain(x, mesh, *row_spec(len(x), mesh), *others)
 
 
-def constrain(x: Array, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | None) -> Array:
-    """Split `x`, inside a compiled function, along its axes by these axes of the mesh."""
+def constrain(tree: Leaf, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | None) -> Leaf:
+    """Split leaves, inside a compiled function, along their axes by these axes of the mesh."""
     if mesh is None:
-        return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
@@ -217,6 +204,4 @@ def whole(leaf: Array) -> Array | np.ndarray:
 
 def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:
     """Give every device (of every host), inside a compiled function, the whole of each leaf."""
-    if mesh is None:
-        return tree
-    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+    return constrain(tree, mesh)

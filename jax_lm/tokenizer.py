@@ -17,15 +17,10 @@ import jinja2
 import numpy as np
 from jaxtyping import Int
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-MASK, END_OF_TEXT, START_OF_TURN, END_OF_TURN, DIFFUSION_PAD = (
-    "<|mask|>",
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|dlm_pad|>",
-)
+MASK, END_OF_TEXT, DIFFUSION_PAD = "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"
+START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD)
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -202,11 +197,11 @@ class DiffuCoderTokenizer:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
 
-def byte_level_bpe(model: models.BPE, word_pattern: str = QWEN_WORDS) -> Tokenizer:
+def byte_level_bpe(model: models.BPE) -> Tokenizer:
     """Build Qwen2's pipeline around a BPE model: NFC, a word pattern, byte-level alphabet, no added ids."""
     backend = Tokenizer(model)
     backend.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(word_pattern), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     backend.decoder = decoders.ByteLevel()
@@ -257,26 +252,3 @@ def pad_left(
             ids[row, width - len(values) :] = values
             mask[row, width - len(values) :] = 1
     return ids, mask
-
-
-def train_bpe(
-    texts: Iterable[str],
-    *,
-    vocab_size: int,
-    special_tokens: Sequence[str],
-    chat_template: str | None = None,
-    word_pattern: str = QWEN_WORDS,
-) -> DiffuCoderTokenizer:
-    """Train a small tokenizer of this kind on `texts`; `vocab_size` counts the special tokens.
-
-    `word_pattern` is a regular expression; no token reaches over the end of one of its matches.
-    """
-    backend = byte_level_bpe(models.BPE(), word_pattern)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(special_tokens),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
-    return DiffuCoderTokenizer(backend, chat_template)

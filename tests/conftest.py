@@ -28,7 +28,8 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import GenerationOptions
-from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, train_bpe
+from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN
+from recipes.builtin.bpe import train_bpe
 
 GOLDEN = Path(__file__).parent / "golden"
 

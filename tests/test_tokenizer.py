@@ -21,8 +21,8 @@ from jax_lm.tokenizer import (
     DiffuCoderTokenizer,
     TokenizerError,
     pad_left,
-    train_bpe,
 )
+from recipes.builtin.bpe import train_bpe
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "tokenizer"
 CASES = json.loads((GOLDEN / "tokenizer_cases.json").read_text(encoding="utf-8"))

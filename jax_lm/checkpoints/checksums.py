@@ -29,10 +29,8 @@ def known_sums(folder: Path) -> dict[Path, str]:
     Raises:
         CheckpointError: SHA256SUMS cannot be read, or names what is absent or outside of the folder.
     """
-    sums = {}
-    for path in files_in(folder):
-        if path.is_symlink() and SHA256.fullmatch(name := path.resolve().name):
-            sums[path] = name
+    links = {path: path.resolve().name for path in files_in(folder) if path.is_symlink()}
+    sums = {path: name for path, name in links.items() if SHA256.fullmatch(name)}
     if not (folder / SUMS).is_file():
         return sums
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():

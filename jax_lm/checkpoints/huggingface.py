@@ -89,11 +89,7 @@ def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object from a file of the checkpoint.
-
-    Raises:
-        CheckpointError: the file is absent or does not hold a JSON object.
-    """
+    """Read a JSON object from a file of the checkpoint; CheckpointError if it is absent or holds something else."""
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {name}")
@@ -115,8 +111,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():
             raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
-        with open_safetensors(folder / WEIGHTS) as file:
-            return dict.fromkeys(file.keys(), folder / WEIGHTS)
+        return dict.fromkeys(read_header(folder / WEIGHTS)[0], folder / WEIGHTS)
     entries = read_json(folder, INDEX).get("weight_map")
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{folder / INDEX} has no weight_map")
@@ -149,28 +144,26 @@ def stored_tensors(folder: Path) -> dict[str, MappedTensor]:
 
 def headers(path: Path) -> Iterator[MappedTensor]:
     """List the tensors of one file in the order in which they lie there."""
-    with open_safetensors(path):  # checks that sizes and offsets agree with the file
-        pass
+    entries, end = read_header(path)
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        if entry["dtype"] not in DTYPES:
+            raise CheckpointError(f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported")
+        start = end + entry["data_offsets"][0]
+        yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
+
+
+def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """Read the entries of a safetensors file, and where its header ends; CheckpointError if the file is not whole."""
+    try:
+        with safe_open(path, framework="numpy"):  # checks that sizes and offsets agree with the file
+            pass
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        if entry["dtype"] not in DTYPES:
-            raise CheckpointError(f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported")
-        start = 8 + length + entry["data_offsets"][0]
-        yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
-
-
-@contextmanager
-def open_safetensors(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; one that is not whole becomes a CheckpointError with its path."""
-    try:
-        file = safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
-    with file:
-        yield file
+    return entries, 8 + length
 
 
 def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]) -> None:
@@ -189,21 +182,17 @@ def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: 
 def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write tensors that come one after the other, as one file, or as several of `SHARD_BYTES` and their index.
 
-    Memory holds one file. Meant for a folder that nobody reads yet.
-
-    Args:
-        sizes: bytes of each tensor, in the order in which they come.
+    `sizes` are their bytes, in that order. Memory holds one file. Meant for a folder that nobody reads yet.
     """
     shards = grouped(sizes, SHARD_BYTES)
-    files = [f"model-{n + 1:05}-of-{len(shards):05}.safetensors" for n in range(len(shards))]
-    if len(shards) == 1:
-        files = [WEIGHTS]
+    count = len(shards)
+    files = [WEIGHTS] if count == 1 else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
     coming = iter(arrays)
     for file, names in zip(files, shards, strict=True):
         held = dict(next(coming) for _ in names)
         assert list(held) == names
         save_file(held, folder / file, metadata={"format": "pt"})
-    if len(shards) > 1:
+    if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

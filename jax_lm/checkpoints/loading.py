@@ -18,9 +18,10 @@ from jaxtyping import Array
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.quantization import is_kernel, quantize, scale_name
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, check_names, grouped, read_views
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, grouped, read_views
 
 Progress = Callable[[int, int], None]
+"""Called with the bytes read so far, and the bytes in all."""
 ORBAX_FOLDER = "weights.orbax"
 PICKLE = "params.pkl"
 GROUP_BYTES = 2**28
@@ -70,13 +71,9 @@ class WantedTensors:
         return self.quantize and is_kernel(name) and not self.holds_int8(name)
 
     def request(self, name: str, tensor: StoredTensor) -> TensorRequest:
-        """Say how to read a tensor.
-
-        Raises:
-            CheckpointError: its shape or dtype is not what the config asks for.
-        """
-        if tensor.shape != tuple(self.shapes[name]):
-            asked = tuple(self.shapes[name])
+        """Say how to read a tensor; CheckpointError if its shape or dtype is not what the config asks for."""
+        asked = tuple(self.shapes[name])
+        if tensor.shape != asked:
             raise CheckpointError(f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {asked}")
         is_scale = name.endswith(".scale")
         if self.holds_int8(name):
@@ -96,21 +93,24 @@ class WantedTensors:
         Raises:
             CheckpointError: a tensor is missing, unknown, misshapen, or of a wrong dtype.
         """
-        check_names(checkpoint.folder, checkpoint.stored, self.shapes, self.ignored)
-        return {name: self.request(name, tensor) for name, tensor in checkpoint.stored.items() if name in self.shapes}
+        stored = checkpoint.stored
+        missing = sorted(self.shapes.keys() - stored.keys())
+        unknown = sorted(stored.keys() - self.shapes.keys() - set(self.ignored))
+        for kind, names in (("lacks", missing), ("holds the unknown", unknown)):
+            if names:
+                others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise CheckpointError(f"{checkpoint.folder} {kind} tensor {names[0]!r}{others}")
+        return {name: self.request(name, tensor) for name, tensor in stored.items() if name in self.shapes}
 
 
 def open_checkpoint(folder: Path) -> CheckpointTensors:
-    """Find the tensors of a folder in the Hugging Face or the Orbax layout; a pickle only `conversion` reads.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """Find the tensors of a folder in the Hugging Face or Orbax layout; CheckpointError if it is damaged or neither."""
     if (folder / ORBAX_FOLDER).is_dir():
         from jax_lm.checkpoints import orbax  # takes half a second, and few need it
 
         return CheckpointTensors(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read_arrays)
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
+    # Only `conversion` reads a pickle.
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
         raise CheckpointError(f"{folder / PICKLE} is a pickle of an old port: `diffucoder convert` reads it, with care")
     return CheckpointTensors(folder, huggingface.stored_tensors(folder))
@@ -120,9 +120,6 @@ def load_tensors(
     checkpoint: CheckpointTensors, wanted: WantedTensors, *, on_progress: Progress | None = None
 ) -> dict[str, Array]:
     """Read exactly the tensors that are wanted.
-
-    Args:
-        on_progress: called with bytes read so far and bytes in all.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, misshapen, of a wrong dtype, or a file is damaged.

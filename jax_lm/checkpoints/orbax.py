@@ -15,40 +15,32 @@ from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorReque
 
 
 def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:
-    """Write a checkpoint, each process what its devices hold; it appears whole or not at all.
-
-    Raises:
-        ValueError: the path exists.
-    """
+    """Write a checkpoint, each process its devices' part, whole or not at all; ValueError if the path exists."""
     ocp.save(str(path.absolute()), dict(tensors))
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """List the tensors of a checkpoint.
-
-    Raises:
-        CheckpointError: it is damaged, unfinished, or holds something other than named arrays.
-    """
+    """List the tensors of a checkpoint; CheckpointError if it is damaged, unfinished, or not one of named arrays."""
     try:
         entries = ocp.metadata(str(path.absolute())).metadata
     except Exception as error:  # Orbax and TensorStore raise whatever they meet in a damaged file
         raise CheckpointError(f"{path} is damaged or not a finished Orbax checkpoint: {summary(error)}") from error
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{path} holds no named tensors")
+    tensors = {}
     for name, entry in entries.items():
         if not isinstance(name, str) or not hasattr(entry, "shape") or entry.dtype is None:
             raise CheckpointError(f"{path} holds {name!r}, which is no tensor")
-    return {
-        name: StoredTensor(path, name, tuple(entry.shape), np.dtype(entry.dtype)) for name, entry in entries.items()
-    }
+        tensors[name] = StoredTensor(path, name, tuple(entry.shape), np.dtype(entry.dtype))
+    return tensors
 
 
 def read_arrays(requests: Sequence[TensorRequest]) -> list[Array]:
     """Read tensors, each device its slices of them."""
-    wanted = {}
-    for request in requests:
-        shape = jax.ShapeDtypeStruct(request.tensor.shape, request.dtype, sharding=request.sharding)
-        wanted[request.tensor.name] = shape
+    wanted = {
+        request.tensor.name: jax.ShapeDtypeStruct(request.tensor.shape, request.dtype, sharding=request.sharding)
+        for request in requests
+    }
     path = requests[0].tensor.path
     context = ocp.Context()
     context.pytree.loading.partial_load = True

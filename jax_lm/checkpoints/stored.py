@@ -1,7 +1,7 @@
 """The parts that checkpoint formats share: a tensor that is stored somewhere, a request to read it, and the error."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,15 +71,3 @@ def grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 def first_line(error: Exception) -> str:
     """Take the first line of what an error says; its class if it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def check_names(
-    folder: Path, files: Iterable[str], shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str]
-) -> None:
-    """Raise CheckpointError unless the checkpoint holds exactly the tensors that the config asks for."""
-    missing = sorted(set(shapes) - set(files))
-    unknown = sorted(set(files) - set(shapes) - set(ignored))
-    for kind, names in (("lacks", missing), ("holds the unknown", unknown)):
-        if names:
-            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise CheckpointError(f"{folder} {kind} tensor {names[0]!r}{others}")

@@ -68,10 +68,7 @@ class Converted:
 def convert(
     source: Path, destination: Path, conversion: Conversion, *, on_progress: Progress | None = None
 ) -> Converted:
-    """Write the checkpoint in `source` to `destination`, which must not exist.
-
-    Args:
-        on_progress: called with bytes read so far and bytes in all; half of them are the reading back.
+    """Write the checkpoint in `source` to `destination`, which must not exist; half of the progress is reading back.
 
     Raises:
         CheckpointError: the source cannot be loaded, or what was written is not what it should be.
@@ -106,8 +103,8 @@ def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) ->
         return loading.open_checkpoint(source), "orbax" if (source / ORBAX_FOLDER).is_dir() else "huggingface"
     path = source / PICKLE
     stored = legacy.stored_tensors(path)
-    biases = {name: shape for name, shape in parameter_shapes(config).items() if name.endswith(".bias")}
-    missing = {name: shape for name, shape in biases.items() if name not in stored}
+    shapes = parameter_shapes(config).items()
+    missing = {name: shape for name, shape in shapes if name.endswith(".bias") and name not in stored}
     if missing and not conversion.allow_missing_bias:
         raise CheckpointError(
             f"{path} lacks {len(missing)} q, k and v biases, as all files of that port do (first: "

@@ -68,11 +68,8 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
 def model_card(folder: Path, repo: str, license_name: str | None) -> str:
     """Write a card that says what the files themselves say, and how to use them."""
     config = DreamForCausalLM.read_config(folder)
-    precision = (
-        "int8 kernels"
-        if DreamForCausalLM.is_int8(folder)
-        else str(huggingface.read_json(folder, "config.json").get("torch_dtype"))
-    )
+    dtype = huggingface.read_json(folder, "config.json").get("torch_dtype")
+    precision = "int8 kernels" if DreamForCausalLM.is_int8(folder) else dtype
     files = sorted(set(huggingface.tensor_files(folder).values()))
     sums = "\n".join(f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |" for path in files)
     licence = f"license: {license_name}\n" if license_name else ""

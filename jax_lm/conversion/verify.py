@@ -21,11 +21,7 @@ class Check:
 
 
 def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Check]:
-    """Check a folder in the Hugging Face or Orbax layout; ends at the first thing that others depend on.
-
-    Args:
-        on_progress: called with bytes hashed so far and bytes in all.
-    """
+    """Check a folder in the Hugging Face or Orbax layout; ends at the first thing that others depend on."""
     try:
         config, int8 = DreamForCausalLM.read_config(folder), DreamForCausalLM.is_int8(folder)
         yield Check("config.json", f"{config.model_type}, {config.num_hidden_layers} layers{', int8' if int8 else ''}")
@@ -45,11 +41,12 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
         yield Check("checksums", str(error), passed=False)
         return
     wrong = [path.name for path, is_right in results if not is_right]
+    found = f"{len(results)} files as they were written"
     if wrong:
-        yield Check("checksums", f"{', '.join(wrong)} changed since it was written", passed=False)
-    else:
-        known = f"{len(results)} files as they were written"
-        yield Check("checksums", known if results else f"none known: no {checksums.SUMS}, not from the hub's cache")
+        found = f"{', '.join(wrong)} changed since it was written"
+    elif not results:
+        found = f"none known: no {checksums.SUMS}, not from the hub's cache"
+    yield Check("checksums", found, passed=not wrong)
 
 
 def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:

@@ -26,11 +26,11 @@ from jax_lm.tokenizer import (
     MASK,
     START_OF_TURN,
     DiffuCoderTokenizer,
-    train_bpe,
 )
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
 from jax_lm.training.trainer import State
+from recipes.builtin.bpe import train_bpe
 from recipes.builtin.corpus import draw_task
 from recipes.builtin.rows import RowKind, chat_row, completion_row, continuation_row, infilling_row, stream_batches
 
