@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jax_lm.reports.charts import write_picture
-from jax_lm.reports.pages import render
+from jax_lm.reports.charts import render, write_picture
 from jax_lm.reports.run_folder import write_whole
 
 
