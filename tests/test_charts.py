@@ -4,14 +4,16 @@ import math
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
+import pytest
 
 from jax_lm.reports.charts import BOTTOM, HEIGHT, TOP, bar_chart, heat_chart, line_chart, rounded_up
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_a_line_chart_has_a_line_per_series_and_leaves_out_nan():
-    chart = line_chart("a <b>", "k & l", "share", {"one": [(1, 0.0), (2, 1.0)], "<two>": [(1, 0.5), (2, math.nan)]})
+@pytest.mark.parametrize("missing", [math.nan, None])
+def test_a_line_chart_has_a_line_per_series_and_leaves_out_what_is_missing(missing):
+    chart = line_chart("a <b>", "k & l", "share", {"one": [(1, 0.0), (2, 1.0)], "<two>": [(1, 0.5), (2, missing)]})
     root = ElementTree.fromstring(chart)
     lines = [line.get("points").split() for line in root.iter(f"{SVG}polyline")]
     assert [len(line) for line in lines] == [2, 1]

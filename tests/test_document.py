@@ -50,6 +50,24 @@ def test_without_criteria_there_is_none(document):
     assert "criteria" not in plain.markdown() + plain.page()
 
 
+def test_details_are_in_the_page_alone(document):
+    picture = line_chart("Once", "x", "y", {"one": [(1, 0.5)]})
+    details = [Section(title=ATTACK, listing={"Prompt": ATTACK}, picture=picture)]
+    detailed = replace(document, details=details)
+    assert detailed.markdown() == document.markdown()
+    page = detailed.page()
+    assert "<script" not in page
+    assert [page.count(text) for text in ("<details>", "<svg", "&lt;script&gt;")] == [1, 2, 5]
+
+
+def test_a_picture_without_a_name_is_in_the_page_alone(document, tmp_path):
+    nameless = replace(document, sections=[replace(document.sections[0], name="")])
+    assert "svg" not in nameless.markdown()
+    assert nameless.page().count("<svg") == 1
+    nameless.write(tmp_path, "report")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md"]
+
+
 def test_files(document, tmp_path):
     document.write(tmp_path, "report")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md", "speed.svg"]

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console
-from rich.table import Table
 
 from jax_lm import terminal
 from jax_lm.arguments.evaluation import Evaluate
+from jax_lm.commands.compare import print_report
 from jax_lm.evaluation.attempts import Evaluator, execute_attempts, filling_attempts, problem_executor
 from jax_lm.evaluation.journal import Journal, journal_settings
-from jax_lm.evaluation.pass_at_k import RATE_COLUMNS
 from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
-from jax_lm.evaluation.report import EvaluationReport, count_outcomes
+from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.sandbox import Local
 
@@ -46,18 +45,12 @@ def run(arguments: Evaluate) -> int:
             for attempt in evaluator.attempts(problems * arguments.n, done=journal.done, on_progress=progress):
                 journal.add(attempt)
         records = list(journal.records.values())
-        report = EvaluationReport.of(settings, records, sorted(set(arguments.k)), total=total)
+        document = evaluation_report(settings, records, sorted(set(arguments.k)), total=total)
         if arguments.out is not None:
-            report.write(arguments.out)
-    console = Console(highlight=False)
-    table = Table(*RATE_COLUMNS, title=report.suite)
-    for rate in report.rates:
-        table.add_row(*rate.cells())
-    console.print(table)
-    for name, text in report.metadata.items():
-        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+            document.write(arguments.out, "report")
+    print_report(document, with_sections=True)
     if arguments.out is not None:
-        console.print(f"report: {arguments.out / 'report.html'}", markup=False, soft_wrap=True)
+        Console(highlight=False).print(f"report: {arguments.out / 'report.html'}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -1,11 +1,13 @@
 """Analysis of how a model decodes: AR-ness, order, confidence and pass@k at several temperatures, with pictures.
 
-Measures are those of the DiffuCoder paper (`jax_lm.evaluation.decoding_order`). As there, stop tokens end nothing: all
-positions of the canvas are decided, and those after the text are split off afterwards.
+Measures are those of the DiffuCoder paper (arXiv 2506.20639, appendix A.2). As there, stop tokens end nothing: all
+positions of the canvas are decided, and those after the text are split off afterwards. An order lists positions as they
+were decided, one per step.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,12 @@ from jaxtyping import Float, Int
 
 from jax_lm import terminal
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
-from jax_lm.evaluation.decoding_order import decoding_order, global_ar_ness, heat_map, local_ar_ness, within
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template
 from jax_lm.options import EXACT, Decoding, GenerationOptions
-from jax_lm.reports.charts import heat_chart, line_chart, write_picture
-from jax_lm.reports.pages import render
+from jax_lm.reports.charts import Series, heat_chart, line_chart, render, write_picture
 from jax_lm.reports.run_folder import Record, write_whole
 from jax_lm.sandbox import Executor
 
@@ -33,15 +33,6 @@ ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=0)
 
 REPLAYED = 4
 """Traces per temperature that the page replays."""
-
-TEMPERATURE_CURVES: dict[str, Callable[[Record], float | None]] = {
-    "local@1": lambda row: row["local_text"][0],
-    "global@1": lambda row: row["global_text"][0],
-    "confidence": lambda row: row["confidence_text"],
-    "pass@1": lambda row: row["pass"]["pass@1"][0],
-    "pass@n": lambda row: row["pass"].get(f"pass@{row['samples']}", [None])[0],
-}
-"""Curves of the picture over temperatures, from a row of results."""
 
 ORDER_COLUMNS = ("temperature", "local@1", "global@1", "text: local@1", "text: global@1", "confidence", "pass@k")
 
@@ -108,7 +99,7 @@ class OrderAnalysis:
         """Draw SVGs by name; the page says what they show."""
         first = self.traces[0]
         orders = [trace.order(by_confidence=self.by_confidence) for trace in first]
-        decided = [sum(values) / len(values) for values in zip(*(trace.confidence for trace in first), strict=True)]
+        decided = np.mean([trace.confidence for trace in first], axis=0).tolist()
         title = f"Decoding order at temperature {first[0].temperature:g}"
         confidence = {
             "at the first step": list(enumerate(self.first_confidence)),
@@ -122,19 +113,19 @@ class OrderAnalysis:
             "temperature": line_chart("What temperature does", "temperature", "share", self.temperature_curves()),
         }
 
-    def curves(self, kind: str) -> dict[str, list[tuple[float, float]]]:
+    def curves(self, kind: str) -> Series:
         """List a measure over k, by temperature."""
-        return {
-            f"temperature {row['temperature']:g}": [(float(k), v) for k, v in enumerate(row[kind], 1) if v is not None]
-            for row in self.rows
-        }
+        return {f"temperature {row['temperature']:g}": list(enumerate(row[kind], 1)) for row in self.rows}
 
-    def temperature_curves(self) -> dict[str, list[tuple[float, float]]]:
-        """List each of TEMPERATURE_CURVES over temperature."""
-        return {
-            name: [(row["temperature"], value) for row in self.rows if (value := pick(row)) is not None]
-            for name, pick in TEMPERATURE_CURVES.items()
-        }
+    def temperature_curves(self) -> Series:
+        """List measures of the text, and how many programs pass, over temperature."""
+        curves = {name: [] for name in ("local@1", "global@1", "confidence", "pass@1", "pass@n")}
+        for row in self.rows:
+            passes = [row["pass"].get(f"pass@{k}", [None])[0] for k in (1, row["samples"])]
+            values = (row["local_text"][0], row["global_text"][0], row["confidence_text"], *passes)
+            for curve, value in zip(curves.values(), values, strict=True):
+                curve.append((row["temperature"], value))
+        return curves
 
     def write(self, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]) -> None:
         """Write analysis.json (which begins with `facts`), analysis.html and the pictures."""
@@ -186,15 +177,6 @@ def decides_several(options: GenerationOptions) -> bool:
     return options.steps != options.max_new_tokens or options.decoding != EXACT
 
 
-def one_position_per_step(options: GenerationOptions) -> GenerationOptions:
-    """Make options that ask for as many steps as positions decide exactly one position at each."""
-    if decides_several(options):
-        return options
-    # The published schedule rounds: with as many steps as positions, some steps decide none and some several. A
-    # rule by probability with that many steps decides one position at each, the first in the order.
-    return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION)
-
-
 def decode_traces(
     engine: DiffuCoderInference,
     problems: Sequence[Problem],
@@ -208,33 +190,34 @@ def decode_traces(
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
     canvas = engine.canvas([Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows])
     holes = int(canvas.holes.sum())
-    options = replace(one_position_per_step(options), early_stop=False)
+    options = replace(options, early_stop=False)
+    if not decides_several(options):
+        # The published schedule rounds: with as many steps as positions, some steps decide none and some several. A
+        # rule by probability with that many steps decides one position at each, the first in the order.
+        options = replace(options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION)
     state = None
     for state in engine.states(canvas, options, seed=seed, every=None if on_progress is None else 8):
         if on_progress:
             on_progress(holes - int(np.asarray(state.masked).sum()), holes)
     assert state is not None
-    tokens, confidence, steps = (np.asarray(part) for part in (state.tokens, state.confidence, state.commit_step))
-    decode, stops = engine.tokenizer.decode, engine.tokenizer.stop_ids
-    traces = []
-    for row, (problem, sample) in enumerate(rows):
-        hole = canvas.holes[row]
-        ids = tokens[row][hole].tolist()
-        end = next((position for position, token in enumerate(ids) if token in stops), len(ids))
-        traces.append(
-            Trace(
-                name=problem.name,
-                sample=sample,
-                temperature=options.temperature,
-                prompt=problem.prefix,
-                text=decode(ids[:end], skip_special_tokens=True),
-                pieces=tuple(decode([token]) for token in ids),
-                commit_step=tuple(steps[row][hole].tolist()),
-                confidence=tuple(round(value, 4) for value in confidence[row][hole].tolist()),
-                end=end,
-            )
+    parts = [np.asarray(part)[canvas.holes] for part in (state.tokens, state.commit_step, state.confidence)]
+    decided = zip(*(part.reshape(len(rows), -1).tolist() for part in parts), strict=True)
+    return [
+        Trace(
+            name=problem.name,
+            sample=sample,
+            temperature=options.temperature,
+            prompt=problem.prefix,
+            text=written.text,
+            pieces=tuple(engine.tokenizer.decode([token]) for token in ids),
+            commit_step=tuple(steps),
+            confidence=tuple(round(value, 4) for value in confidence),
+            end=len(written.token_ids),
         )
-    return traces
+        for (problem, sample), written, (ids, steps, confidence) in zip(
+            rows, engine.generations(canvas, state), decided, strict=True
+        )
+    ]
 
 
 def first_confidence(
@@ -291,3 +274,82 @@ def mean(values: Iterable[float]) -> float | None:
     """Average what is not nan, to four places; None of nothing."""
     counted = [value for value in values if not np.isnan(value)]
     return round(float(np.mean(counted)), 4) if counted else None
+
+
+def decoding_order(
+    commit_step: Int[np.ndarray, "t"], confidence: Float[np.ndarray, "t"] | None = None
+) -> Int[np.ndarray, "t"]:
+    """List positions in the order in which they were decided.
+
+    Args:
+        commit_step: step at which each position was decided.
+        confidence: orders positions of one step, the most confident first (the leftmost of equals).
+
+    Raises:
+        ValueError: several positions at one step, and no confidence: the paper leaves that open.
+    """
+    if confidence is None:
+        if len(np.unique(commit_step)) < len(commit_step):
+            raise ValueError("commit_step: several positions at one step; their order is undefined without confidence")
+        return np.argsort(commit_step)
+    return np.lexsort((np.arange(len(commit_step)), -confidence, commit_step))
+
+
+def within(order: Int[np.ndarray, "t"], end: int) -> Int[np.ndarray, "e"]:
+    """Restrict an order to the first `end` positions."""
+    return order[order < end]
+
+
+def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
+    """Compute local AR-ness@k: how often the k steps before were the k positions to the left, in whatever order.
+
+    The mean over the steps t > k, so that left to right is exactly 1; nan where there is no such step.
+
+    Raises:
+        ValueError: k below 1, or positions that are not 0, 1, …
+    """
+    require_order(order, k)
+    if len(order) <= k:
+        return math.nan
+    windows = np.lib.stride_tricks.sliding_window_view(order, k + 1)
+    before, now = np.sort(windows[:, :k], axis=1), windows[:, k:]
+    return float(np.mean(np.all(before == now - np.arange(k, 0, -1), axis=1)))
+
+
+def global_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
+    """Compute global AR-ness@k: how often the position was among the k leftmost ones that were still masked.
+
+    Raises:
+        ValueError: k below 1, or positions that are not 0, 1, …
+    """
+    require_order(order, k)
+    # Of the masked positions, those to the left of the chosen one are the smaller ones that come later.
+    later_and_smaller = np.triu(order[None, :] < order[:, None], 1).sum(axis=1)
+    return float(np.mean(later_and_smaller < k))
+
+
+def require_order(order: Int[np.ndarray, "t"], k: int) -> None:
+    """Refuse, by ValueError, a k below 1 and what is no order of positions."""
+    if k < 1:
+        raise ValueError(f"k={k}: must be at least 1")
+    if not len(order) or not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise ValueError(f"order: must hold each of the positions 0 to {len(order) - 1} once")
+
+
+def heat_map(orders: list[Int[np.ndarray, "t"]], cells: int = 64) -> Float[np.ndarray, "s p"]:
+    """Compute the share of decisions of each stretch of steps (row) per stretch of positions (column).
+
+    At most `cells` rows and columns; each row sums to 1.
+
+    Raises:
+        ValueError: no order, or orders of different lengths.
+    """
+    lengths = {len(order) for order in orders}
+    if len(lengths) != 1:
+        raise ValueError(f"orders: must be one length, there are {sorted(lengths)}")
+    (length,) = lengths
+    size = min(cells, length)
+    counts = np.zeros((size, size))
+    for order in orders:
+        np.add.at(counts, (np.arange(length) * size // length, order * size // length), 1)
+    return counts / counts.sum(axis=1, keepdims=True)

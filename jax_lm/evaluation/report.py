@@ -1,16 +1,14 @@
-"""Report of an evaluation: rates beside the published scores, as Markdown and as a page. Reads records of a journal."""
+"""Report of an evaluation: rates beside the published scores, and every attempt. Reads records of a journal."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jax_lm.evaluation.attempts import SANDBOX_ERROR
 from jax_lm.evaluation.pass_at_k import RATE_COLUMNS, Rate, rates, wilson
-from jax_lm.reports.document import table
-from jax_lm.reports.pages import render
-from jax_lm.reports.run_folder import Record, write_whole
+from jax_lm.reports.charts import bar_chart
+from jax_lm.reports.document import Document, Section
+from jax_lm.reports.run_folder import Record
 
 PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")
 PUBLISHED = {
@@ -30,61 +28,58 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationReport:
-    """Rates of an evaluation, and what they depend on.
+def evaluation_report(
+    settings: Mapping[str, Any], records: Collection[Record], ks: Sequence[int], *, total: int
+) -> Document:
+    """Lay out the records of a run with these settings, on a suite of `total` problems."""
+    suite, found = settings["suite"], rates(records, ks)
+    rows = [rate.cells() for rate in found]
+    order = sorted(records, key=lambda each: (each["outcome"] == "passed", each["name"], each["sample"]))
+    return Document(
+        title=suite,
+        metadata=evaluation_metadata(settings, records, total),
+        sections=[
+            Section(title=f"Rates of {suite}", columns=RATE_COLUMNS, rows=rows),
+            *published_sections(suite, found),
+        ],
+        details=[attempt_section(record) for record in order],
+    )
 
-    Attributes:
-        suite: its name.
-        metadata: what the rates depend on, by name.
-        rates: with intervals, per group and k.
-        records: every attempt.
-    """
 
-    suite: str
-    metadata: Mapping[str, str]
-    rates: Sequence[Rate]
-    records: Collection[Record]
+def published_sections(suite: str, found: Sequence[Rate]) -> list[Section]:
+    """Lay this run's pass@1 beside the published ones; nothing where either is missing."""
+    own, scores = [rate for rate in found if rate.k == 1], published(suite)
+    if not own or not scores:
+        return []
+    # Of all groups together where there are several: that comes last.
+    rows = [("this run", own[-1].value, own[-1].low, own[-1].high)]
+    size = 378 if suite.startswith("mbpp") else 164
+    rows += [(model, score / 100, *wilson(score / 100, size)) for model, score in scores.items()]
+    bars = [(name, "this run" if name == "this run" else "published", 100 * value) for name, value, *_ in rows]
+    return [
+        Section(
+            title="Beside the published scores",
+            text=NOTE,
+            columns=("model", "pass@1, %", "95 % interval"),
+            rows=[
+                [name, f"{100 * value:.1f}", f"{100 * low:.1f} to {100 * high:.1f}"] for name, value, low, high in rows
+            ],
+            picture=bar_chart("pass@1, %", bars),
+        )
+    ]
 
-    @classmethod
-    def of(
-        cls, settings: Mapping[str, Any], records: Collection[Record], ks: Sequence[int], *, total: int
-    ) -> "EvaluationReport":
-        """Summarise the records of a run with these settings, on a suite of `total` problems."""
-        metadata = evaluation_metadata(settings, records, total)
-        return cls(suite=settings["suite"], metadata=metadata, rates=rates(records, ks), records=records)
 
-    @property
-    def comparison(self) -> list[tuple[str, float, float, float]]:
-        """This run's pass@1 and the published ones in percent: name, value, low, high (the latter by Wilson too)."""
-        first = next((rate for rate in reversed(self.rates) if rate.k == 1), None)
-        if first is None or not published(self.suite):
-            return []
-        size = 378 if self.suite.startswith("mbpp") else 164
-        rows = [("this run", 100 * first.value, 100 * first.low, 100 * first.high)]
-        for model, score in published(self.suite).items():
-            low, high = wilson(score / 100, size)
-            rows.append((model, score, 100 * low, 100 * high))
-        return rows
-
-    def markdown(self) -> str:
-        lines = [f"# {self.suite}", "", *(f"- {name}: {text}" for name, text in self.metadata.items()), ""]
-        lines += table(RATE_COLUMNS, [rate.cells() for rate in self.rates])
-        if self.comparison:
-            lines += ["", "## Beside the published scores", "", NOTE, ""]
-            cells = [[name, f"{value:.1f}", f"{low:.1f} to {high:.1f}"] for name, value, low, high in self.comparison]
-            lines += table(("model", "pass@1, %", "95 % interval"), cells)
-        return "\n".join([*lines, ""])
-
-    def page(self) -> str:
-        """Render one HTML page without scripts; what a model wrote is text in it."""
-        order = sorted(self.records, key=lambda each: (each["outcome"] == "passed", each["name"], each["sample"]))
-        return render("evaluation.html", report=self, columns=RATE_COLUMNS, note=NOTE, records=order)
-
-    def write(self, folder: Path) -> None:
-        """Write report.md and report.html, each whole or not at all."""
-        write_whole(folder / "report.md", self.markdown())
-        write_whole(folder / "report.html", self.page())
+def attempt_section(record: Record) -> Section:
+    """Show what was asked, written and executed."""
+    ending = f": {record['detail']}" if record["detail"] else ""
+    return Section(
+        title=f"{record['outcome']}: {record['name']}, sample {record['sample']}{ending}",
+        listing={
+            "Prompt": record["prompt"],
+            "What the model wrote": record["completion"],
+            "What was executed": record["program"],
+        },
+    )
 
 
 def evaluation_metadata(settings: Mapping[str, Any], records: Collection[Record], total: int) -> dict[str, str]:

@@ -1,18 +1,22 @@
 """Line charts, bar charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
 
-Colours follow the page that they stand in (`currentColor`), so that they can be read on dark and on light.
+Templates escape their values, and each page is one self-contained HTML file. Colours follow the page that they stand in (`currentColor`), so that they can be read on dark and on light.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import numpy as np
 from jaxtyping import Float
 
-from jax_lm.reports.pages import render
 from jax_lm.reports.run_folder import write_whole
 
+PAGES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"), autoescape=True, undefined=jinja2.StrictUndefined
+)
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 AREA = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
@@ -25,7 +29,12 @@ MANY = 10
 PICTURE_COLOR = "#333"
 """Of text and axes in a picture that stands alone; in a page they have the colour of its text."""
 
-Series = Mapping[str, Sequence[tuple[float | int, float | int]]]
+Series = Mapping[str, Sequence[tuple[float | int, float | int | None]]]
+
+
+def render(name: str, **values: Any) -> str:
+    """Render a template of `pages`; a value that it lacks is an error."""
+    return PAGES.get_template(name).render(**values)
 
 
 def number(value: float | int) -> str:
@@ -39,8 +48,10 @@ def rounded_up(value: float | int) -> float:
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
-    """Draw lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan are left out."""
-    drawn = {name: [point for point in points if not math.isnan(point[1])] for name, points in series.items()}
+    """Draw lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan or None are left out."""
+    drawn = {
+        name: [(x, y) for x, y in points if y is not None and not math.isnan(y)] for name, points in series.items()
+    }
     xs = [x for points in drawn.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = float(high - low) or 1.0

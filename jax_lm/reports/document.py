@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jax_lm.reports.charts import write_picture
-from jax_lm.reports.pages import render
+from jax_lm.reports.charts import render, write_picture
 from jax_lm.reports.run_folder import write_whole
 
 
@@ -34,7 +33,7 @@ class Section:
         text: one paragraph.
         columns, rows: a table.
         picture: an SVG.
-        name: of the picture's file.
+        name: of the picture's file; without one, the picture stands in the page alone.
         listing: texts by what they are, shown as they are: what a model wrote.
         points: a list.
     """
@@ -52,7 +51,7 @@ class Section:
         lines = [f"## {self.title}", ""]
         lines += [self.text, ""] if self.text else []
         lines += [*table(self.columns, self.rows), ""] if self.rows else []
-        lines += [f"![{self.title}]({self.name}.svg)", ""] if self.picture else []
+        lines += [f"![{self.title}]({self.name}.svg)", ""] if self.picture and self.name else []
         for what, text in self.listing.items():
             lines += [f"{what}:", "", *(f"    {line}" for line in text.splitlines()), ""]
         lines += [*(f"- {point}" for point in self.points), ""] if self.points else []
@@ -68,12 +67,14 @@ class Document:
         metadata: what its numbers depend on, by name.
         verdicts: whether its criteria are met.
         sections: what was measured.
+        details: what the page shows when it is opened, and Markdown leaves out.
     """
 
     title: str
     metadata: Mapping[str, str]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[Verdict] = ()
     sections: Sequence[Section]
+    details: Sequence[Section] = ()
 
     @property
     def score(self) -> str:
@@ -98,7 +99,7 @@ class Document:
     def write(self, folder: Path, name: str) -> None:
         """Write `name`.md, `name`.html and the pictures, each whole or not at all."""
         for section in self.sections:
-            if section.picture:
+            if section.picture and section.name:
                 write_picture(folder / f"{section.name}.svg", section.picture)
         write_whole(folder / f"{name}.md", self.markdown())
         write_whole(folder / f"{name}.html", self.page())
