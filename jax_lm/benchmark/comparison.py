@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_lm.benchmark.records import scaled_chart
+from jax_lm.benchmark.records import scaled_chart, table_section
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, WorkerResult, run_worker
@@ -213,7 +213,7 @@ def loading_section(result: Comparison) -> Section:
         "On a CPU memory includes pages of the checkpoint that are mapped into it, and JAX with its compiler; the "
         "weights of a small model may hide in what the imports had freed."
     )
-    return Section(title="Loading and memory", text=text, columns=("", *BACKENDS), rows=rows)
+    return table_section("Loading and memory", (result.jax, result.pytorch), ("about", "dtype", "device"), text=text)
 
 
 def speed_sections(result: Comparison) -> list[Section]:

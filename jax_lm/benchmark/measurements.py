@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from jax_lm.benchmark.comparison import Difference, worst
 from jax_lm.benchmark.machine import Machine
-from jax_lm.benchmark.parity import Finding
+from jax_lm.benchmark.parity import ParityFinding
 from jax_lm.benchmark.records import read_record, scaled_chart, table_section
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.conversion.verify import Check

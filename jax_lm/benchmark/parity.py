@@ -98,15 +98,15 @@ def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return golden[name]
 
 
-def at_most(name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e") -> Finding:
+def at_most(name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e") -> ParityFinding:
     """Judge a value by the largest that is allowed; both are written with so many digits."""
-    return Finding(name, f"{value:{digits}}", f"<= {bound:{bound_digits}}", value <= bound)
+    return ParityFinding(name, f"{value:{digits}}", f"<= {bound:{bound_digits}}", value <= bound)
 
 
-def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float) -> Finding:
+def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float) -> ParityFinding:
     """Judge how often two logits have the same best token."""
     share = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
-    return Finding(f"{name} top-1 agreement", f"{share:.1%}", f">= {least:.0%}", share >= least)
+    return ParityFinding(f"{name} top-1 agreement", f"{share:.1%}", f">= {least:.0%}", share >= least)
 
 
 def largest_difference(
@@ -143,7 +143,7 @@ def logits_of(model: DreamForCausalLM, ids: jax.Array, mask: jax.Array | None = 
     return model(ids, mask)
 
 
-def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
     """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
     ours = np.asarray(logits_of(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
@@ -210,7 +210,7 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     else:
         measured = f"equal but for the order of {ties} exact ties"
     title = f"{name} {options.alg}, {options.steps} steps"
-    return Finding(title, measured, "sequences and history equal", ties is not None)
+    return ParityFinding(title, measured, "sequences and history equal", ties is not None)
 
 
 def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:

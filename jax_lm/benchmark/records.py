@@ -68,5 +68,5 @@ def cell_text(name: str, value: Any) -> str:
 
 def scaled_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
     """Draw lines over an axis that ends above the largest value."""
-    largest = max((value for points in series.values() for _, value in points), default=1.0)
+    largest = max((value or 0.0 for points in series.values() for _, value in points), default=1.0)
     return line_chart(title, x_label, y_label, series, top=rounded_up(largest))

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jax_lm.benchmark.parity import Finding, at_most, largest_difference, read_recording
+from jax_lm.benchmark.parity import ParityFinding, at_most, largest_difference, read_recording
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.training.config import PolicyLoss
 from jax_lm.training.policy_loss import (
