@@ -17,13 +17,10 @@ from jax_lm.roofline import GIB
 
 @dataclass(frozen=True)
 class Criterion(Generic[Kind]):
-    """A condition that makes the experiment a success, one line of the list.
+    """A condition that makes the experiment a success, and what to do when it is missed.
 
-    Attributes:
-        kind: the measurement it is about; without it the criterion is not measured.
-        judge: from that, what was measured in words, and whether it is as wanted.
-        advice: what to do when it is missed.
-        step: the name of the step, where several find that kind.
+    `judge` says of a measurement of that kind what was found, in words, and whether it is as wanted; `step` names the
+    step, where several find that kind. Without the measurement the criterion is not measured.
     """
 
     name: str

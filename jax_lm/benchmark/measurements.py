@@ -89,12 +89,9 @@ class SinglePrompt(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardBatch:
-    """Forward passes of one batch size; with `out_of_memory`, why there are none.
+    """Forward passes of one batch size, in positions per second; with `out_of_memory`, why there are none.
 
-    Attributes:
-        tokens_per_second: positions per second.
-        roofline: share that is reached of what the machine's limits allow; None if they are not known.
-        limit: the one that sets it.
+    `roofline` is the share reached of what the machine's limits allow, if they are known; `limit` the one that sets it.
     """
 
     batch: int

@@ -45,12 +45,10 @@ class ParityFinding:
     passed: bool
 
 
-def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[ParityFinding]:
-    """Compare everything that a folder holds.
+def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[Finding]:
+    """Compare everything that a folder holds; what the tokenizer does, if the folder of that is named.
 
-    Args:
-        tolerance: largest absolute difference of float32 hidden states and logits.
-        tokenizer: folder of the tokenizer that `tokenizer_cases.json` was recorded with.
+    The tolerance is the largest absolute difference of float32 hidden states and logits.
 
     Raises:
         CheckpointError: the folder is not complete.

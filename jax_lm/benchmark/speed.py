@@ -207,10 +207,7 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
 
 
 def time_generation(backend: Backend, cell: Cell, repeats: int, *, with_forward: bool = False) -> GenerationTime:
-    """Compile on one prompt, then time another of the same bucket: what compiles then is a recompilation.
-
-    With `with_forward`, time also a forward pass over as many tokens.
-    """
+    """Compile on one prompt, then time another of the same bucket: what compiles then is a recompilation."""
     options, length = published_options(cell.new_tokens, cell.preset), cell.prompt_tokens
     # One token shorter in the same bucket, if there is such a length: the padding differs, the shape does not.
     shorter = length - (length > 1 and (length + cell.new_tokens) % WIDTH_BUCKET != 1)
@@ -241,21 +238,20 @@ def measure_speed(
     backend, cells, memory = JaxBackend(sampler), workload.cells(presets), PeakMemory()
     for cell in cells:
         cell.require_room(sampler.config.max_position_embeddings)
-    report = on_progress or (lambda done, total: None)
+    report, total = on_progress or (lambda done, total: None), len(cells) + len(workload.batch_sizes)
+    longest = Cell(batch=1, prompt_tokens=max(workload.prompt_tokens), new_tokens=max(workload.new_tokens))
     generations: list[GenerationTime] = []
     forwards: list[ForwardTime] = []
-    total = len(cells) + len(workload.batch_sizes)
     with without_stored_compilations():
-        for cell in cells:
+        for done, cell in enumerate(cells, 1):
             memory.start()
             time = time_generation(backend, cell, workload.repeats)
             generations.append(replace(time, peak_bytes=memory.read()))
-            report(len(generations), total)
-        for number, batch in enumerate(workload.batch_sizes, 1):
-            cell = Cell(batch=batch, prompt_tokens=max(workload.prompt_tokens), new_tokens=max(workload.new_tokens))
-            canvas = random_canvas(sampler.config, cell, seed=0)
+            report(done, total)
+        for done, batch in enumerate(workload.batch_sizes, len(cells) + 1):
+            canvas = random_canvas(sampler.config, replace(longest, batch=batch), seed=0)
             forwards += time_forwards(sampler, canvas, limits, repeats=workload.repeats)
-            report(len(cells) + number, total)
+            report(done, total)
     return tuple(generations), tuple(forwards)
 
 

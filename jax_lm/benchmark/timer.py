@@ -69,9 +69,7 @@ def time_in_turns(
 ) -> list[Timing[Result]]:
     """Warm up every call, then let them take turns, so that a moment in which the machine is busy slows all.
 
-    Args:
-        repeats: timed rounds after the warm-up.
-        warm_ups: what is called first in place of each call; the call itself if not given.
+    After the warm-up there are so many timed rounds. `warm_ups` are called first in place of the calls themselves.
     """
     seconds: list[list[float]] = [[] for _ in calls]
     compiled: list[list[int]] = [[] for _ in calls]
