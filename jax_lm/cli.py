@@ -25,15 +25,14 @@ class Entry(NamedTuple):
     """Where a command lives.
 
     Attributes:
-        module: of `jax_lm.commands`, with a function `run(arguments) -> int`; imported when the command runs.
         arguments: module of `jax_lm.arguments`, which import no JAX, and class in it. The class may have
-            `implied(words)`: options that the typed words imply, and that lose against what was typed.
+            `implied(words)`: options that the typed words imply, and that lose against what was typed. The module of
+            `jax_lm.commands` with the same name, imported when the command runs, has `run_NAME`: arguments to status.
         summary: one line.
         markers: how its options are parsed.
         extra: of the distribution, that it needs.
     """
 
-    module: str
     arguments: str
     summary: str
     markers: tuple = ()
@@ -56,15 +55,15 @@ class Entry(NamedTuple):
                 raise
             raise ValueError(one_line(refusal.getvalue())) from stop
 
-    def run(self, arguments: Any) -> int:
+    def run(self, name: str, arguments: Any) -> int:
         """Run the command; returns its exit status. ValueError names the extra that is not installed."""
         try:
-            module = importlib.import_module(f"jax_lm.commands.{self.module}")
+            module = importlib.import_module(f"jax_lm.commands.{self.arguments.partition('.')[0]}")
         except ModuleNotFoundError as error:
             if self.extra is None:
                 raise
             raise ValueError(f"{error.name} is not installed: pip install 'jax-diffucoder[{self.extra}]'") from error
-        return module.run(arguments)
+        return getattr(module, f"run_{re.sub('[ -]', '_', name)}")(arguments)
 
 
 RULE = re.compile("─{3}|-{3}")
@@ -74,38 +73,28 @@ TYPED_FLAGS = (tyro.conf.FlagConversionOff,)
 """Switches are given as True or False, as in a recipe."""
 
 COMMANDS = {
-    "generate": Entry("generate", "generation.Generate", "Complete a prompt, or fill the holes of a text."),
-    "info": Entry(
-        "info", "checkpoints.Info", "Show configuration, parameters, tokenizer, devices and memory of a model."
-    ),
-    "eval": Entry("evaluation", "evaluation.Evaluate", "Measure pass@k by executing unit tests."),
-    "analyze": Entry("analyze", "evaluation.Analyze", "Measure how a model decodes: AR-ness, order, confidence."),
-    "adapt": Entry("adapt", "training.Adapt", "Train masked diffusion on plain text.", TYPED_FLAGS),
-    "sft": Entry("sft", "training.Sft", "Fine-tune on conversations.", TYPED_FLAGS),
-    "grpo": Entry("grpo", "training.Grpo", "Train by coupled-GRPO on rewards.", TYPED_FLAGS),
-    "merge-lora": Entry("merge_lora", "training.MergeLora", "Add an adapter to the weights of its model."),
-    "data": Entry("data", "training.PrepareData", "Prepare data for training."),
-    "bench": Entry("bench", "benchmark.Bench", "Measure speed, memory and compilations of a model."),
-    "experiment": Entry(
-        "experiment", "benchmark.Experiment", "Measure a model on this machine step by step, as a report."
-    ),
-    "compare": Entry(
-        "compare", "benchmark.Compare", "Run a checkpoint in PyTorch and in JAX, and report the differences."
-    ),
-    "plan": Entry(
-        "plan", "checkpoints.Plan", "Say what a generation or a training step takes on a machine that is not here."
-    ),
-    "convert": Entry("convert", "checkpoints.Convert", "Write a checkpoint in another format or precision."),
-    "verify": Entry("verify", "checkpoints.Verify", "Check a checkpoint without loading it."),
-    "push": Entry("push", "checkpoints.Push", "Send a checkpoint to the hub."),
-    "parity check": Entry("parity_check", "benchmark.ParityCheck", "Compare with recorded outputs of PyTorch."),
-    "parity record": Entry("parity_record", "benchmark.ParityRecord", "Record outputs of PyTorch.", extra="parity"),
-    "sandbox check": Entry("sandbox_check", "sandbox.SandboxCheck", "Attack this host's sandbox: what is stopped?"),
-    "sandbox run": Entry("sandbox_run", "sandbox.SandboxRun", "Run an untrusted program, contained."),
-    "sandbox serve": Entry("sandbox_serve", "sandbox.SandboxServe", "Run programs for other machines."),
-    "serve": Entry(
-        "serve", "generation.Serve", "Serve a checkpoint over OpenAI's HTTP interface, with a page.", extra="serve"
-    ),
+    "generate": Entry("generation.Generate", "Complete a prompt, or fill the holes of a text."),
+    "info": Entry("checkpoints.Info", "Show configuration, parameters, tokenizer, devices and memory of a model."),
+    "eval": Entry("evaluation.Evaluate", "Measure pass@k by executing unit tests."),
+    "analyze": Entry("evaluation.Analyze", "Measure how a model decodes: AR-ness, order, confidence."),
+    "adapt": Entry("training.Adapt", "Train masked diffusion on plain text.", TYPED_FLAGS),
+    "sft": Entry("training.Sft", "Fine-tune on conversations.", TYPED_FLAGS),
+    "grpo": Entry("training.Grpo", "Train by coupled-GRPO on rewards.", TYPED_FLAGS),
+    "merge-lora": Entry("training.MergeLora", "Add an adapter to the weights of its model."),
+    "data": Entry("training.PrepareData", "Prepare data for training."),
+    "bench": Entry("benchmark.Bench", "Measure speed, memory and compilations of a model."),
+    "experiment": Entry("benchmark.Experiment", "Measure a model on this machine step by step, as a report."),
+    "compare": Entry("benchmark.Compare", "Run a checkpoint in PyTorch and in JAX, and report the differences."),
+    "plan": Entry("checkpoints.Plan", "Say what a generation or a training step takes on a machine that is not here."),
+    "convert": Entry("checkpoints.Convert", "Write a checkpoint in another format or precision."),
+    "verify": Entry("checkpoints.Verify", "Check a checkpoint without loading it."),
+    "push": Entry("checkpoints.Push", "Send a checkpoint to the hub."),
+    "parity check": Entry("benchmark.ParityCheck", "Compare with recorded outputs of PyTorch."),
+    "parity record": Entry("benchmark.ParityRecord", "Record outputs of PyTorch.", extra="parity"),
+    "sandbox check": Entry("sandbox.SandboxCheck", "Attack this host's sandbox: what is stopped?"),
+    "sandbox run": Entry("sandbox.SandboxRun", "Run an untrusted program, contained."),
+    "sandbox serve": Entry("sandbox.SandboxServe", "Run programs for other machines."),
+    "serve": Entry("serving.Serve", "Serve a checkpoint over OpenAI's HTTP interface, with a page.", extra="serve"),
 }
 
 
@@ -145,7 +134,7 @@ def parse(words: list[str]) -> Any:
 def run(words: list[str]) -> int:
     """Run the command that these words ask for; its exit status."""
     name, _ = find(words)
-    return COMMANDS[name].run(parse(words))
+    return COMMANDS[name].run(name, parse(words))
 
 
 def one_line(refusal: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from jax_lm.arguments.generation import Serve
+from jax_lm.arguments.serving import Serve
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 METRIC = re.compile(r"diffucoder_\w+")

@@ -1,24 +1,28 @@
-"""`diffucoder eval`: how often a model solves problems, by executing what it writes."""
+"""The commands that measure quality: `diffucoder eval`, `diffucoder analyze`."""
 
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from rich.console import Console
+from rich.table import Table
 
 from jax_lm import terminal
-from jax_lm.arguments.evaluation import Evaluate
-from jax_lm.commands.compare import print_report
+from jax_lm.arguments.evaluation import Analyze, Evaluate
+from jax_lm.benchmark.machine import about
 from jax_lm.evaluation.attempts import Evaluator, execute_attempts, filling_attempts, problem_executor
 from jax_lm.evaluation.journal import Journal, journal_settings
+from jax_lm.evaluation.order_analysis import ORDER_COLUMNS, analyze_order
 from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.inference import DiffuCoderInference
+from jax_lm.reports.document import print_report
 from jax_lm.sandbox import Local
 
 
-def run(arguments: Evaluate) -> int:
+def run_eval(arguments: Evaluate) -> int:
     """Score a model on a suite, or fillings whose outcome is known."""
     problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
     if arguments.timeout is not None:
@@ -73,3 +77,31 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
         f"{len(attempts) / seconds:.1f} runs/s"
     )
     return 1 if wrong else 0
+
+
+def run_analyze(arguments: Analyze) -> int:
+    """Analyze a model; print a table, and write numbers, pictures and a page."""
+    problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
+    generation, executor = arguments.generation, problem_executor(arguments.executor)
+    options = [replace(generation, temperature=temperature) for temperature in arguments.temperatures]
+    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
+    analysis = analyze_order(engine, problems, executor, options, samples=arguments.n, seed=arguments.seed)
+    steps = f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
+    together = "; positions of one step are ordered by confidence, the paper leaves that open"
+    metadata = {
+        "model": f"{arguments.model or 'built-in model'}, {engine.parameter_count:,} parameters, {engine.dtype}",
+        "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",
+        "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
+        + (together if analysis.by_confidence else ""),
+    }
+    settings = json.loads(json.dumps(asdict(arguments), default=str))
+    analysis.write(arguments.out, metadata, {"about": about(), "settings": settings})
+    console = Console(highlight=False)
+    for name, text in metadata.items():
+        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+    table = Table(*ORDER_COLUMNS)
+    for cells in analysis.cells():
+        table.add_row(*cells)
+    console.print(table)
+    console.print(f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True)
+    return 0

@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
 from jax_lm.reports.charts import render, write_picture
 from jax_lm.reports.run_folder import write_whole
 
@@ -112,3 +117,25 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"
 
     return [line(cells) for cells in (columns, ["---"] * len(columns), *rows)]
+
+
+def print_report(document: Document, *, with_sections: bool = False) -> None:
+    """Print what a report depends on, and its verdicts or its tables."""
+    console = Console(highlight=False)
+    for name, text in document.metadata.items():
+        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+    for section in document.sections if with_sections else ():
+        columns = [Column(name, overflow="fold") for name in section.columns]
+        table = Table(*columns, title=section.title, box=box.SIMPLE_HEAD, padding=0)
+        for row in section.rows:
+            table.add_row(*row)
+        console.print(table)
+    if not document.verdicts:
+        return
+    table = Table("criterion", "wanted", "measured", "", title=document.title)
+    colors = {True: "green", False: "red", None: "dim"}
+    for verdict in document.verdicts:
+        mark = f"[{colors[verdict.met]}]{verdict.mark}[/]"
+        table.add_row(verdict.name, verdict.wanted, escape(verdict.measured), mark)
+    console.print(table)
+    console.print(document.score)

@@ -1,18 +1,24 @@
-"""`diffucoder plan`: will it fit, and how fast can it be, on a machine that is not here?"""
+"""The commands about checkpoints: `diffucoder info`, `plan`, `convert`, `verify`, `push`."""
 
 import sys
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
-from jax_lm import compilation
-from jax_lm.arguments.checkpoints import Plan
+from jax_lm import compilation, terminal
+from jax_lm.arguments.checkpoints import Convert, Info, Plan, Push, Verify
 from jax_lm.checkpoints import huggingface
 from jax_lm.compilation import Compiled
 from jax_lm.config import SHAPES, DreamConfig
-from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.conversion import push as hub
+from jax_lm.conversion.convert import Conversion, convert
+from jax_lm.conversion.verify import verify
+from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
+from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.options import require_one_of
 from jax_lm.planning import (
+    PRECISIONS,
     RESERVED,
     Bound,
     Memory,
@@ -21,15 +27,102 @@ from jax_lm.planning import (
     cheapest_changes,
     estimated_memory,
     fits,
+    parameter_count,
     smallest_topology,
 )
 from jax_lm.roofline import Topology, gib
 from jax_lm.sharding import MeshShape
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 Rows = list[tuple[str, str]]
 
 
-def run(arguments: Plan) -> int:
+def run_info(arguments: Info) -> int:
+    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
+    config = DreamForCausalLM.read_config(folder)
+    count = parameter_count(config)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("model", str(arguments.model) if arguments.model else BUILTIN_NOTICE)
+    table.add_row("parameters", f"{count:,} in {len(parameter_shapes(config))} tensors")
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        table.add_row(name, f"{getattr(config, name):,}")
+    for name in ("num_key_value_heads", "vocab_size", "max_position_embeddings", "mask_token_id"):
+        table.add_row(name, f"{getattr(config, name)}")
+    try:
+        tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+        stops = ", ".join(map(str, tokenizer.stop_ids))
+        chat = "with" if tokenizer.chat_template else "without"
+        table.add_row("tokenizer", f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template")
+    except TokenizerError as error:
+        table.add_row("tokenizer", f"none ({error})")
+    devices = jax.devices()
+    table.add_row("devices", f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
+    shape = MeshShape.for_generation(config, len(devices))
+    table.add_row("mesh", f"{shape}" + (" (overridden by --mesh)" if shape.size > 1 else ""))
+    for device in devices:
+        if statistics := device.memory_stats():
+            used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
+            free = f", {(limit - used) / 2**30:.2f} GiB free" if limit else ""
+            table.add_row(f"memory of {device}", f"{used / 2**30:.2f} GiB in use{free}")
+    for dtype in PRECISIONS:
+        planned = PlannedStep(
+            precision=dtype, batch=arguments.batch, canvas=arguments.canvas, new_tokens=arguments.canvas
+        )
+        memory = estimated_memory(config, planned, shape)
+        note = "  (default here)" if dtype == fitting_dtype(count) else ""
+        table.add_row(
+            f"memory, {dtype}",
+            f"{memory.weights / 2**30:.2f} GiB weights + about {memory.working / 2**30:.2f} GiB for "
+            f"{arguments.batch} x {arguments.canvas} tokens{', per device' if shape.size > 1 else ''}{note}",
+        )
+    Console(highlight=False).print(table)
+    return 0
+
+
+def run_convert(arguments: Convert) -> int:
+    conversion = Conversion(
+        format=arguments.format,
+        dtype=arguments.dtype,
+        int8=arguments.quantize == "int8",
+        allow_missing_bias=arguments.allow_missing_bias,
+    )
+    source = huggingface.resolve(arguments.source)
+    with terminal.progress("converting") as report:
+        done = convert(source, arguments.destination, conversion, on_progress=report)
+    print(
+        f"wrote {done.tensors} tensors, {done.nbytes / 2**20:,.1f} MiB, to {arguments.destination} ({done.format}); "
+        "read back: names, shapes, dtypes, checksums and logits are equal"
+    )
+    return 0
+
+
+def run_verify(arguments: Verify) -> int:
+    with terminal.progress("verifying") as report:
+        checks = list(verify(huggingface.resolve(arguments.path), on_progress=report))
+    for check in checks:
+        print(f"{'ok    ' if check.passed else 'FAILED'}  {check.name}: {check.found}")
+    return 0 if all(check.passed for check in checks) else 1
+
+
+def run_push(arguments: Push) -> int:
+    upload = hub.prepare_upload(arguments.folder, arguments.repo, arguments.license)
+    for path in upload.files:
+        print(f"{path.stat().st_size:15,}  {path.name}")
+    if upload.card is not None:
+        print(f"{len(upload.card.encode()):15,}  {hub.CARD}, made for it:\n\n{upload.card}")
+    if upload.left_out:
+        print(f"left out: {', '.join(path.name for path in upload.left_out)}")
+    if not arguments.confirm:
+        print(f"nothing was sent to {arguments.repo}: --confirm does it")
+        return 0
+    address = hub.push(
+        upload, arguments.repo, message=arguments.message, is_public=arguments.public, revision=arguments.revision
+    )
+    print(f"sent {upload.nbytes / 2**20:,.1f} MiB: {address}")
+    return 0
+
+
+def run_plan(arguments: Plan) -> int:
     topology = Topology.parse(arguments.topology)
     if topology.is_tpu:
         compilation.prepare_compiler()

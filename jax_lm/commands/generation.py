@@ -10,7 +10,7 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import Template
 
 
-def run(arguments: Generate) -> int:
+def run_generate(arguments: Generate) -> int:
     """Write a completion, or a text with its holes filled, to standard output."""
     require_one_source(arguments)
     infills = arguments.prefix is not None or arguments.suffix is not None

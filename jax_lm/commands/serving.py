@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from jax_lm.arguments.generation import Serve
+from jax_lm.arguments.serving import Serve
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
@@ -18,7 +18,7 @@ GRACE_SECONDS = 30
 KEEP_ALIVE_SECONDS = 10
 
 
-def run(arguments: Serve) -> int:
+def run_serve(arguments: Serve) -> int:
     """Serve until it is told to stop."""
     keys = read_keys(arguments.api_key_file) if arguments.api_key_file else ()
     is_local = arguments.host in LOOPBACK

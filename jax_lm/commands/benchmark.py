@@ -1,0 +1,174 @@
+"""The commands that measure: `diffucoder bench`, `compare`, `experiment`, `parity check`, `parity record`."""
+
+import json
+import time
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from jax_lm import terminal
+from jax_lm.arguments.benchmark import Bench, Compare, Experiment, ParityCheck, ParityRecord
+from jax_lm.benchmark import comparison
+from jax_lm.benchmark.experiment import ExperimentSteps
+from jax_lm.benchmark.experiment_report import experiment_report
+from jax_lm.benchmark.machine import Machine, PeakMemory, machine_limits
+from jax_lm.benchmark.parity import TOLERANCE, check_parity, read_golden, read_recording
+from jax_lm.benchmark.records import plain_data
+from jax_lm.benchmark.settings import ExperimentSettings
+from jax_lm.benchmark.speed import MeasuredModel, Speed, measure_speed, speed_report
+from jax_lm.benchmark.training_parity import FILES, check_training_parity
+from jax_lm.benchmark.workload import random_model
+from jax_lm.checkpoints import huggingface
+from jax_lm.config import SHAPES
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.planning import parameter_count
+from jax_lm.reports.document import print_report
+from jax_lm.reports.run_folder import weights_digest, write_whole
+from jax_lm.reports.steps import FAILED, Steps
+
+
+def run_bench(arguments: Bench) -> int:
+    out = arguments.out
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+    about, model = Machine.here(), chosen_model(arguments)
+    limits = machine_limits(model.dtype)
+    start = time.perf_counter()
+    sampler = load_sampler(arguments, model.dtype)
+    load_seconds = time.perf_counter() - start
+    with terminal.progress("measuring") as report:
+        generations, forwards = measure_speed(
+            sampler, arguments.presets, arguments.workload, limits, on_progress=report
+        )
+    speed = Speed(
+        about=about,
+        model=model,
+        workload=arguments.workload,
+        limits=limits,
+        load_seconds=load_seconds,
+        peak_memory=PeakMemory().source,
+        generations=generations,
+        forwards=forwards,
+    )
+    document = speed_report(speed)
+    if out:
+        write_whole(out / "bench.json", json.dumps(plain_data(speed), indent=2) + "\n")
+        document.write(out, "bench")
+    print_report(document, with_sections=True)
+    return 0
+
+
+def chosen_model(arguments: Bench) -> MeasuredModel:
+    """Name the model, and choose its dtype."""
+    if arguments.random_shape:
+        config, name = SHAPES[arguments.random_shape], f"random weights of the shape {arguments.random_shape}"
+    else:
+        config = DreamForCausalLM.read_config(huggingface.resolve(arguments.model or BUILTIN_MODEL))
+        name = arguments.model or "built-in model"
+    # The weights of 7B parameters hardly fit anywhere in float32.
+    fitting = "bfloat16" if arguments.random_shape == "7b" else fitting_dtype(parameter_count(config))
+    return MeasuredModel(name=name, parameters=parameter_count(config), dtype=arguments.dtype or fitting)
+
+
+def load_sampler(arguments: Bench, dtype: str) -> Sampler:
+    """Load the model, or make it, on the device."""
+    if arguments.random_shape:
+        model = random_model(SHAPES[arguments.random_shape], dtype)
+    else:
+        with terminal.progress("loading") as report:
+            folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
+            model = DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
+    sampler = Sampler(model)
+    jax.block_until_ready(sampler.params)
+    return sampler
+
+
+def run_compare(arguments: Compare) -> int:
+    out, tolerance = arguments.out, arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
+    if lacking := comparison.missing_packages():
+        missing = " and ".join(lacking)
+        raise ValueError(f"compare needs {missing}, which this environment lacks: {comparison.EXTRA}")
+    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
+    with terminal.progress("comparing") as report:
+        result = comparison.compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)
+    document = comparison.comparison_report(result, arguments.model or "built-in model")
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / "comparison.json", json.dumps(plain_data(result), indent=1) + "\n")
+        document.write(out, "comparison")
+    print_report(document)
+    if out:
+        Console(highlight=False).print(f"report: {out / 'comparison.html'}", markup=False, soft_wrap=True)
+    return 1 if document.verdicts[0].met is False else 0
+
+
+def run_experiment(arguments: Experiment) -> int:
+    settings, out = arguments.settings, arguments.out
+    if settings.recorded is not None:
+        read_golden(settings.recorded)
+    folder = huggingface.resolve(settings.model or BUILTIN_MODEL)
+    steps = ExperimentSteps(folder, settings).steps()
+    name = settings.model or "built-in model"
+    with Steps(out, run_identity(settings, folder)) as kept:
+        # What an earlier run found is read before anything is measured.
+        experiment_report(kept.outcomes, steps, name)
+        if kept.outcomes:
+            Console(stderr=True).print(f"going on after {len(kept.outcomes)} steps of an earlier run")
+        with terminal.progress("experiment") as report:
+            kept.run(steps, on_step=report)
+        document = experiment_report(kept.outcomes, steps, name)
+        results = {name: asdict(outcome) for name, outcome in kept.outcomes.items()}
+        write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
+        document.write(out, "report")
+        print_report(document)
+    Console(highlight=False).print(f"report: {out / 'report.html'}", markup=False, soft_wrap=True)
+    return 1 if any(outcome.state == FAILED for outcome in kept.outcomes.values()) else 0
+
+
+def run_identity(settings: ExperimentSettings, folder: Path) -> dict[str, Any]:
+    """Return everything that the results depend on: settings, weights and devices."""
+    return asdict(settings) | {
+        "recorded": None if settings.recorded is None else str(settings.recorded),
+        "weights": f"sampled sha256:{weights_digest(folder)}",
+        "devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+    }
+
+
+def run_parity_check(arguments: ParityCheck) -> int:
+    _, cases = read_golden(arguments.folder)
+    if arguments.training:
+        read_recording(arguments.folder, *FILES)
+    console = Console(highlight=False)
+    table = Table("compared", "measured", "allowed", "", title=f"parity with {arguments.folder}")
+    failures = 0
+    tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
+    findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=arguments.tokenizer)
+    for finding in chain(findings, check_training_parity(arguments.folder) if arguments.training else ()):
+        failures += not finding.passed
+        verdict = "ok" if finding.passed else "[red]FAILED[/red]"
+        table.add_row(finding.name, finding.measured, finding.allowed, verdict)
+    console.print(table)
+    if others := sorted(set(cases) - {"config", "generate", "fast"}):
+        counts = ", ".join(f"{name} ({len(cases[name])} cases)" for name in others)
+        console.print(f"not checked by this version: {counts}")
+    console.print(f"{table.row_count - failures} of {table.row_count} within bounds")
+    return 1 if failures else 0
+
+
+def run_parity_record(arguments: ParityRecord) -> int:
+    try:
+        from jax_lm.benchmark import recording
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"parity record needs {error.name}, which is not installed: pip install 'jax-diffucoder[parity]'"
+        ) from error
+    recording.record_reference(arguments.pytorch_model, arguments.out, arguments.shape)
+    print(f"recorded {len(recording.CASES)} generations to {arguments.out}")
+    return 0

@@ -1,0 +1,123 @@
+"""The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`, `data`."""
+
+import dataclasses
+from dataclasses import asdict
+from pathlib import Path
+
+from flax import nnx
+
+from jax_lm import distributed, terminal
+from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, PrepareData, Sft
+from jax_lm.checkpoints import huggingface
+from jax_lm.commands.trained_model import TrainedModel, load_for_training, model_identity, parse_mesh, write_refused
+from jax_lm.data.acecode import prepare_acecode
+from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
+from jax_lm.data.prompts import builtin_prompts, read_prompts
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.models import lora
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.sandbox.runner import choose_tier
+from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
+from jax_lm.training.sft import adapt, fine_tune
+
+
+def run_sft(arguments: Sft) -> int:
+    """Train, or go on; the status tells whether the end was reached."""
+    terminal.show_log()
+    model_arguments, settings = arguments.model_arguments, arguments.settings
+    distributed.start(**asdict(model_arguments.hosts))
+    model, target = load_for_training(model_arguments, settings.training.seed)
+    samples = read_samples(arguments.data, conversation_rows(target.tokenizer, settings.max_length))
+    finished = fine_tune(
+        model,
+        samples.rows,
+        settings,
+        arguments.out,
+        pad_id=target.tokenizer.pad_id,
+        trained=target.trained,
+        identity={"data": samples.digest} | model_identity(model_arguments),
+    )
+    write_refused(samples, arguments.out)
+    return target.end(finished, model, arguments.out)
+
+
+SANDBOXED = {"code", "binary_code", "completed_code"}
+
+
+def run_grpo(arguments: Grpo) -> int:
+    """Train, or go on; the status tells whether the end was reached."""
+    terminal.show_log()
+    model_arguments, settings = arguments.model_arguments, arguments.settings
+    if SANDBOXED & set(settings.reward_funcs):
+        # A host that cannot contain programs is better told before the model has written them.
+        choose_tier("auto", allow_unsafe=False)
+    if arguments.data == BUILTIN:
+        rows = builtin_prompts(arguments.prompts, settings.training.seed)
+    else:
+        rows = read_prompts(Path(arguments.data))
+    distributed.start(**asdict(model_arguments.hosts))
+    model, target = load_for_training(model_arguments, settings.training.seed)
+    trainer = DiffuGRPOTrainer(
+        model,
+        target.tokenizer,
+        rows,
+        settings,
+        out=arguments.out,
+        trained=target.trained,
+        identity=model_identity(model_arguments),
+    )
+    # The trainer has float32 weights of its own.
+    del model
+    finished = trainer.train()
+    return target.end(finished, trainer.model, arguments.out)
+
+
+def run_adapt(arguments: Adapt) -> int:
+    """Train, or go on; the status tells whether the end was reached."""
+    terminal.show_log()
+    folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
+    config = DreamForCausalLM.read_config(folder)
+    tokenizer.require_ids(mask_token_id=tokenizer.mask_id, vocab_size=config.vocab_size)
+    ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
+    config = dataclasses.replace(config, model_type="Dream", **ids)
+    samples = read_samples(arguments.data, text_rows(tokenizer, arguments.settings.max_length))
+    mesh = parse_mesh(arguments.mesh)
+    if arguments.from_scratch:
+        model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
+        model = model.on_mesh(mesh) if mesh else model
+    else:
+        model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
+        model.config = config
+    target = TrainedModel(tokenizer, model.dtype)
+    finished = adapt(
+        model,
+        samples.rows,
+        arguments.settings,
+        arguments.out,
+        pad_id=tokenizer.pad_id,
+        identity={"data": samples.digest, "from_scratch": arguments.from_scratch},
+    )
+    write_refused(samples, arguments.out)
+    return target.end(finished, model, arguments.out)
+
+
+def run_merge_lora(arguments: MergeLora) -> int:
+    """Load model and adapter, and write the sum as a checkpoint."""
+    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+    model = DreamForCausalLM.from_pretrained(folder)
+    lora.load_adapter(model, arguments.adapter)
+    lora.merge(model)
+    model.save_pretrained(arguments.out)
+    tokenizer.save_pretrained(arguments.out)
+    print(f"wrote {arguments.out}")
+    return 0
+
+
+def run_data(arguments: PrepareData) -> int:
+    """Prepare a data set, and say what was written."""
+    terminal.show_log()
+    print(prepare_acecode(arguments.data, arguments.out, arguments.difficulty))
+    return 0
