@@ -9,23 +9,22 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from jax_lm.sandbox.results import (
     BatchExecutor,
-    Cancel,
     Program,
     Result,
     import_client,
+    read_results,
     request_text,
-    results_from_text,
     sandbox_errors,
 )
 from jax_lm.sandbox.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent.parent
 HOME = "/home/user/sandbox"
-COMMAND = f"cd {HOME} && python3 -m jax_lm.sandbox < jobs.json"
 MARGIN_SECONDS = 60
 
 
@@ -44,7 +43,7 @@ class E2B(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Event) -> Iterator[tuple[int, list[Result]]]:
         e2b = import_client("e2b", "E2B's client")
         if not os.environ.get("E2B_API_KEY"):
             raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
@@ -70,6 +69,7 @@ class E2B(BatchExecutor):
             for path in sources:
                 machine.files.write(f"{HOME}/{path.relative_to(PACKAGE.parent)}", path.read_text(encoding="utf-8"))
             machine.files.write(f"{HOME}/jobs.json", request)
-            return results_from_text(machine.commands.run(COMMAND, timeout=seconds).stdout, programs)
+            command = f"cd {HOME} && python3 -m jax_lm.sandbox < jobs.json"
+            return read_results(machine.commands.run(command, timeout=seconds).stdout, programs)
         finally:
             machine.kill()

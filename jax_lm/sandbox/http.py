@@ -23,11 +23,10 @@ from typing import Any
 
 from jax_lm.sandbox.results import (
     BatchExecutor,
-    Cancel,
     Program,
     Result,
+    read_results,
     request_text,
-    results_from_text,
     results_text,
     sandbox_errors,
 )
@@ -207,7 +206,9 @@ class HttpWorkers(BatchExecutor):
             raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
         super().__post_init__()
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(
+        self, batches: Sequence[Sequence[Program]], cancel: threading.Event
+    ) -> Iterator[tuple[int, list[Result]]]:
         token = token_from_environment()
         with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
@@ -216,7 +217,7 @@ class HttpWorkers(BatchExecutor):
             for number, future in enumerate(futures):
                 yield number, future.result()
 
-    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel) -> list[Result]:
+    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: threading.Event) -> list[Result]:
         reason = ""
         for attempt in range(self.attempts):
             if cancel.is_set():
@@ -240,4 +241,4 @@ class HttpWorkers(BatchExecutor):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            return results_from_text(answer.read(), programs)
+            return read_results(answer.read(), programs)

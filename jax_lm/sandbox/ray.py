@@ -6,16 +6,16 @@ JSON text. What Ray loses is run again, then reported as a sandbox error.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from jax_lm.sandbox.results import (
     BatchExecutor,
-    Cancel,
     Program,
     Result,
     import_client,
+    read_results,
     request_text,
-    results_from_text,
     sandbox_errors,
 )
 from jax_lm.sandbox.runner import answer_request
@@ -37,7 +37,7 @@ class RayCluster(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Event) -> Iterator[tuple[int, list[Result]]]:
         """Run each batch as a task that takes one core of a host."""
         ray = import_client("ray", "Ray")
         if not ray.is_initialized():
@@ -57,6 +57,6 @@ class RayCluster(BatchExecutor):
 def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Result]:
     """Fetch the results of a task that has ended; Ray has already tried again what a lost host was running."""
     try:
-        return results_from_text(ray.get(reference), batch)
+        return read_results(ray.get(reference), batch)
     except ray.exceptions.RayError as error:
         return sandbox_errors(batch, f"Ray: {str(error).strip().splitlines()[-1]}")

@@ -217,7 +217,7 @@ def results_text(results: Sequence[Result]) -> str:
     return json.dumps({"results": [result.to_json() for result in results]})
 
 
-def results_from_text(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
+def read_results(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
     """Read the answer to a request; raises ValueError unless it has a result per program."""
     data = json.loads(text)
     results = data.get("results") if isinstance(data, dict) else None

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import sys
 import sysconfig
@@ -91,15 +90,3 @@ def command(tier: Tier, control: int, packages: tuple[str, ...]) -> list[str]:
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,
     ]
-
-
-def refusal(reasons: dict[str, str]) -> SandboxUnavailableError:
-    """Name each missing feature and the remedies, in one line."""
-    missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
-    host = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    return SandboxUnavailableError(
-        f"programs cannot be contained on this host ({host}): {missing}. install bubblewrap (Debian: apt-get"
-        " install bubblewrap) and allow unprivileged user namespaces, or use a Linux kernel from 5.13 on with Landlock"
-        " on x86-64 or aarch64, or send the work to a worker (diffucoder sandbox serve). --allow-unsafe-exec"
-        " (allow_unsafe=True) runs without containment"
-    )
