@@ -9,18 +9,9 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-from jax_lm.sandbox.results import (
-    BatchExecutor,
-    Program,
-    Result,
-    import_client,
-    read_results,
-    request_text,
-    sandbox_errors,
-)
+from jax_lm.sandbox.results import BatchExecutor, Cancel, Program, Result, import_client, read_results, sandbox_errors
 from jax_lm.sandbox.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent.parent
@@ -43,7 +34,7 @@ class E2B(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Event) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         e2b = import_client("e2b", "E2B's client")
         if not os.environ.get("E2B_API_KEY"):
             raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
@@ -61,7 +52,7 @@ class E2B(BatchExecutor):
 
     def run_in_machine(self, e2b: Any, programs: Sequence[Program]) -> list[Result]:
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
-        request = request_text(programs, executor=self.executor, allow_unsafe=self.allow_unsafe)
+        request = self.request_text(programs, executor=self.executor, allow_unsafe=self.allow_unsafe)
         # `python -m jax_lm.sandbox` needs no more files than these: the standard library does the rest.
         sources = [PACKAGE / "__init__.py", *sorted((PACKAGE / "sandbox").rglob("*.py"))]
         machine = e2b.Sandbox.create(template=self.template, timeout=seconds, allow_internet_access=False)

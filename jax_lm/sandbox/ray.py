@@ -6,18 +6,9 @@ JSON text. What Ray loses is run again, then reported as a sandbox error.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import Event
 from typing import Any
 
-from jax_lm.sandbox.results import (
-    BatchExecutor,
-    Program,
-    Result,
-    import_client,
-    read_results,
-    request_text,
-    sandbox_errors,
-)
+from jax_lm.sandbox.results import BatchExecutor, Cancel, Program, Result, import_client, read_results, sandbox_errors
 from jax_lm.sandbox.runner import answer_request
 from jax_lm.sandbox.tiers import ExecutorName
 
@@ -37,14 +28,14 @@ class RayCluster(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Event) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         """Run each batch as a task that takes one core of a host."""
         ray = import_client("ray", "Ray")
         if not ray.is_initialized():
             ray.init(address=self.address, log_to_driver=False)
         task = ray.remote(num_cpus=1, max_retries=self.attempts - 1)(answer_request)
         settings = {"executor": self.executor, "allow_unsafe": self.allow_unsafe, "workers": 1}
-        pending = {task.remote(request_text(batch, **settings)): number for number, batch in enumerate(batches)}
+        pending = {task.remote(self.request_text(batch, **settings)): number for number, batch in enumerate(batches)}
         while pending and not cancel.is_set():
             ready, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
             for reference in ready:

@@ -193,6 +193,11 @@ class BatchExecutor(ABC):
     def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         """Yield the number and the results of each batch that is done; what `cancel` overtakes may be left out."""
 
+    @staticmethod
+    def request_text(programs: Sequence[Program], **settings: Any) -> str:
+        """Write a request to run programs as JSON; `settings` are those of the executor that answers it."""
+        return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
+
 
 def import_client(name: str, title: str) -> Any:
     """Import a package that is an extra of ours, or say how to get it."""
@@ -205,11 +210,6 @@ def import_client(name: str, title: str) -> Any:
 def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
     """Answer for programs that could not be run."""
     return [Result.error(detail, len(program.tests)) for program in programs]
-
-
-def request_text(programs: Sequence[Program], **settings: Any) -> str:
-    """Write a request to run programs as JSON; `settings` are those of the executor that answers it."""
-    return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
 
 
 def results_text(results: Sequence[Result]) -> str:

@@ -105,7 +105,7 @@ def run(
 
 
 def answer_request(text: str) -> str:
-    """Answer a request in JSON (see `results.request_text`) on this machine."""
+    """Answer a request in JSON (see `BatchExecutor.request_text`) on this machine."""
     request = json.loads(text)
     allow_unsafe = request.get("allow_unsafe") is True
     local = Local(request.get("executor", "auto"), allow_unsafe=allow_unsafe, workers=request.get("workers"))
@@ -222,8 +222,8 @@ def run_program(session: Session, program: Program) -> Result:
     deadline = time.monotonic() + program.limits.total_seconds
     results: list[TestResult] = []
     for test in program.tests or (None,):
-        left = min(program.limits.seconds, deadline - time.monotonic())
-        results.append(run_test(session, program.code, test, left))
+        seconds = min(program.limits.seconds, deadline - time.monotonic())
+        results.append(run_test(session, program.code, test, seconds))
     return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
 
 

@@ -49,10 +49,10 @@ def readable(folders: dict[str, str]) -> list[str]:
         *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo", "/etc/localtime"),
     ]
     venv = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
-    chosen = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-    chosen = [path for path in chosen if venv is None or Path(path) == INSIDE or venv not in Path(path).parents]
-    # With the shared libraries that wheels bring.
-    return chosen + [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    paths = [path for path in paths if venv is None or Path(path) == INSIDE or venv not in Path(path).parents]
+    # Beside a package lie the shared libraries that its wheel brings.
+    paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 @functools.cache
