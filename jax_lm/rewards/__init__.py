@@ -95,7 +95,6 @@ def imported(path: str) -> Any:
 def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None) -> WeightedSum:
     """Make the weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by the same names."""
     settings = settings or {}
-    unused = settings.keys() - weights.keys()
-    if unused:
+    if unused := settings.keys() - weights.keys():
         raise ValueError(f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}")
     return WeightedSum({name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights))

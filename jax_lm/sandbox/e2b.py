@@ -11,21 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_lm.sandbox.results import (
-    BatchExecutor,
-    Cancel,
-    Program,
-    Result,
-    import_client,
-    request_text,
-    results_from_text,
-    sandbox_errors,
-)
+from jax_lm.sandbox.results import BatchExecutor, Cancel, Program, Result, import_client, read_results, sandbox_errors
 from jax_lm.sandbox.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent.parent
 HOME = "/home/user/sandbox"
-COMMAND = f"cd {HOME} && python3 -m jax_lm.sandbox < jobs.json"
 MARGIN_SECONDS = 60
 
 
@@ -62,7 +52,7 @@ class E2B(BatchExecutor):
 
     def run_in_machine(self, e2b: Any, programs: Sequence[Program]) -> list[Result]:
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
-        request = request_text(programs, executor=self.executor, allow_unsafe=self.allow_unsafe)
+        request = self.request_text(programs, executor=self.executor, allow_unsafe=self.allow_unsafe)
         # `python -m jax_lm.sandbox` needs no more files than these: the standard library does the rest.
         sources = [PACKAGE / "__init__.py", *sorted((PACKAGE / "sandbox").rglob("*.py"))]
         machine = e2b.Sandbox.create(template=self.template, timeout=seconds, allow_internet_access=False)
@@ -70,6 +60,7 @@ class E2B(BatchExecutor):
             for path in sources:
                 machine.files.write(f"{HOME}/{path.relative_to(PACKAGE.parent)}", path.read_text(encoding="utf-8"))
             machine.files.write(f"{HOME}/jobs.json", request)
-            return results_from_text(machine.commands.run(COMMAND, timeout=seconds).stdout, programs)
+            command = f"cd {HOME} && python3 -m jax_lm.sandbox < jobs.json"
+            return read_results(machine.commands.run(command, timeout=seconds).stdout, programs)
         finally:
             machine.kill()

@@ -21,16 +21,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from jax_lm.sandbox.results import (
-    BatchExecutor,
-    Cancel,
-    Program,
-    Result,
-    request_text,
-    results_from_text,
-    results_text,
-    sandbox_errors,
-)
+from jax_lm.sandbox.results import BatchExecutor, Cancel, Program, Result, read_results, results_text, sandbox_errors
 from jax_lm.sandbox.runner import Pool, choose_tier
 from jax_lm.sandbox.tiers import ExecutorName
 
@@ -207,11 +198,13 @@ class HttpWorkers(BatchExecutor):
             raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
         super().__post_init__()
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(
+        self, batches: Sequence[Sequence[Program]], cancel: threading.Event
+    ) -> Iterator[tuple[int, list[Result]]]:
         token = token_from_environment()
-        with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
+        with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as pool:
             futures = [
-                threads.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
+                pool.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
             ]
             for number, future in enumerate(futures):
                 yield number, future.result()
@@ -236,8 +229,8 @@ class HttpWorkers(BatchExecutor):
         return sandbox_errors(programs, reason)
 
     def ask(self, url: str, programs: Sequence[Program], token: str) -> list[Result]:
-        body = request_text(programs).encode()
+        body = self.request_text(programs).encode()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            return results_from_text(answer.read(), programs)
+            return read_results(answer.read(), programs)

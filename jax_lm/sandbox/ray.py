@@ -8,16 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_lm.sandbox.results import (
-    BatchExecutor,
-    Cancel,
-    Program,
-    Result,
-    import_client,
-    request_text,
-    results_from_text,
-    sandbox_errors,
-)
+from jax_lm.sandbox.results import BatchExecutor, Cancel, Program, Result, import_client, read_results, sandbox_errors
 from jax_lm.sandbox.runner import answer_request
 from jax_lm.sandbox.tiers import ExecutorName
 
@@ -44,7 +35,7 @@ class RayCluster(BatchExecutor):
             ray.init(address=self.address, log_to_driver=False)
         task = ray.remote(num_cpus=1, max_retries=self.attempts - 1)(answer_request)
         settings = {"executor": self.executor, "allow_unsafe": self.allow_unsafe, "workers": 1}
-        pending = {task.remote(request_text(batch, **settings)): number for number, batch in enumerate(batches)}
+        pending = {task.remote(self.request_text(batch, **settings)): number for number, batch in enumerate(batches)}
         while pending and not cancel.is_set():
             ready, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
             for reference in ready:
@@ -57,6 +48,6 @@ class RayCluster(BatchExecutor):
 def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Result]:
     """Fetch the results of a task that has ended; Ray has already tried again what a lost host was running."""
     try:
-        return results_from_text(ray.get(reference), batch)
+        return read_results(ray.get(reference), batch)
     except ray.exceptions.RayError as error:
         return sandbox_errors(batch, f"Ray: {str(error).strip().splitlines()[-1]}")

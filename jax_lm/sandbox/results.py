@@ -193,6 +193,11 @@ class BatchExecutor(ABC):
     def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         """Yield the number and the results of each batch that is done; what `cancel` overtakes may be left out."""
 
+    @staticmethod
+    def request_text(programs: Sequence[Program], **settings: Any) -> str:
+        """Write a request to run programs as JSON; `settings` are those of the executor that answers it."""
+        return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
+
 
 def import_client(name: str, title: str) -> Any:
     """Import a package that is an extra of ours, or say how to get it."""
@@ -207,17 +212,12 @@ def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
     return [Result.error(detail, len(program.tests)) for program in programs]
 
 
-def request_text(programs: Sequence[Program], **settings: Any) -> str:
-    """Write a request to run programs as JSON; `settings` are those of the executor that answers it."""
-    return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
-
-
 def results_text(results: Sequence[Result]) -> str:
     """Write the answer to a request as JSON."""
     return json.dumps({"results": [result.to_json() for result in results]})
 
 
-def results_from_text(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
+def read_results(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
     """Read the answer to a request; raises ValueError unless it has a result per program."""
     data = json.loads(text)
     results = data.get("results") if isinstance(data, dict) else None

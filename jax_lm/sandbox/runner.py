@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import os
+import platform
 import secrets
 import signal
 import threading
@@ -17,7 +18,7 @@ from jax_lm.sandbox.assertions import Call, read_call
 from jax_lm.sandbox.inside.wire import encode, matches
 from jax_lm.sandbox.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
 from jax_lm.sandbox.session import CancelledError, Child, SandboxFailureError, Session
-from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders, refusal
+from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +57,9 @@ def why_not(tier: Tier) -> str:
 
 
 def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[Tier], str] = why_not) -> Tier:
-    """Choose the tier to run in.
+    """Choose the tier to run in; raises SandboxUnavailableError naming what is missing where none works.
 
-    Args:
-        probe: says why a tier does not work here, nothing if it does.
-
-    Raises:
-        SandboxUnavailableError: none works; it names what is missing.
+    `probe` says why a tier does not work here, nothing if it does.
     """
     if executor not in ("auto", *SAFE, "unsafe"):
         raise ValueError(f"executor={executor!r}: must be auto, bubblewrap, landlock or unsafe")
@@ -80,7 +77,14 @@ def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[T
             return tier
     if allow_unsafe:
         return "unsafe"
-    raise refusal(reasons)
+    missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
+    host = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    raise SandboxUnavailableError(
+        f"programs cannot be contained on this host ({host}): {missing}. install bubblewrap (Debian: apt-get"
+        " install bubblewrap) and allow unprivileged user namespaces, or use a Linux kernel from 5.13 on with Landlock"
+        " on x86-64 or aarch64, or send the work to a worker (diffucoder sandbox serve). --allow-unsafe-exec"
+        " (allow_unsafe=True) runs without containment"
+    )
 
 
 def run(
@@ -101,7 +105,7 @@ def run(
 
 
 def answer_request(text: str) -> str:
-    """Answer a request in JSON (see `results.request_text`) on this machine."""
+    """Answer a request in JSON (see `BatchExecutor.request_text`) on this machine."""
     request = json.loads(text)
     allow_unsafe = request.get("allow_unsafe") is True
     local = Local(request.get("executor", "auto"), allow_unsafe=allow_unsafe, workers=request.get("workers"))
@@ -218,8 +222,8 @@ def run_program(session: Session, program: Program) -> Result:
     deadline = time.monotonic() + program.limits.total_seconds
     results: list[TestResult] = []
     for test in program.tests or (None,):
-        left = min(program.limits.seconds, deadline - time.monotonic())
-        results.append(run_test(session, program.code, test, left))
+        seconds = min(program.limits.seconds, deadline - time.monotonic())
+        results.append(run_test(session, program.code, test, seconds))
     return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
 
 

@@ -151,14 +151,12 @@ class Session:
         for child in children:
             self.selector.register(child.socket, selectors.EVENT_READ, child)
         try:
-            deadline = time.monotonic() + START_SECONDS
-            if not self.wait(lambda: all(child.started for child in children), deadline):
+            if not self.wait(lambda: all(child.started for child in children), START_SECONDS):
                 raise SandboxFailureError("the sandbox did not confine a process in time")
             for child in children:
                 self.give(child, seconds)
-            deadline = time.monotonic() + seconds
             # The end of an earlier one counts too: then the last waits in vain.
-            answered = self.wait(lambda: any(child.ended or child.answer is not None for child in children), deadline)
+            answered = self.wait(lambda: any(child.ended or child.answer is not None for child in children), seconds)
         finally:
             statuses = self.collect()
             for child in children:
@@ -178,12 +176,11 @@ class Session:
             outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
             socket.send_fds(self.control, [json.dumps(request).encode()], [far.fileno(), *outputs, *peers])
             self.reply()
-        except OSError as error:
+        except (OSError, SandboxFailureError) as error:
             near.close()
+            if isinstance(error, SandboxFailureError):
+                raise
             raise SandboxFailureError(f"cannot start a process: {error}") from error
-        except SandboxFailureError:
-            near.close()
-            raise
         finally:
             far.close()
         return Child(near, job)
@@ -204,8 +201,9 @@ class Session:
         except OSError as error:
             raise SandboxFailureError(f"no word from the sandbox: {error}") from error
 
-    def wait(self, done: Any, deadline: float) -> bool:
-        """Read what comes until `done()`; False if the deadline passes first."""
+    def wait(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Read what comes until `done()`; False if the time passes first."""
+        deadline = time.monotonic() + seconds
         while not done():
             if self.is_cancelled():
                 raise CancelledError

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import sys
 import sysconfig
@@ -50,10 +49,10 @@ def readable(folders: dict[str, str]) -> list[str]:
         *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo", "/etc/localtime"),
     ]
     venv = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
-    chosen = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-    chosen = [path for path in chosen if venv is None or Path(path) == INSIDE or venv not in Path(path).parents]
-    # With the shared libraries that wheels bring.
-    return chosen + [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    paths = [path for path in paths if venv is None or Path(path) == INSIDE or venv not in Path(path).parents]
+    # Beside a package lie the shared libraries that its wheel brings.
+    paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 @functools.cache
@@ -91,15 +90,3 @@ def command(tier: Tier, control: int, packages: tuple[str, ...]) -> list[str]:
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,
     ]
-
-
-def refusal(reasons: dict[str, str]) -> SandboxUnavailableError:
-    """Name each missing feature and the remedies, in one line."""
-    missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
-    host = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    return SandboxUnavailableError(
-        f"programs cannot be contained on this host ({host}): {missing}. install bubblewrap (Debian: apt-get"
-        " install bubblewrap) and allow unprivileged user namespaces, or use a Linux kernel from 5.13 on with Landlock"
-        " on x86-64 or aarch64, or send the work to a worker (diffucoder sandbox serve). --allow-unsafe-exec"
-        " (allow_unsafe=True) runs without containment"
-    )
