@@ -57,22 +57,21 @@ class PromptSet:
         Raises:
             ValueError: a row without a prompt, or no prompt that fits.
         """
-        prompts, too_long = [], 0
+        prompts = []
         for number, row in enumerate(rows):
             content = row.get(PROMPT)
             if not content or not isinstance(content, str | list | tuple):
                 raise ValueError(f"row {number} has no 'prompt' (text or chat messages): {str(row)[:80]}")
             text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
-            ids = tuple(tokenizer.encode(text))
-            if len(ids) > max_length:
-                too_long += 1
-                continue
-            prompts.append(Prompt(content, ids, {name: value for name, value in row.items() if name != PROMPT}))
-        if not prompts:
+            columns = {name: value for name, value in row.items() if name != PROMPT}
+            prompts.append(Prompt(content, tuple(tokenizer.encode(text)), columns))
+        fitting = tuple(prompt for prompt in prompts if len(prompt.ids) <= max_length)
+        too_long = len(prompts) - len(fitting)
+        if not fitting:
             raise ValueError(f"no prompt has at most max_prompt_length={max_length} tokens ({too_long} are longer)")
         if too_long:
             logger.warning("%d prompts dropped: longer than max_prompt_length=%d tokens", too_long, max_length)
-        return cls(tuple(prompts), too_long)
+        return cls(fitting, too_long)
 
     @property
     def width(self) -> int:
@@ -84,13 +83,9 @@ class PromptSet:
         """Choose the prompts of a rollout: every prompt once per epoch, each epoch in an order of its own."""
         size = len(self.prompts)
         numbers = range(rollout * count, (rollout + 1) * count)
-        orders = {epoch: permutation(seed, epoch, size) for epoch in {number // size for number in numbers}}
+        epochs = {number // size for number in numbers}
+        orders = {epoch: np.random.default_rng((seed, epoch)).permutation(size) for epoch in epochs}
         return [self.prompts[orders[number // size][number % size]] for number in numbers]
-
-
-def permutation(seed: int, epoch: int, size: int) -> Int[np.ndarray, "n"]:
-    """Draw the order of an epoch."""
-    return np.random.default_rng((seed, epoch)).permutation(size)
 
 
 @dataclass(frozen=True)
@@ -194,11 +189,9 @@ def reward_by_process(rewards: WeightedSum, prompts: Sequence[Prompt], completio
         scored = reward_completions(rewards, prompts, completions, mine)
         table[:, mine] = [rewards_of(scores) for scores in (scored.totals, *(scored.parts[name] for name in names))]
     everyone = np.asarray(multihost_utils.process_allgather(table))
-    scores = [
-        [None if math.isnan(score) else float(score) for score in everyone[owner, line, np.arange(len(prompts))]]
-        for line in range(len(table))
-    ]
-    return Scored(scores[0], dict(zip(names, scores[1:], strict=True)))
+    owned = everyone[owner, :, np.arange(len(prompts))].T.tolist()
+    totals, *parts = [[None if math.isnan(score) else score for score in line] for line in owned]
+    return Scored(totals, dict(zip(names, parts, strict=True)))
 
 
 def rewards_of(scores: Scores) -> Float[np.ndarray, "b"]:
@@ -221,8 +214,5 @@ def reward_metrics(scored: Scored, completions: Completions, num_generations: in
         "completion_tokens": float(completions.lengths.mean()),
         "unfinished_completions": 1 - float(completions.stopped.mean()),
     }
-    for name, scores in scored.parts.items():
-        values = [score for score in scores if score is not None]
-        if values:
-            metrics[f"reward_{name}"] = float(np.mean(values))
-    return metrics
+    parts = {name: [score for score in scores if score is not None] for name, scores in scored.parts.items()}
+    return metrics | {f"reward_{name}": float(np.mean(scores)) for name, scores in parts.items() if scores}
