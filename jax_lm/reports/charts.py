@@ -1,6 +1,7 @@
 """Line charts, bar charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
 
-Templates escape their values, and each page is one self-contained HTML file. Colours follow the page that they stand in (`currentColor`), so that they can be read on dark and on light.
+Templates escape their values, and each page is one self-contained HTML file. Colours follow the page that they stand in
+(`currentColor`), so that they can be read on dark and on light.
 """
 
 import math
@@ -48,7 +49,7 @@ def rounded_up(value: float | int) -> float:
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
-    """Draw lines over a common axis; the vertical one runs from 0 to `top`. Values that are nan or None are left out."""
+    """Draw lines over a common axis; the vertical one runs from 0 to `top`. What is nan or None is left out."""
     drawn = {
         name: [(x, y) for x, y in points if y is not None and not math.isnan(y)] for name, points in series.items()
     }
