@@ -4,14 +4,15 @@ import json
 from dataclasses import asdict, replace
 
 from rich.console import Console
-from rich.table import Table
 
 from jax_lm.arguments.evaluation import Analyze
 from jax_lm.benchmark.machine import about
+from jax_lm.commands.compare import print_report
 from jax_lm.evaluation.attempts import problem_executor
 from jax_lm.evaluation.order_analysis import ORDER_COLUMNS, analyze_order
 from jax_lm.evaluation.problems import suite_problems
 from jax_lm.inference import DiffuCoderInference
+from jax_lm.reports.document import Document, Section
 
 
 def run(arguments: Analyze) -> int:
@@ -31,12 +32,7 @@ def run(arguments: Analyze) -> int:
     }
     settings = json.loads(json.dumps(asdict(arguments), default=str))
     analysis.write(arguments.out, metadata, {"about": about(), "settings": settings})
-    console = Console(highlight=False)
-    for name, text in metadata.items():
-        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
-    table = Table(*ORDER_COLUMNS)
-    for cells in analysis.cells():
-        table.add_row(*cells)
-    console.print(table)
-    console.print(f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True)
+    measures = Section(title="Measures", columns=ORDER_COLUMNS, rows=analysis.cells())
+    print_report(Document(title="Analysis", metadata=metadata, sections=[measures]), with_sections=True)
+    Console(highlight=False).print(f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True)
     return 0

@@ -7,7 +7,7 @@ openai/human-eval-infilling, google-research MBPP and evalplus (OriginFmt), as p
 import ast
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -139,28 +139,23 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
     """
     if count is not None and count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
-    problems = list(read_problems(suite, path))
-    if not problems:
-        raise ValueError(f"{path}: holds no problem")
-    count = min(count or len(problems), len(problems))
-    return [problems[index * len(problems) // count] for index in range(count)]
-
-
-def read_problems(suite: Suite, path: Path) -> Iterator[Problem]:
-    """Read a problem per line; ValueError names the first line that is none."""
+    problems, number = [], 0
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                try:
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise LookupError("is no object")
-                    yield SUITES[suite][0](record)
-                except LookupError as error:
-                    raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise LookupError("is no object")
+                problems.append(SUITES[suite][0](record))
+    except LookupError as error:
+        raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
+    if not problems:
+        raise ValueError(f"{path}: holds no problem")
+    count = min(count or len(problems), len(problems))
+    return [problems[index * len(problems) // count] for index in range(count)]
 
 
 def text(record: dict[str, Any], *names: str) -> str:
