@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from rich.console import Console
-from rich.table import Table
 
 from jax_lm import terminal
 from jax_lm.arguments.evaluation import Analyze, Evaluate
 from jax_lm.benchmark.machine import about
-from jax_lm.evaluation.attempts import Evaluator, execute_attempts, filling_attempts, problem_executor
-from jax_lm.evaluation.journal import Journal, journal_settings
+from jax_lm.evaluation.attempts import (
+    Attempt,
+    Evaluator,
+    Journal,
+    execute_attempts,
+    journal_settings,
+    problem_executor,
+)
 from jax_lm.evaluation.order_analysis import ORDER_COLUMNS, analyze_order
 from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.reports.document import print_report
+from jax_lm.reports.document import Document, Section, print_report
 from jax_lm.sandbox import Local
 
 
@@ -47,7 +52,7 @@ def run_eval(arguments: Evaluate) -> int:
             Console(stderr=True).print(f"going on after {len(journal.done)} attempts of an earlier run")
         with terminal.progress("evaluating") as progress:
             for attempt in evaluator.attempts(problems * arguments.n, done=journal.done, on_progress=progress):
-                journal.add(attempt)
+                journal.append(attempt.record())
         records = list(journal.records.values())
         document = evaluation_report(settings, records, sorted(set(arguments.k)), total=total)
         if arguments.out is not None:
@@ -59,8 +64,12 @@ def run_eval(arguments: Evaluate) -> int:
 
 
 def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
-    """Score fillings whose outcome is known; 1 if any has another."""
-    written = filling_attempts(problems, canonical=arguments.canonical)
+    """Score the canonical fillings, which pass, or the empty ones, which do not; 1 if any ends otherwise."""
+    fillings = [(problem, problem.canonical if arguments.canonical else problem.empty) for problem in problems]
+    written = [Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling is not None]
+    if not written:
+        group = problems[0].group
+        raise ValueError(f"empty: problems of {group} have no empty filling, parts of a program may be idle")
     start = time.monotonic()
     with terminal.progress("executing") as progress:
         attempts = execute_attempts(executor, written, on_progress=progress)
@@ -96,12 +105,7 @@ def run_analyze(arguments: Analyze) -> int:
     }
     settings = json.loads(json.dumps(asdict(arguments), default=str))
     analysis.write(arguments.out, metadata, {"about": about(), "settings": settings})
-    console = Console(highlight=False)
-    for name, text in metadata.items():
-        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
-    table = Table(*ORDER_COLUMNS)
-    for cells in analysis.cells():
-        table.add_row(*cells)
-    console.print(table)
-    console.print(f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True)
+    measures = Section(title="Measures", columns=ORDER_COLUMNS, rows=analysis.cells())
+    print_report(Document(title="Analysis", metadata=metadata, sections=[measures]), with_sections=True)
+    Console(highlight=False).print(f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True)
     return 0

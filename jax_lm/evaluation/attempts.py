@@ -1,17 +1,20 @@
-"""Attempts at problems: a model writes programs, and the sandbox executes them."""
+"""Attempts at problems: a model writes programs, the sandbox executes them, and a resumable run folder keeps them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_lm.checkpoints import huggingface
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
-from jax_lm.inference import DiffuCoderInference, Progress
+from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, Progress
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
+from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
 from jax_lm.sandbox import Executor, Limits, Local, Program
 from jax_lm.sandbox.runner import choose_tier
 
@@ -33,7 +36,6 @@ class Attempt:
     """One program for a problem, and what became of it.
 
     Attributes:
-        problem: what it is for.
         program: what was executed, before the tests.
         outcome: passed, failed, timeout, out_of_memory, sandbox_error (which says nothing about the program), or
             too long for the model's context; empty before it was executed.
@@ -74,15 +76,15 @@ class Attempt:
         limits = Limits(seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES)
         return Program(self.program, tests, limits)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """Turn it into plain data."""
-        problem, data = self.problem, {name: value for name, value in vars(self).items() if name != "problem"}
-        inner = {"name": problem.name, "group": problem.group, "suffix": problem.suffix}
-        return inner | data | {"seconds": round(self.seconds, 4)}
+        problem, data = self.problem, vars(self) | {"seconds": round(self.seconds, 4)}
+        del data["problem"]
+        return {"name": problem.name, "group": problem.group, "suffix": problem.suffix, **data}
 
 
 class Draft(NamedTuple):
-    """An attempt that is not written yet, the templates to decode for it, and the longest of them in tokens."""
+    """An attempt to be written, the templates to decode for it, and the longest of them in tokens."""
 
     attempt: Attempt
     templates: list[Template]
@@ -91,19 +93,7 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Lets a model attempt problems in batches, and executes what it wrote.
-
-    Attributes:
-        engine: the model.
-        executor: where its programs run.
-        options: how it generates.
-        prompting: how problems become prompts.
-        batch_size: problems decoded together.
-        seed: of the draws.
-
-    Raises:
-        ValueError: a batch size below 1.
-    """
+    """Lets a model attempt problems, `batch_size` (at least 1) decoded together, and executes what it wrote."""
 
     engine: DiffuCoderInference
     executor: Executor
@@ -181,20 +171,6 @@ def execute_attempts(
     ]
 
 
-def filling_attempts(problems: Sequence[Problem], *, canonical: bool) -> list[Attempt]:
-    """Make attempts whose outcome is known: the canonical fillings, which pass, or the empty ones, which do not.
-
-    Raises:
-        ValueError: no problem has an empty filling.
-    """
-    fillings = [(problem, problem.canonical if canonical else problem.empty) for problem in problems]
-    attempts = [Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling is not None]
-    if not attempts:
-        group = problems[0].group
-        raise ValueError(f"empty: problems of {group} have no empty filling, parts of a program may be idle")
-    return attempts
-
-
 def batch_seed(seed: int, number: int) -> int:
     """Derive the seed of a batch: with one for all, samples of a problem in the same row of two batches were equal."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0] >> 1)
@@ -204,3 +180,44 @@ def problem_executor(executor: str, *, allow_unsafe: bool = False) -> Local:
     """Choose where the programs of problems run on this machine; raises SandboxUnavailableError where nowhere."""
     tier = choose_tier(executor, allow_unsafe=allow_unsafe)
     return Local(tier, allow_unsafe=allow_unsafe, packages=PACKAGES)
+
+
+class Journal(RunLog):
+    """Attempts so far, by problem and sample."""
+
+    name, kind = "attempts.jsonl", "attempt"
+
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+        self.records: dict[Key, Record] = {}
+        super().__init__(folder, settings)
+
+    @property
+    def done(self) -> set[Key]:
+        """Attempts that need not be made again; a failure of the sandbox said nothing."""
+        return {key for key, record in self.records.items() if record["outcome"] != SANDBOX_ERROR}
+
+    def take(self, record: Record) -> None:
+        self.records[record["name"], record["sample"]] = record
+
+
+def journal_settings(
+    evaluator: Evaluator, problems: Sequence[Problem], *, data: Path | None, model: str | None, **others: Any
+) -> Record:
+    """Collect all that the results depend on, the bytes of data and weights included; `others` as they are.
+
+    Raises:
+        ValueError: the data cannot be read.
+        CheckpointError: there is no such model.
+    """
+    return {
+        **others,
+        "data": None if data is None else f"{data.name} sha256:{file_digest(data)}",
+        "problems": len(problems),
+        "model": model or "built-in model",
+        "weights": f"sampled sha256:{weights_digest(huggingface.resolve(model or BUILTIN_MODEL))}",
+        "dtype": evaluator.engine.dtype,
+        "prompts": evaluator.prompting.name,
+        "batch_size": evaluator.batch_size,
+        "seed": evaluator.seed,
+        "generation": asdict(evaluator.options),
+    }

@@ -18,7 +18,7 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import chunks, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from jax_lm import terminal
@@ -204,12 +204,6 @@ class DiffuCoderLM(TemplateLM):
         options = GenerationOptions(max_new_tokens=length, temperature=0.0, top_p=None)
         state = self.engine.sampler.generate(Canvas(ids, holes, mask.astype(bool)), options)
         return np.asarray(state.tokens)[:, -length:]
-
-
-def chunks(indices: list[int], size: int) -> Iterator[list[int]]:
-    """Split indices, `size` at a time."""
-    for start in range(0, len(indices), size):
-        yield indices[start : start + size]
 
 
 if __name__ == "__main__":

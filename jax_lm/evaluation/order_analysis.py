@@ -19,7 +19,7 @@ from jax_lm import terminal
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problem
-from jax_lm.inference import DiffuCoderInference, Progress
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import Template
 from jax_lm.options import EXACT, Decoding, GenerationOptions
 from jax_lm.reports.charts import Series, heat_chart, line_chart, render, write_picture
@@ -42,10 +42,7 @@ class Trace:
     """One decoded canvas.
 
     Attributes:
-        name: of the problem.
-        sample: 0, 1, … of the same problem.
-        temperature: that it was drawn with.
-        prompt: what stood before.
+        name, sample: of the problem; 0, 1, … of the same problem.
         text: what was written, up to the first stop token.
         pieces: text of each token.
         commit_step: step at which each position was decided.
@@ -156,12 +153,12 @@ def analyze_order(
     seed: int = 0,
 ) -> OrderAnalysis:
     """Decode problems under each of the options, which differ in temperature, and execute the programs."""
-    traces = []
-    for each in options:
-        with terminal.progress(f"temperature {each.temperature:g}") as report:
-            # Greedy samples are all equal.
-            count = samples if each.temperature > 0 else 1
-            traces.append(decode_traces(engine, problems, each, samples=count, seed=seed, on_progress=report))
+    # Greedy samples are all equal.
+    counts = [samples if each.temperature > 0 else 1 for each in options]
+    traces = [
+        decode_traces(engine, problems, each, samples=count, seed=seed)
+        for each, count in zip(options, counts, strict=True)
+    ]
     first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
     by_confidence = decides_several(options[0])
     return OrderAnalysis(
@@ -178,13 +175,7 @@ def decides_several(options: GenerationOptions) -> bool:
 
 
 def decode_traces(
-    engine: DiffuCoderInference,
-    problems: Sequence[Problem],
-    options: GenerationOptions,
-    *,
-    samples: int,
-    seed: int = 0,
-    on_progress: Progress | None = None,
+    engine: DiffuCoderInference, problems: Sequence[Problem], options: GenerationOptions, *, samples: int, seed: int = 0
 ) -> list[Trace]:
     """Decode the prompts of problems, `samples` times each and all together."""
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
@@ -196,9 +187,10 @@ def decode_traces(
         # rule by probability with that many steps decides one position at each, the first in the order.
         options = replace(options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION)
     state = None
-    for state in engine.states(canvas, options, seed=seed, every=None if on_progress is None else 8):
-        if on_progress:
-            on_progress(holes - int(np.asarray(state.masked).sum()), holes)
+    with terminal.progress(f"temperature {options.temperature:g}") as report:
+        for state in engine.states(canvas, options, seed=seed, every=None if report is None else 8):
+            if report:
+                report(holes - int(np.asarray(state.masked).sum()), holes)
     assert state is not None
     parts = [np.asarray(part)[canvas.holes] for part in (state.tokens, state.commit_step, state.confidence)]
     decided = zip(*(part.reshape(len(rows), -1).tolist() for part in parts), strict=True)

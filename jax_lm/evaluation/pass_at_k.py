@@ -1,7 +1,7 @@
 """Estimates of how often a model would pass, from how often it did, with 95 % intervals."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,16 +74,13 @@ def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rat
     groups = sorted({record["group"] for record in counted}, reverse=True)
     found = []
     for group in [*groups, ALL] if len(groups) > 1 else groups:
-        samples: Counter[str] = Counter()
-        passed: Counter[str] = Counter()
+        passed: dict[str, list[bool]] = defaultdict(list)
         for record in counted:
             if group in (ALL, record["group"]):
-                samples[record["name"]] += 1
-                passed[record["name"]] += record["outcome"] == "passed"
+                passed[record["name"]].append(record["outcome"] == "passed")
         for k in ks:
-            counts = [(samples[name], passed[name]) for name in samples if samples[name] >= k]
+            counts = [(len(samples), sum(samples)) for samples in passed.values() if len(samples) >= k]
             if counts:
-                value = mean_pass_at_k(counts, k)
-                totals = (sum(n for n, _ in counts), sum(c for _, c in counts))
+                value, totals = mean_pass_at_k(counts, k), [sum(column) for column in zip(*counts, strict=True)]
                 found.append(Rate(group, k, value, *wilson(value, len(counts)), len(counts), *totals))
     return found

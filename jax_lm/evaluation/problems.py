@@ -7,8 +7,9 @@ openai/human-eval-infilling, google-research MBPP and evalplus (OriginFmt), as p
 import ast
 import gzip
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,14 +112,6 @@ def held_out_problems(count: int) -> list[Problem]:
 
 
 HELD_OUT_COUNT = 300
-SOURCES: dict[str, str] = {
-    "humaneval": "HumanEval.jsonl.gz of github.com/openai/human-eval",
-    "humaneval+": "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
-    "mbpp": "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz",
-    "mbpp+": "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release",
-    "infilling": "a file of github.com/openai/human-eval-infilling",
-}
-"""Files of the suites, for who has given none."""
 
 
 def suite_problems(
@@ -130,7 +123,7 @@ def suite_problems(
         ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.
     """
     if (suite == "builtin") != (data is None):
-        need = f"needs a file: {SOURCES[suite]}" if suite in SOURCES else "takes none"
+        need = f"needs a file: {SUITES[suite][1]}" if suite in SUITES else "takes none"
         raise ValueError(f"data={data}: {suite} {need}")
     if suite == "builtin" or data is None:
         problems = held_out_problems(HELD_OUT_COUNT if count is None else count)
@@ -146,28 +139,23 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
     """
     if count is not None and count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
-    problems = list(read_problems(suite, path))
-    if not problems:
-        raise ValueError(f"{path}: holds no problem")
-    count = min(count or len(problems), len(problems))
-    return [problems[index * len(problems) // count] for index in range(count)]
-
-
-def read_problems(suite: Suite, path: Path) -> Iterator[Problem]:
-    """Read a problem per line; ValueError names the first line that is none."""
+    problems, number = [], 0
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                try:
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise LookupError("is no object")
-                    yield READERS[suite](record)
-                except LookupError as error:
-                    raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise LookupError("is no object")
+                problems.append(SUITES[suite][0](record))
+    except LookupError as error:
+        raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
+    if not problems:
+        raise ValueError(f"{path}: holds no problem")
+    count = min(count or len(problems), len(problems))
+    return [problems[index * len(problems) // count] for index in range(count)]
 
 
 def text(record: dict[str, Any], *names: str) -> str:
@@ -202,23 +190,20 @@ def infilling(record: dict[str, Any]) -> Problem:
 
 
 def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
-    """Read a line of HumanEval, or of HumanEval+ in its OriginFmt."""
-    name, prompt, test = text(record, "task_id"), text(record, "prompt"), text(record, "test")
-    entry_point = text(record, "entry_point")
+    """Read a line of HumanEval, or of HumanEval+ in its OriginFmt: a gap at the end."""
+    problem = infilling(record | {"suffix": ""})
+    test, call = problem.tests
     if plus != (GENERATED_INPUTS in test):
         raise LookupError(f"has {'only the original' if plus else 'generated'} tests")
-    return Problem(
-        name=name,
+    return replace(
+        problem,
         group="HumanEval+" if plus else "HumanEval",
-        prefix=prompt,
-        suffix="",
-        tests=(mended(name, test), f"check({entry_point})"),
-        canonical=text(record, "canonical_solution"),
+        tests=(mended(problem.name, test), call),
         empty="    pass\n",
         stops=FUNCTION_STOPS,
-        question=f"Please complete the following problem:\n```\n{prompt.strip()}\n```\n",
-        preamble=before_function(prompt, entry_point),
-        seconds=PLUS_SECONDS if plus else 20.0,
+        question=f"Please complete the following problem:\n```\n{problem.prefix.strip()}\n```\n",
+        preamble=before_function(problem.prefix, record["entry_point"]),
+        seconds=PLUS_SECONDS if plus else problem.seconds,
     )
 
 
@@ -231,30 +216,21 @@ def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
     if not asserts:
         raise LookupError("has no test in 'test_list'")
     prompt = f'"""\n{text(record, "text", "prompt").strip()}\n{asserts[0]}\n"""\n'
-    imports = texts(record, "test_imports", default=[])
     # As one script: Python's own comparisons, as in the published harness.
     checks = [mended(name, text(record, "test"))] if plus else [record.get("test_setup_code") or "", *asserts]
+    named = [node.name for node in parsed(code, "code") if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return Problem(
         name=name,
         group="MBPP+" if plus else "MBPP",
         prefix=prompt,
         suffix="",
-        tests=("\n".join([*imports, *checks]).strip(),),
+        tests=("\n".join([*texts(record, "test_imports", default=[]), *checks]).strip(),),
         canonical=code,
-        empty=without_bodies(code),
+        empty="".join(f"def {each}(*_, **__):\n    pass\n" for each in named),
         stops=SCRIPT_STOPS,
         question=f"```\n{prompt.strip()}\n```\n",
         seconds=PLUS_SECONDS if plus else 20.0,
     )
-
-
-READERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
-    "humaneval": humaneval,
-    "humaneval+": lambda record: humaneval(record, plus=True),
-    "mbpp": mbpp,
-    "mbpp+": lambda record: mbpp(record, plus=True),
-    "infilling": infilling,
-}
 
 
 def mended(name: str, test: str) -> str:
@@ -264,21 +240,29 @@ def mended(name: str, test: str) -> str:
 
 def before_function(prompt: str, name: str) -> str:
     """Cut from a prompt what stands before the function that it asks for: imports, functions to be used."""
-    try:
-        body = ast.parse(f"{prompt}\n    pass\n").body
-    except SyntaxError as error:
-        raise LookupError(f"has a prompt that is no Python ({error.msg})") from error
+    body = parsed(f"{prompt}\n    pass\n", "a prompt")
     starts = [node.lineno for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
     if not starts:
         raise LookupError(f"has a prompt without the function {name!r}")
     return "".join(prompt.splitlines(keepends=True)[: starts[-1] - 1])
 
 
-def without_bodies(code: str) -> str:
-    """Replace the functions and classes of a program by functions that do nothing."""
+def parsed(program: str, kind: str) -> list[ast.stmt]:
+    """Parse a program; LookupError if it is none."""
     try:
-        nodes = ast.parse(code).body
+        return ast.parse(program).body
     except SyntaxError as error:
-        raise LookupError(f"has code that is no Python ({error.msg})") from error
-    named = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    return "".join(f"def {name}(*_, **__):\n    pass\n" for name in named)
+        raise LookupError(f"has {kind} that is no Python ({error.msg})") from error
+
+
+SUITES: dict[str, tuple[Callable[[dict[str, Any]], Problem], str]] = {
+    "humaneval": (humaneval, "HumanEval.jsonl.gz of github.com/openai/human-eval"),
+    "humaneval+": (
+        partial(humaneval, plus=True),
+        "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
+    ),
+    "mbpp": (mbpp, "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz"),
+    "mbpp+": (partial(mbpp, plus=True), "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release"),
+    "infilling": (infilling, "a file of github.com/openai/human-eval-infilling"),
+}
+"""How a line of each suite's file is read, and the file, for who has given none."""

@@ -1,7 +1,7 @@
 """Line charts, bar charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
 
-Templates escape their values, and each page is one self-contained HTML file. Colours follow the page that they stand
-in (`currentColor`), so that they can be read on dark and on light.
+All templates but Markdown's escape their values, and each page is one self-contained HTML file. Colours follow the page
+that they stand in (`currentColor`), so that they can be read on dark and on light.
 """
 
 import math
@@ -16,7 +16,9 @@ from jaxtyping import Float
 from jax_lm.reports.run_folder import write_whole
 
 PAGES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"), autoescape=True, undefined=jinja2.StrictUndefined
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
+    autoescape=lambda name: name is None or not name.endswith(".md"),
+    undefined=jinja2.StrictUndefined,
 )
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
@@ -24,6 +26,7 @@ AREA = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": T
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 BAR, GAP = 18, 6
 TICKS = 5
+PAGES.globals.update(area=AREA, x_label="", y_label="")
 MANY = 10
 """Up to so many values along the axis have their own number."""
 
@@ -49,7 +52,7 @@ def rounded_up(value: float | int) -> float:
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
-    """Draw lines over a common axis; the vertical one runs from 0 to `top`. nan and None are left out."""
+    """Draw lines over a common axis; the vertical one runs from 0 to `top`. What is nan or None is left out."""
     drawn = {
         name: [(x, y) for x, y in points if y is not None and not math.isnan(y)] for name, points in series.items()
     }
@@ -64,7 +67,6 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: f
     ticks = sorted(set(xs)) if len(set(xs)) <= MANY else np.linspace(low, high, TICKS + 1).round().tolist()
     return render(
         "line_chart.svg",
-        area=AREA,
         title=title,
         x_label=x_label,
         y_label=y_label,
@@ -84,7 +86,6 @@ def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray,
     shares = values / (float(values.max()) or 1.0)
     return render(
         "heat_chart.svg",
-        area=AREA,
         title=title,
         x_label=x_label,
         y_label=y_label,
@@ -105,8 +106,6 @@ def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
         "bar_chart.svg",
         area=AREA | {"height": TOP + len(bars) * (BAR + GAP) + GAP},
         title=title,
-        x_label="",
-        y_label="",
         left=left,
         bar=BAR,
         gap=GAP,

@@ -3,7 +3,8 @@
 Plain data in, text out: knows no model and no measurement.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,12 @@ class Verdict:
     def mark(self) -> str:
         return {True: "met", False: "missed", None: "not measured"}[self.met]
 
+    @property
+    def cells(self) -> list[str]:
+        """Row of a Markdown table: a box that is ticked or not, criterion, wanted, measured."""
+        box = {True: "[x]", False: "[ ]", None: "[-]"}[self.met]
+        return [box, self.name, self.wanted, f"{self.measured} ({self.mark})"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -52,16 +59,6 @@ class Section:
     listing: Mapping[str, str] = field(default_factory=dict)
     points: Sequence[str] = ()
 
-    def markdown(self) -> list[str]:
-        lines = [f"## {self.title}", ""]
-        lines += [self.text, ""] if self.text else []
-        lines += [*table(self.columns, self.rows), ""] if self.rows else []
-        lines += [f"![{self.title}]({self.name}.svg)", ""] if self.picture and self.name else []
-        for what, text in self.listing.items():
-            lines += [f"{what}:", "", *(f"    {line}" for line in text.splitlines()), ""]
-        lines += [*(f"- {point}" for point in self.points), ""] if self.points else []
-        return lines
-
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
@@ -84,18 +81,12 @@ class Document:
     @property
     def score(self) -> str:
         """Count of verdicts met, missed and not measured, in one line."""
-        counts = {mark: sum(verdict.mark == mark for verdict in self.verdicts) for mark in ("met", "missed")}
-        unknown = len(self.verdicts) - sum(counts.values())
-        return f"{counts['met']} of {len(self.verdicts)} met, {counts['missed']} missed, {unknown} not measured"
+        counts, total = Counter(verdict.mark for verdict in self.verdicts), len(self.verdicts)
+        return f"{counts['met']} of {total} met, {counts['missed']} missed, {counts['not measured']} not measured"
 
     def markdown(self) -> str:
-        boxes = {True: "[x]", False: "[ ]", None: "[-]"}
-        rows = [[boxes[v.met], v.name, v.wanted, f"{v.measured} ({v.mark})"] for v in self.verdicts]
-        lines = [f"# {self.title}", "", *(f"- {name}: {text}" for name, text in self.metadata.items()), ""]
-        if rows:
-            criteria = table(("", "criterion", "wanted", "measured"), rows)
-            lines += ["## Success criteria", "", self.score, "", *criteria, ""]
-        return "\n".join([*lines, *(line for section in self.sections for line in section.markdown())])
+        text = render("document.md", document=self, table=lambda columns, rows: "\n".join(table(columns, rows)))
+        return text.rstrip("\n") + "\n"
 
     def page(self) -> str:
         """Render one HTML file; every text in it is escaped, pictures are drawn by us."""
@@ -110,7 +101,7 @@ class Document:
         write_whole(folder / f"{name}.html", self.page())
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Format a Markdown table, line by line."""
 
     def line(cells: Sequence[str]) -> str:

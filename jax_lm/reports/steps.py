@@ -32,14 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a step.
-
-    Attributes:
-        state: done, failed or left out.
-        found: what a step that is done returned.
-        reason: why it failed or was left out.
-        seconds: that it took.
-    """
+    """A step is done, failed or left out: what it found or why not, and the seconds that it took."""
 
     state: str
     found: Record = field(default_factory=dict)
