@@ -83,11 +83,7 @@ class DreamConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "DreamConfig":
-        """Read the fields of a config.json.
-
-        Raises:
-            ValueError: a size is missing, or a field asks for a function that is not computed here.
-        """
+        """Read a config.json; ValueError if a size is missing, or a field asks for what is not computed here."""
         fields = dict(fields)
         rope = fields.pop("rope_parameters", None) or {}
         if rope.get("rope_type", "default") != "default":

@@ -174,11 +174,7 @@ class PickledTensor(StoredTensor):
 
 
 def stored_tensors(path: Path) -> dict[str, PickledTensor]:
-    """List the tensors of a params.pkl by checkpoint name.
-
-    Raises:
-        CheckpointError: it holds, or names, anything but dicts of arrays; says what.
-    """
+    """List the tensors of a params.pkl by checkpoint name; CheckpointError if it has more than dicts of arrays."""
     tensors: dict[str, PickledTensor] = {}
     for keys, value in leaves(unpickled(path), path):
         name = checkpoint_name(keys)

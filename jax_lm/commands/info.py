@@ -9,6 +9,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.planning import PRECISIONS, PlannedStep, estimated_memory, parameter_count
+from jax_lm.roofline import gib
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
@@ -16,7 +17,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 def run(arguments: Info) -> int:
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
-    count = parameter_count(config)
+    count, canvas = parameter_count(config), arguments.canvas
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", str(arguments.model) if arguments.model else BUILTIN_NOTICE)
     table.add_row("parameters", f"{count:,} in {len(parameter_shapes(config))} tensors")
@@ -38,18 +39,16 @@ def run(arguments: Info) -> int:
     for device in devices:
         if statistics := device.memory_stats():
             used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
-            free = f", {(limit - used) / 2**30:.2f} GiB free" if limit else ""
-            table.add_row(f"memory of {device}", f"{used / 2**30:.2f} GiB in use{free}")
+            free = f", {gib(limit - used)} free" if limit else ""
+            table.add_row(f"memory of {device}", f"{gib(used)} in use{free}")
     for dtype in PRECISIONS:
-        planned = PlannedStep(
-            precision=dtype, batch=arguments.batch, canvas=arguments.canvas, new_tokens=arguments.canvas
-        )
+        planned = PlannedStep(precision=dtype, batch=arguments.batch, canvas=canvas, new_tokens=canvas)
         memory = estimated_memory(config, planned, shape)
         note = "  (default here)" if dtype == fitting_dtype(count) else ""
         table.add_row(
             f"memory, {dtype}",
-            f"{memory.weights / 2**30:.2f} GiB weights + about {memory.working / 2**30:.2f} GiB for "
-            f"{arguments.batch} x {arguments.canvas} tokens{', per device' if shape.size > 1 else ''}{note}",
+            f"{gib(memory.weights)} weights + about {gib(memory.working)} for "
+            f"{arguments.batch} x {canvas} tokens{', per device' if shape.size > 1 else ''}{note}",
         )
     Console(highlight=False).print(table)
     return 0

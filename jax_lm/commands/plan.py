@@ -1,5 +1,6 @@
 """`diffucoder plan`: will it fit, and how fast can it be, on a machine that is not here?"""
 
+import importlib.util
 import sys
 
 from rich.console import Console
@@ -48,7 +49,7 @@ def run(arguments: Plan) -> int:
         raise ValueError(f"mesh={arguments.mesh!r}: takes {mesh.size} devices, {topology} has {topology.devices}")
     compiled = None
     if topology.is_tpu and not arguments.estimate:
-        if compilation.is_available():
+        if importlib.util.find_spec("libtpu"):
             target = compilation.topology_mesh(topology, mesh)
             compiled = compilation.compile_step(config, planned, target, arguments.generation)
         else:

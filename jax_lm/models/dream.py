@@ -218,13 +218,8 @@ class DreamModel(nnx.Module):
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
         """Compute the last hidden states of rows [start, start + t) alone; all other positions come from the cache.
 
-        Args:
-            input_ids: of these rows.
-            attention_mask: which of all s positions may be attended to.
-            position_ids: of these rows.
-
-        Returns:
-            Hidden states, and the cache with these rows rewritten.
+        Tokens and positions are those of these rows, the mask says which of all s positions may be attended to. Returns
+        the cache with these rows rewritten as well.
         """
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids, self.mesh)
@@ -270,11 +265,8 @@ class DreamForCausalLM(nnx.Module):
         init = Initializer(config.initializer_range, rngs or nnx.Rngs(0), dtype)
         self.config = config
         self.model = DreamModel(config, init=init)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else DreamLinear(config.hidden_size, config.vocab_size, use_bias=False, init=init)
-        )
+        d, v = config.hidden_size, config.vocab_size
+        self.lm_head = None if config.tie_word_embeddings else DreamLinear(d, v, use_bias=False, init=init)
 
     def __call__(
         self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
@@ -309,11 +301,7 @@ class DreamForCausalLM(nnx.Module):
         return self.model.mesh
 
     def on_mesh(self, mesh: Mesh) -> "DreamForCausalLM":
-        """Spread the parameters over a mesh; returns the model that has them there.
-
-        Raises:
-            ValueError: the mesh does not split the model evenly.
-        """
+        """Give the model with its parameters spread over a mesh; ValueError if that does not split them evenly."""
         graph, state = nnx.split(self)
         params = nnx.to_pure_dict(state)
         model = nnx.merge(graph, jax.device_put(params, sharding.tree_shardings(params, self.config, mesh)))
@@ -381,10 +369,7 @@ class DreamForCausalLM(nnx.Module):
     def save_pretrained(self, folder: str | Path, *, dtype: DTypeLike | None = None) -> None:
         """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back.
 
-        Of several hosts, which must all call it, the first one writes.
-
-        Raises:
-            ValueError: the model is quantised; `diffucoder convert --quantize int8` writes such checkpoints.
+        Of several hosts, which must all call it, the first one writes. ValueError if the model is quantised.
         """
         tensors = parameters(self)
         if any(value.dtype == jnp.int8 for value in tensors.values()):
