@@ -11,7 +11,7 @@ from dataclasses import dataclass
 GIB = 2**30
 
 
-def gib(size: float) -> str:
+def gib(size: int | float) -> str:
     return f"{size / GIB:.2f} GiB"
 
 

@@ -43,13 +43,11 @@ TOP_NAMES = {"DreamModel_0.Embed_0": "model.embed_tokens", "DreamModel_0.DreamRM
 LAYER = re.compile(r"(?:DreamModel_0|model)\.layers[_.](\d+)\.(.+)")
 
 
+@dataclass(slots=True, eq=False)
 class Elements:
     """An array, as its pickle tells of it."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: np.ndarray | None = None) -> None:
-        self.value = value
+    value: np.ndarray | None = None
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) != 5:

@@ -6,24 +6,14 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from jax_lm import compilation
+from jax_lm import compilation, planning
 from jax_lm.arguments.checkpoints import Plan
 from jax_lm.checkpoints import huggingface
 from jax_lm.compilation import Compiled
 from jax_lm.config import SHAPES, DreamConfig
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_one_of
-from jax_lm.planning import (
-    RESERVED,
-    Bound,
-    Memory,
-    PlannedStep,
-    bound,
-    cheapest_changes,
-    estimated_memory,
-    fits,
-    smallest_topology,
-)
+from jax_lm.planning import Bound, Memory, PlannedStep
 from jax_lm.roofline import Topology, gib
 from jax_lm.sharding import MeshShape
 
@@ -55,10 +45,10 @@ def run(arguments: Plan) -> int:
         else:
             missing = "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'"
             print(missing, file=sys.stderr)
-    memory = estimated_memory(config, planned, mesh)
+    memory = planning.estimated_memory(config, planned, mesh)
     total = memory.total if compiled is None else compiled.total
-    is_enough = total is not None and fits(total, topology)
-    smallest = smallest_topology(config, planned, topology)
+    is_enough = total is not None and planning.fits(total, topology)
+    smallest = planning.smallest_topology(config, planned, topology)
     new = f", {planned.new_tokens} of them new" if planned.kind != "sft" else ""
     how = f"one {planned.kind} update of all weights" if planned.is_training else f"preset {planned.preset}"
     rows = [
@@ -66,7 +56,7 @@ def run(arguments: Plan) -> int:
         ("devices", f"{topology}: {topology.devices}, mesh {mesh}"),
         ("basis", "arithmetic, an estimate" if compiled is None else "compiled for it by libtpu"),
         *memory_rows(planned, memory, compiled, topology),
-        *speed_rows(planned, bound(config, planned, mesh, topology), compiled),
+        *speed_rows(planned, planning.bound(config, planned, mesh, topology), compiled),
         ("verdict", "[green]fits[/green]" if is_enough else "[red]does not fit[/red]"),
         ("smallest that fits", f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"),
     ]
@@ -77,7 +67,7 @@ def run(arguments: Plan) -> int:
     console.print(table)
     if is_enough:
         return 0
-    for change in cheapest_changes(config, planned, mesh, topology):
+    for change in planning.cheapest_changes(config, planned, mesh, topology):
         console.print(f"try {change}")
     return 1
 
@@ -97,7 +87,7 @@ def memory_rows(planned: PlannedStep, memory: Memory, compiled: Compiled | None,
     """List what a step needs, and all of it against what there is."""
     rows = [("masters and moments" if planned.is_training else "weights per device", gib(memory.weights))]
     rows += [("keys and values", gib(memory.cache))] if memory.cache else []
-    limit = f"{gib(topology.chip.memory)}, of which {RESERVED:.0%} must stay free"
+    limit = f"{gib(topology.chip.memory)}, of which {planning.RESERVED:.0%} must stay free"
     if compiled is None:
         about = ("working memory", f"about {gib(memory.working)}")
         return [*rows, about, ("in all", f"about {gib(memory.total)} of {limit}")]

@@ -6,8 +6,9 @@ from jax_lm.conversion import push as hub
 
 def run(arguments: Push) -> int:
     upload = hub.prepare_upload(arguments.folder, arguments.repo, arguments.license)
-    for path in upload.files:
-        print(f"{path.stat().st_size:15,}  {path.name}")
+    sizes = {path: path.stat().st_size for path in upload.files}
+    for path, size in sizes.items():
+        print(f"{size:15,}  {path.name}")
     if upload.card is not None:
         print(f"{len(upload.card.encode()):15,}  {hub.CARD}, made for it:\n\n{upload.card}")
     if upload.left_out:
@@ -18,5 +19,5 @@ def run(arguments: Push) -> int:
     address = hub.push(
         upload, arguments.repo, message=arguments.message, is_public=arguments.public, revision=arguments.revision
     )
-    print(f"sent {upload.nbytes / 2**20:,.1f} MiB: {address}")
+    print(f"sent {sum(sizes.values()) / 2**20:,.1f} MiB: {address}")
     return 0

@@ -91,10 +91,8 @@ class DreamRotaryEmbedding(nnx.Module):
         return jnp.cos(angles), jnp.sin(angles)
 
     @staticmethod
-    def rotate(
-        x: Float[Array, "b t n h"], cos: Float[Array, "b t 1 h"], sin: Float[Array, "b t 1 h"]
-    ) -> Float[Array, "b t n h"]:
-        x32 = x.astype(jnp.float32)
+    def rotate(x: Float[Array, "b t n h"], rotary: Rotary) -> Float[Array, "b t n h"]:
+        (cos, sin), x32 = rotary, x.astype(jnp.float32)
         first, second = jnp.split(x32, 2, axis=-1)
         return (x32 * cos + jnp.concatenate([-second, first], axis=-1) * sin).astype(x.dtype)
 
@@ -115,8 +113,8 @@ class DreamAttention(nnx.Module):
     ) -> tuple[Hidden, KeyValues]:
         """Let the rows of `x` attend to themselves, or to all of `past` with themselves written in at its row."""
         b, t, _ = x.shape
-        q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
-        k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
+        q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), rotary)
+        k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), rotary)
         v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
         seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         if past is not None:
@@ -187,9 +185,8 @@ class DreamModel(nnx.Module):
     ) -> Iterator[Hidden]:
         """Yield the embedding output, then the output of each layer, the last after the final norm.
 
-        Args:
-            attention_mask: keys that may be attended to, for all queries or for each; the latter needs positions.
-            remat: keep nothing inside a layer for its gradient, but compute it again.
+        The mask admits keys for all queries, or for each, which needs positions. `remat` keeps nothing inside a layer
+        for its gradient, but computes it again.
         """
         if attention_mask is not None:
             attention_mask = attention_mask.astype(bool)
