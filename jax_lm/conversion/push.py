@@ -24,13 +24,7 @@ SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, "LICENSE*", CARD]
 
 @dataclass(frozen=True)
 class Upload:
-    """The files of a folder that go to the hub, and those that do not.
-
-    Attributes:
-        files: to send as they are, by name.
-        card: the model card; None if the folder has one.
-        left_out: files that are not sent.
-    """
+    """The files of a folder that go to the hub, those that do not, and a card (None if the folder has its own)."""
 
     files: tuple[Path, ...]
     card: str | None
@@ -40,9 +34,7 @@ class Upload:
 def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> Upload:
     """Check a checkpoint in the Hugging Face layout and list what would be sent.
 
-    Raises:
-        CheckpointError: no folder, not that layout, or a check of `verify` fails.
-        ValueError: `repo` is no owner/name.
+    CheckpointError if there is none, or a check of `verify` fails; ValueError if `repo` is no owner/name.
     """
     found = huggingface.HUB_ID.fullmatch(repo)
     if not found or found["revision"]:

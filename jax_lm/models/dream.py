@@ -12,7 +12,7 @@ n query heads, k key/value heads, h head dimension, f feed-forward, v vocabulary
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +326,7 @@ class DreamForCausalLM(nnx.Module):
         dtype: DTypeLike | None = None,
         int8: bool = False,
         mesh: Mesh | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: loading.Progress | None = None,
     ) -> "DreamForCausalLM":
         """Load a checkpoint in the Hugging Face or Orbax layout, tensor by tensor; no code of it is executed.
 
@@ -335,7 +335,6 @@ class DreamForCausalLM(nnx.Module):
             dtype: float dtype of the weights; None keeps that of the checkpoint.
             int8: quantise the kernels as they are read; a checkpoint that holds int8 stays so in any case.
             mesh: where the parameters lie; each device reads its slices. None is the first device.
-            on_progress: called with bytes read so far and bytes in all.
 
         Raises:
             CheckpointError: names what is missing, unknown, misshapen or damaged.
