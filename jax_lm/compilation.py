@@ -7,7 +7,6 @@ coupled-GRPO. Entry: `diffucoder plan`, which puts this beside the arithmetic of
 """
 
 import functools
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -85,17 +84,8 @@ def prepare_compiler() -> None:
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 
 
-def is_available() -> bool:
-    """Tell whether the TPU compiler is installed."""
-    return importlib.util.find_spec("libtpu") is not None
-
-
 def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
-    """Make a mesh over the devices of a topology that need not be here.
-
-    Raises:
-        ValueError: the compiler knows no such topology, or the mesh does not have its size.
-    """
+    """Make a mesh over devices that need not be here; ValueError if the compiler does not know the topology."""
     # A host has four chips unless it is told otherwise; smaller topologies are one host of their size.
     chips = topology.devices // topology.chip.cores
     bounds = (*topology.shape, *[1] * (3 - len(topology.shape)))

@@ -61,16 +61,11 @@ class DreamConfig:
                 raise ValueError(f"config {name}={value!r}: must be a positive number")
         if not isinstance(self.tie_word_embeddings, bool):
             raise ValueError(f"config tie_word_embeddings={self.tie_word_embeddings!r}: must be true or false")
+        heads, groups = f"num_attention_heads={self.num_attention_heads}", self.num_key_value_heads
         if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
-            raise ValueError(
-                f"config hidden_size={self.hidden_size}: must be num_attention_heads={self.num_attention_heads} "
-                "times an even head dimension"
-            )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"config num_key_value_heads={self.num_key_value_heads}: must divide "
-                f"num_attention_heads={self.num_attention_heads}"
-            )
+            raise ValueError(f"config hidden_size={self.hidden_size}: must be {heads} times an even head dimension")
+        if self.num_attention_heads % groups:
+            raise ValueError(f"config num_key_value_heads={groups}: must divide {heads}")
         mask_id = self.mask_token_id
         if mask_id is not None and (type(mask_id) is not int or not 0 <= mask_id < self.vocab_size):
             raise ValueError(f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}")
@@ -83,11 +78,7 @@ class DreamConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "DreamConfig":
-        """Read the fields of a config.json.
-
-        Raises:
-            ValueError: a size is missing, or a field asks for a function that is not computed here.
-        """
+        """Read a config.json; ValueError if a size is missing, or a field asks for what is not computed here."""
         fields = dict(fields)
         rope = fields.pop("rope_parameters", None) or {}
         if rope.get("rope_type", "default") != "default":

@@ -15,10 +15,8 @@ def start(
 ) -> None:
     """Join the other processes of a run; nothing if there are none. Before anything else that uses JAX's devices.
 
-    Arguments as in `jax_lm.arguments.hosts.Hosts`.
-
-    Raises:
-        ValueError: some of coordinator, num_processes and process_id are given, or JAX knows no cluster here.
+    Arguments as in `jax_lm.arguments.hosts.Hosts`. ValueError if some of coordinator, num_processes and process_id are
+    given but not all, or JAX knows no cluster here.
     """
     if coordinator is not None and num_processes is not None and process_id is not None:
         if not 0 <= process_id < num_processes:

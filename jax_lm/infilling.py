@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 HOLE = re.compile(r"<\|hole(?::(\d+))?\|>")
-HOLE_MARKER = "<|hole|>"
 AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Lengths that `middle_length="auto"` tries, as far as they are within the limit."""
 
@@ -26,7 +25,7 @@ class Template:
     def __post_init__(self) -> None:
         lengths = [part for part in self.parts if isinstance(part, int)]
         if not lengths:
-            raise ValueError(f"template has no hole: mark one with {HOLE_MARKER}")
+            raise ValueError("template has no hole: mark one with <|hole|>")
         if min(lengths) < 1:
             raise ValueError(f"hole of {min(lengths)} tokens: must be at least 1")
 

@@ -35,13 +35,10 @@ def parameter_count(config: DreamConfig) -> int:
 
 
 def memory_estimate(config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas: int) -> tuple[int, int]:
-    """Estimate the bytes of the weights, and of the working memory of one denoising step.
+    """Estimate the bytes of the weights, and of the working memory of a denoising step; ValueError if it has no rows.
 
     The second counts what lives at the widest point: either the float32 logits and their filtered copy, or
     the activations of one layer (float32 attention scores, and the two feed-forward branches).
-
-    Raises:
-        ValueError: batch or canvas is not positive.
     """
     for name, value in (("batch", batch), ("canvas", canvas)):
         if value < 1:
@@ -166,11 +163,10 @@ class Bound:
 
 def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
     """Count the bytes of the parameters on one device."""
-    total = 0
+    total, size = 0, jnp.dtype(planned.dtype).itemsize
     for name, shape in parameter_shapes(config, int8=planned.is_int8).items():
         parts = math.prod(mesh.sizes[axis] for axis in partition_spec(name, config, mesh) if axis)
-        is_int8 = planned.is_int8 and is_kernel(name)
-        item = 4 if name.endswith(".scale") else 1 if is_int8 else jnp.dtype(planned.dtype).itemsize
+        item = 4 if name.endswith(".scale") else 1 if planned.is_int8 and is_kernel(name) else size
         total += math.prod(shape) * item // parts
     return total
 
@@ -186,7 +182,7 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
         return training_memory(config, planned, mesh)
     rows = rows_per_device(planned, mesh)
     heads = config.num_key_value_heads
-    heads = heads // mesh.tensor if heads % mesh.tensor == 0 else heads
+    heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
     size = jnp.dtype(planned.dtype).itemsize
     cached = Decoding(preset=planned.preset).resolved.cache != "none"
     cache = cached * 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim * size
@@ -222,13 +218,12 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     """Find the least that a device must do, averaged over the steps of a block, and how long that takes."""
     if planned.is_training:
         return training_bound(config, planned, mesh, topology)
-    decoding = Decoding(preset=planned.preset)
+    decoding, batch = Decoding(preset=planned.preset), rows_per_device(planned, mesh)
     block = decoding.block_columns(planned.new_tokens)
     # The head runs on the masked rows alone: from all of the block down to one.
     masked = (block + 1) // 2
 
     def cost(rows: int) -> Cost:
-        batch = rows_per_device(planned, mesh)
         return forward_cost(config, planned.precision, batch=batch, rows=rows, canvas=planned.canvas, head_rows=masked)
 
     steps = [cost(planned.canvas)]
@@ -292,11 +287,7 @@ class OutOfMemoryError(ValueError):
 
 @contextmanager
 def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
-    """Turn a device's out-of-memory error into one that says what the work takes, and three remedies.
-
-    Raises:
-        OutOfMemoryError: the block ran out of memory.
-    """
+    """Turn a device's out-of-memory error into an OutOfMemoryError: what the work takes, and three remedies."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 GIB = 2**30
 
 
-def gib(size: float) -> str:
+def gib(size: int | float) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
@@ -90,11 +90,7 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Read a topology from v5e:2x2, v4:2x2x1 or h100:8.
-
-        Raises:
-            ValueError: a chip that is not known, or no shape of its kind.
-        """
+        """Read v5e:2x2, v4:2x2x1 or h100:8; ValueError if the chip is not known, or the shape not of its kind."""
         family, _, shape = text.partition(":")
         if family not in CHIPS:
             raise ValueError(f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like v5e:2x2")
@@ -110,7 +106,6 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """Devices that JAX would see."""
         return math.prod(self.shape) * self.chip.cores
 
     @property

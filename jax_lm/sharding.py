@@ -146,11 +146,7 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
 
 
 def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
-    """Give each leaf of a tree its sharding: parameters, or anything whose paths end in their names.
-
-    Raises:
-        ValueError: the mesh does not split the model evenly.
-    """
+    """Give each leaf of parameters, or of anything with paths that end in their names, its sharding; see `require`."""
     shape = MeshShape.of(mesh)
     shape.require(config)
 

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,9 @@ class DiffuCoderTokenizer:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, adds_mask: bool = False) -> "DiffuCoderTokenizer":
-        """Read the tokenizer files of a folder.
+        """Read the tokenizer files of a folder; TokenizerError if they are absent or damaged, or lack the mask token.
 
-        Args:
-            adds_mask: give a tokenizer of an autoregressive model the mask and pad tokens that it lacks.
-
-        Raises:
-            TokenizerError: files are absent or damaged, or there is no mask token.
+        `adds_mask` gives a tokenizer of an autoregressive model the mask and pad tokens that it lacks.
         """
         folder = Path(folder).expanduser()
         try:
@@ -162,24 +159,15 @@ class DiffuCoderTokenizer:
 
     def decode_until_stop(self, ids: Iterable[int]) -> str:
         """Decode ids up to the first stop token."""
-        kept = []
-        for token_id in map(int, ids):
-            if token_id in self.stop_ids:
-                break
-            kept.append(token_id)
-        return self.decode(kept, skip_special_tokens=True)
+        stops = self.stop_ids
+        return self.decode(takewhile(lambda token_id: token_id not in stops, ids), skip_special_tokens=True)
 
     def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Render messages ({"role": …, "content": …}) to a prompt, in a sandboxed Jinja environment.
-
-        Raises:
-            TokenizerError: no template, or one that does not accept these messages.
-        """
+        """Render messages ({"role": …, "content": …}) to a prompt, in a sandbox; TokenizerError if that fails."""
         if self.chat_template is None:
             raise TokenizerError("this tokenizer has no chat template: the model was not made for chat")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        extensions = ["jinja2.ext.loopcontrols"]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals["raise_exception"] = raise_template_error
         try:
@@ -248,7 +236,6 @@ def pad_left(
     ids = np.full((len(rows), width), pad_id, np.int32)
     mask = np.zeros((len(rows), width), np.int32)
     for row, values in enumerate(rows):
-        if len(values):
-            ids[row, width - len(values) :] = values
-            mask[row, width - len(values) :] = 1
+        start = width - len(values)
+        ids[row, start:], mask[row, start:] = values, 1
     return ids, mask

@@ -26,8 +26,7 @@ def write_sums(folder: Path) -> None:
 def known_sums(folder: Path) -> dict[Path, str]:
     """Collect the known sums of files: from SHA256SUMS, and from the hub's cache, whose links lead to files named so.
 
-    Raises:
-        CheckpointError: SHA256SUMS cannot be read, or names what is absent or outside of the folder.
+    CheckpointError if SHA256SUMS cannot be read, or names what is absent or outside of the folder.
     """
     links = {path: path.resolve().name for path in files_in(folder) if path.is_symlink()}
     sums = {path: name for path, name in links.items() if SHA256.fullmatch(name)}

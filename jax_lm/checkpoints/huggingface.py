@@ -60,10 +60,7 @@ def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
 
     A hub id is owner/name, or owner/name@revision for a branch, tag or commit. Downloads show their progress and go on
     where they were broken off; `HF_HUB_OFFLINE=1` keeps to the cache; `HF_TOKEN` opens private repositories. Without
-    weights only configuration and tokenizer are fetched.
-
-    Raises:
-        CheckpointError: neither a folder here nor a repository that can be had.
+    weights only configuration and tokenizer are fetched. CheckpointError if there is neither folder nor repository.
     """
     try:
         path = Path(path_or_hub_id).expanduser()
@@ -103,11 +100,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Find the file of each tensor, from the index or from the single file.
-
-    Raises:
-        CheckpointError: no weights, an absent shard, or an index entry that leaves the folder.
-    """
+    """Find the file of each tensor; CheckpointError if there is none, or the index names what is not in the folder."""
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():
             raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
@@ -124,11 +117,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def stored_tensors(folder: Path) -> dict[str, MappedTensor]:
-    """List the tensors of a checkpoint, from the headers of its files.
-
-    Raises:
-        CheckpointError: a file is absent or damaged, or a tensor is not where the index says.
-    """
+    """List the tensors of a checkpoint; CheckpointError if a file is damaged, or a tensor not where the index says."""
     files = tensor_files(folder)
     tensors: dict[str, MappedTensor] = {}
     for path in sorted(set(files.values())):

@@ -43,13 +43,11 @@ TOP_NAMES = {"DreamModel_0.Embed_0": "model.embed_tokens", "DreamModel_0.DreamRM
 LAYER = re.compile(r"(?:DreamModel_0|model)\.layers[_.](\d+)\.(.+)")
 
 
+@dataclass(slots=True, eq=False)
 class Elements:
     """An array, as its pickle tells of it."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: np.ndarray | None = None) -> None:
-        self.value = value
+    value: np.ndarray | None = None
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
@@ -174,11 +172,7 @@ class PickledTensor(StoredTensor):
 
 
 def stored_tensors(path: Path) -> dict[str, PickledTensor]:
-    """List the tensors of a params.pkl by checkpoint name.
-
-    Raises:
-        CheckpointError: it holds, or names, anything but dicts of arrays; says what.
-    """
+    """List the tensors of a params.pkl by checkpoint name; CheckpointError if it has more than dicts of arrays."""
     tensors: dict[str, PickledTensor] = {}
     for keys, value in leaves(unpickled(path), path):
         name = checkpoint_name(keys)

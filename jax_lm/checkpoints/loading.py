@@ -88,11 +88,7 @@ class WantedTensors:
         return TensorRequest(tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name))
 
     def requests(self, checkpoint: CheckpointTensors) -> dict[str, TensorRequest]:
-        """Say how to read each tensor, by name.
-
-        Raises:
-            CheckpointError: a tensor is missing, unknown, misshapen, or of a wrong dtype.
-        """
+        """Say how to read each tensor; CheckpointError if one is missing, unknown, misshapen, or of a wrong dtype."""
         stored = checkpoint.stored
         missing = sorted(self.shapes.keys() - stored.keys())
         unknown = sorted(stored.keys() - self.shapes.keys() - set(self.ignored))
@@ -119,11 +115,7 @@ def open_checkpoint(folder: Path) -> CheckpointTensors:
 def load_tensors(
     checkpoint: CheckpointTensors, wanted: WantedTensors, *, on_progress: Progress | None = None
 ) -> dict[str, Array]:
-    """Read exactly the tensors that are wanted.
-
-    Raises:
-        CheckpointError: a tensor is missing, unknown, misshapen, of a wrong dtype, or a file is damaged.
-    """
+    """Read exactly the tensors that are wanted; CheckpointError as `WantedTensors.requests`, or at a damaged file."""
     requests = wanted.requests(checkpoint)
     sizes = {name: request.tensor.nbytes for name, request in requests.items()}
     read = 0

@@ -1,12 +1,13 @@
 """The commands about checkpoints: `diffucoder info`, `plan`, `convert`, `verify`, `push`."""
 
+import importlib.util
 import sys
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
-from jax_lm import compilation, terminal
+from jax_lm import compilation, planning, terminal
 from jax_lm.arguments.checkpoints import Convert, Info, Plan, Push, Verify
 from jax_lm.checkpoints import huggingface
 from jax_lm.compilation import Compiled
@@ -17,19 +18,7 @@ from jax_lm.conversion.verify import verify
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.options import require_one_of
-from jax_lm.planning import (
-    PRECISIONS,
-    RESERVED,
-    Bound,
-    Memory,
-    PlannedStep,
-    bound,
-    cheapest_changes,
-    estimated_memory,
-    fits,
-    parameter_count,
-    smallest_topology,
-)
+from jax_lm.planning import PRECISIONS, Bound, Memory, PlannedStep, estimated_memory, parameter_count
 from jax_lm.roofline import Topology, gib
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
@@ -40,7 +29,7 @@ Rows = list[tuple[str, str]]
 def run_info(arguments: Info) -> int:
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
-    count = parameter_count(config)
+    count, canvas = parameter_count(config), arguments.canvas
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", str(arguments.model) if arguments.model else BUILTIN_NOTICE)
     table.add_row("parameters", f"{count:,} in {len(parameter_shapes(config))} tensors")
@@ -62,18 +51,16 @@ def run_info(arguments: Info) -> int:
     for device in devices:
         if statistics := device.memory_stats():
             used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
-            free = f", {(limit - used) / 2**30:.2f} GiB free" if limit else ""
-            table.add_row(f"memory of {device}", f"{used / 2**30:.2f} GiB in use{free}")
+            free = f", {gib(limit - used)} free" if limit else ""
+            table.add_row(f"memory of {device}", f"{gib(used)} in use{free}")
     for dtype in PRECISIONS:
-        planned = PlannedStep(
-            precision=dtype, batch=arguments.batch, canvas=arguments.canvas, new_tokens=arguments.canvas
-        )
+        planned = PlannedStep(precision=dtype, batch=arguments.batch, canvas=canvas, new_tokens=canvas)
         memory = estimated_memory(config, planned, shape)
         note = "  (default here)" if dtype == fitting_dtype(count) else ""
         table.add_row(
             f"memory, {dtype}",
-            f"{memory.weights / 2**30:.2f} GiB weights + about {memory.working / 2**30:.2f} GiB for "
-            f"{arguments.batch} x {arguments.canvas} tokens{', per device' if shape.size > 1 else ''}{note}",
+            f"{gib(memory.weights)} weights + about {gib(memory.working)} for "
+            f"{arguments.batch} x {canvas} tokens{', per device' if shape.size > 1 else ''}{note}",
         )
     Console(highlight=False).print(table)
     return 0
@@ -106,8 +93,9 @@ def run_verify(arguments: Verify) -> int:
 
 def run_push(arguments: Push) -> int:
     upload = hub.prepare_upload(arguments.folder, arguments.repo, arguments.license)
-    for path in upload.files:
-        print(f"{path.stat().st_size:15,}  {path.name}")
+    sizes = {path: path.stat().st_size for path in upload.files}
+    for path, size in sizes.items():
+        print(f"{size:15,}  {path.name}")
     if upload.card is not None:
         print(f"{len(upload.card.encode()):15,}  {hub.CARD}, made for it:\n\n{upload.card}")
     if upload.left_out:
@@ -118,7 +106,7 @@ def run_push(arguments: Push) -> int:
     address = hub.push(
         upload, arguments.repo, message=arguments.message, is_public=arguments.public, revision=arguments.revision
     )
-    print(f"sent {upload.nbytes / 2**20:,.1f} MiB: {address}")
+    print(f"sent {sum(sizes.values()) / 2**20:,.1f} MiB: {address}")
     return 0
 
 
@@ -141,16 +129,16 @@ def run_plan(arguments: Plan) -> int:
         raise ValueError(f"mesh={arguments.mesh!r}: takes {mesh.size} devices, {topology} has {topology.devices}")
     compiled = None
     if topology.is_tpu and not arguments.estimate:
-        if compilation.is_available():
+        if importlib.util.find_spec("libtpu"):
             target = compilation.topology_mesh(topology, mesh)
             compiled = compilation.compile_step(config, planned, target, arguments.generation)
         else:
             missing = "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'"
             print(missing, file=sys.stderr)
-    memory = estimated_memory(config, planned, mesh)
+    memory = planning.estimated_memory(config, planned, mesh)
     total = memory.total if compiled is None else compiled.total
-    is_enough = total is not None and fits(total, topology)
-    smallest = smallest_topology(config, planned, topology)
+    is_enough = total is not None and planning.fits(total, topology)
+    smallest = planning.smallest_topology(config, planned, topology)
     new = f", {planned.new_tokens} of them new" if planned.kind != "sft" else ""
     how = f"one {planned.kind} update of all weights" if planned.is_training else f"preset {planned.preset}"
     rows = [
@@ -158,7 +146,7 @@ def run_plan(arguments: Plan) -> int:
         ("devices", f"{topology}: {topology.devices}, mesh {mesh}"),
         ("basis", "arithmetic, an estimate" if compiled is None else "compiled for it by libtpu"),
         *memory_rows(planned, memory, compiled, topology),
-        *speed_rows(planned, bound(config, planned, mesh, topology), compiled),
+        *speed_rows(planned, planning.bound(config, planned, mesh, topology), compiled),
         ("verdict", "[green]fits[/green]" if is_enough else "[red]does not fit[/red]"),
         ("smallest that fits", f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"),
     ]
@@ -169,7 +157,7 @@ def run_plan(arguments: Plan) -> int:
     console.print(table)
     if is_enough:
         return 0
-    for change in cheapest_changes(config, planned, mesh, topology):
+    for change in planning.cheapest_changes(config, planned, mesh, topology):
         console.print(f"try {change}")
     return 1
 
@@ -189,7 +177,7 @@ def memory_rows(planned: PlannedStep, memory: Memory, compiled: Compiled | None,
     """List what a step needs, and all of it against what there is."""
     rows = [("masters and moments" if planned.is_training else "weights per device", gib(memory.weights))]
     rows += [("keys and values", gib(memory.cache))] if memory.cache else []
-    limit = f"{gib(topology.chip.memory)}, of which {RESERVED:.0%} must stay free"
+    limit = f"{gib(topology.chip.memory)}, of which {planning.RESERVED:.0%} must stay free"
     if compiled is None:
         about = ("working memory", f"about {gib(memory.working)}")
         return [*rows, about, ("in all", f"about {gib(memory.total)} of {limit}")]

@@ -35,14 +35,7 @@ TensorSum = tuple[tuple[int, ...], str, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The format and the precision of a new checkpoint.
-
-    Attributes:
-        format: huggingface or orbax; None is the other one.
-        dtype: of the floating-point tensors; None keeps them.
-        int8: quantise the kernels.
-        allow_missing_bias: take a pickle of the old port without the q, k and v biases, and put zeros there.
-    """
+    """The format and the precision of a new checkpoint, as in `jax_lm.arguments.checkpoints.Convert`."""
 
     format: str | None = None
     dtype: str | None = None

@@ -24,29 +24,17 @@ SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, "LICENSE*", CARD]
 
 @dataclass(frozen=True)
 class Upload:
-    """The files of a folder that go to the hub, and those that do not.
-
-    Attributes:
-        files: to send as they are, by name.
-        card: the model card; None if the folder has one.
-        left_out: files that are not sent.
-    """
+    """The files of a folder that go to the hub, those that do not, and a card (None if the folder has its own)."""
 
     files: tuple[Path, ...]
     card: str | None
     left_out: tuple[Path, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(path.stat().st_size for path in self.files)
-
 
 def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> Upload:
     """Check a checkpoint in the Hugging Face layout and list what would be sent.
 
-    Raises:
-        CheckpointError: no folder, not that layout, or a check of `verify` fails.
-        ValueError: `repo` is no owner/name.
+    CheckpointError if there is none, or a check of `verify` fails; ValueError if `repo` is no owner/name.
     """
     found = huggingface.HUB_ID.fullmatch(repo)
     if not found or found["revision"]:
@@ -99,12 +87,8 @@ What it was trained on, what it is for and how good it is has to be written here
 def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: str | None = None) -> str:
     """Send an upload in one commit, so that it appears whole or not at all; returns the commit's address.
 
-    Args:
-        is_public: for a repository that does not exist yet; one that does stays as it is.
-        revision: branch to commit to; the main one if not given.
-
-    Raises:
-        ValueError: no token in the environment, or the hub refuses.
+    `is_public` is for a repository that does not exist yet; one that does stays as it is. `revision` is a branch, the
+    main one if not given. ValueError if there is no token in the environment, or the hub refuses.
     """
     token = os.environ.get("HF_TOKEN")
     if not token:

@@ -143,7 +143,8 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+            for line in lines:
+                number += 1
                 record = json.loads(line)
                 if not isinstance(record, dict):
                     raise LookupError("is no object")

@@ -12,7 +12,7 @@ n query heads, k key/value heads, h head dimension, f feed-forward, v vocabulary
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,8 @@ class DreamRotaryEmbedding(nnx.Module):
         return jnp.cos(angles), jnp.sin(angles)
 
     @staticmethod
-    def rotate(
-        x: Float[Array, "b t n h"], cos: Float[Array, "b t 1 h"], sin: Float[Array, "b t 1 h"]
-    ) -> Float[Array, "b t n h"]:
-        x32 = x.astype(jnp.float32)
+    def rotate(x: Float[Array, "b t n h"], rotary: Rotary) -> Float[Array, "b t n h"]:
+        (cos, sin), x32 = rotary, x.astype(jnp.float32)
         first, second = jnp.split(x32, 2, axis=-1)
         return (x32 * cos + jnp.concatenate([-second, first], axis=-1) * sin).astype(x.dtype)
 
@@ -115,8 +113,8 @@ class DreamAttention(nnx.Module):
     ) -> tuple[Hidden, KeyValues]:
         """Let the rows of `x` attend to themselves, or to all of `past` with themselves written in at its row."""
         b, t, _ = x.shape
-        q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
-        k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), *rotary)
+        q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), rotary)
+        k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), rotary)
         v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
         seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         if past is not None:
@@ -187,9 +185,8 @@ class DreamModel(nnx.Module):
     ) -> Iterator[Hidden]:
         """Yield the embedding output, then the output of each layer, the last after the final norm.
 
-        Args:
-            attention_mask: keys that may be attended to, for all queries or for each; the latter needs positions.
-            remat: keep nothing inside a layer for its gradient, but compute it again.
+        The mask admits keys for all queries, or for each, which needs positions. `remat` keeps nothing inside a layer
+        for its gradient, but computes it again.
         """
         if attention_mask is not None:
             attention_mask = attention_mask.astype(bool)
@@ -218,13 +215,8 @@ class DreamModel(nnx.Module):
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
         """Compute the last hidden states of rows [start, start + t) alone; all other positions come from the cache.
 
-        Args:
-            input_ids: of these rows.
-            attention_mask: which of all s positions may be attended to.
-            position_ids: of these rows.
-
-        Returns:
-            Hidden states, and the cache with these rows rewritten.
+        Tokens and positions are those of these rows, the mask says which of all s positions may be attended to. Returns
+        the cache with these rows rewritten as well.
         """
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids, self.mesh)
@@ -270,11 +262,8 @@ class DreamForCausalLM(nnx.Module):
         init = Initializer(config.initializer_range, rngs or nnx.Rngs(0), dtype)
         self.config = config
         self.model = DreamModel(config, init=init)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else DreamLinear(config.hidden_size, config.vocab_size, use_bias=False, init=init)
-        )
+        d, v = config.hidden_size, config.vocab_size
+        self.lm_head = None if config.tie_word_embeddings else DreamLinear(d, v, use_bias=False, init=init)
 
     def __call__(
         self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
@@ -309,11 +298,7 @@ class DreamForCausalLM(nnx.Module):
         return self.model.mesh
 
     def on_mesh(self, mesh: Mesh) -> "DreamForCausalLM":
-        """Spread the parameters over a mesh; returns the model that has them there.
-
-        Raises:
-            ValueError: the mesh does not split the model evenly.
-        """
+        """Give the model with its parameters spread over a mesh; ValueError if that does not split them evenly."""
         graph, state = nnx.split(self)
         params = nnx.to_pure_dict(state)
         model = nnx.merge(graph, jax.device_put(params, sharding.tree_shardings(params, self.config, mesh)))
@@ -341,7 +326,7 @@ class DreamForCausalLM(nnx.Module):
         dtype: DTypeLike | None = None,
         int8: bool = False,
         mesh: Mesh | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: loading.Progress | None = None,
     ) -> "DreamForCausalLM":
         """Load a checkpoint in the Hugging Face or Orbax layout, tensor by tensor; no code of it is executed.
 
@@ -350,7 +335,6 @@ class DreamForCausalLM(nnx.Module):
             dtype: float dtype of the weights; None keeps that of the checkpoint.
             int8: quantise the kernels as they are read; a checkpoint that holds int8 stays so in any case.
             mesh: where the parameters lie; each device reads its slices. None is the first device.
-            on_progress: called with bytes read so far and bytes in all.
 
         Raises:
             CheckpointError: names what is missing, unknown, misshapen or damaged.
@@ -381,10 +365,7 @@ class DreamForCausalLM(nnx.Module):
     def save_pretrained(self, folder: str | Path, *, dtype: DTypeLike | None = None) -> None:
         """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back.
 
-        Of several hosts, which must all call it, the first one writes.
-
-        Raises:
-            ValueError: the model is quantised; `diffucoder convert --quantize int8` writes such checkpoints.
+        Of several hosts, which must all call it, the first one writes. ValueError if the model is quantised.
         """
         tensors = parameters(self)
         if any(value.dtype == jnp.int8 for value in tensors.values()):

@@ -107,11 +107,7 @@ def save_adapter(model: DreamForCausalLM, folder: Path, config: LoraConfig) -> N
 
 
 def load_adapter(model: DreamForCausalLM, folder: Path) -> None:
-    """Give a model the adapters of a folder, in place.
-
-    Raises:
-        CheckpointError: the folder holds none, or one of another shape.
-    """
+    """Give a model the adapters of a folder, in place; CheckpointError if it holds none, or of another shape."""
     fields = huggingface.read_json(folder, CONFIG)
     try:
         config = LoraConfig(rank=fields["rank"], alpha=fields["alpha"], targets=tuple(fields["targets"]))
@@ -129,11 +125,7 @@ def load_adapter(model: DreamForCausalLM, folder: Path) -> None:
 
 
 def merge(model: DreamForCausalLM) -> None:
-    """Add the adapters of a model to its weights, in place and in the dtype of these, and take them off.
-
-    Raises:
-        ValueError: the weights are int8.
-    """
+    """Add the adapters of a model to its weights, in place and in their dtype; ValueError if the weights are int8."""
     for path, adapter in adapters(model):
         weight = adapter.base.weight
         if weight[...].dtype == jnp.int8:
