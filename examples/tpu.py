@@ -16,11 +16,7 @@ from jax_lm.options import Decoding, GenerationOptions
 
 
 def main(
-    model: str | None = None,
-    mesh: str | None = None,
-    rows: int = 8,
-    max_new_tokens: int = 64,
-    preset: str = "fast",
+    model: str | None = None, mesh: str | None = None, rows: int = 8, max_new_tokens: int = 64, preset: str = "fast"
 ) -> None:
     """Generate one batch twice: the first call compiles, the second one counts.
 

@@ -201,12 +201,7 @@ class DiffuCoderInference:
         return max(rows, key=lambda row: row.mean_log_confidence).text
 
     def fill(
-        self,
-        text: str,
-        options: GenerationOptions = DEFAULTS,
-        *,
-        seed: int = 0,
-        on_progress: Progress | None = None,
+        self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0, on_progress: Progress | None = None
     ) -> str:
         """The text with every `<|hole|>` filled by `options.max_new_tokens` tokens at most, `<|hole:12|>` by 12."""
         template = Template.parse(text, options.max_new_tokens)

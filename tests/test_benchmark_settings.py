@@ -7,13 +7,7 @@ from jax_lm.benchmark.settings import Cell, Workload
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("batch_sizes", (1, 0)),
-        ("new_tokens", (-4,)),
-        ("prompt_tokens", (0,)),
-        ("repeats", 0),
-        ("batch_sizes", ()),
-    ],
+    [("batch_sizes", (1, 0)), ("new_tokens", (-4,)), ("prompt_tokens", (0,)), ("repeats", 0), ("batch_sizes", ())],
 )
 def test_refused_workloads_name_the_argument(name, value):
     with pytest.raises(ValueError, match=f"^{name}"):

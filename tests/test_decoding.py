@@ -4,14 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.diffusion.decoding import (
-    above_threshold,
-    budget,
-    commit_counts,
-    longest_run,
-    ranks,
-    transfer_ratios,
-)
+from jax_lm.diffusion.decoding import above_threshold, budget, commit_counts, longest_run, ranks, transfer_ratios
 from jax_lm.options import Decoding
 
 

@@ -100,10 +100,7 @@ def test_two_processes_give_what_one_gives(for_release):
     [
         ({"coordinator": "localhost:1"}, "give all three"),
         ({"num_processes": 2, "process_id": 0}, "give all three"),
-        (
-            {"coordinator": "localhost:1", "num_processes": 2, "process_id": 2},
-            "process_id=2: must lie in",
-        ),
+        ({"coordinator": "localhost:1", "num_processes": 2, "process_id": 2}, "process_id=2: must lie in"),
     ],
 )
 def test_half_an_address_is_refused(fields, named):

@@ -178,10 +178,7 @@ def start(tmp_path, policy, letters, for_release):
     (tmp_path / "digits.py").write_text(REWARD)
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "cde", "f")))
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
-        "JAX_PLATFORMS": "cpu",
-    }
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "JAX_PLATFORMS": "cpu"}
 
     def process(out, *more, devices=1, host=0):
         options = {"config": tmp_path / "run.yaml", "data": tmp_path / "data.jsonl", "model": tmp_path / "policy"}

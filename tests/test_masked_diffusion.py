@@ -13,14 +13,7 @@ from jax_lm.data.batches import Row, collate
 from jax_lm.diffusion.masking import mask_tokens, masked_share, noise_levels, shift_right
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.training.config import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
-from jax_lm.training.masked_diffusion import (
-    ByStep,
-    diffusion_loss,
-    loss_terms,
-    partition,
-    token_weights,
-    train,
-)
+from jax_lm.training.masked_diffusion import ByStep, diffusion_loss, loss_terms, partition, token_weights, train
 from jax_lm.training.update import gradient
 
 

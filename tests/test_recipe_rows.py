@@ -9,14 +9,7 @@ import pytest
 
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
 from recipes.builtin.corpus import draw_task
-from recipes.builtin.rows import (
-    REQUESTS,
-    chat_row,
-    completion_row,
-    continuation_row,
-    infilling_row,
-    stream_batches,
-)
+from recipes.builtin.rows import REQUESTS, chat_row, completion_row, continuation_row, infilling_row, stream_batches
 from recipes.builtin.tasks import is_held_out
 from recipes.builtin.train import build_tokenizer
 

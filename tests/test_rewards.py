@@ -109,8 +109,7 @@ def described(text, language, *, strict_reference):
 
 
 @given(
-    st.lists(st.sampled_from(["```", "`", "python", "\n", "a", " ", "\r", "\t", "\u2028"]), max_size=12),
-    st.booleans(),
+    st.lists(st.sampled_from(["```", "`", "python", "\n", "a", " ", "\r", "\t", "\u2028"]), max_size=12), st.booleans()
 )
 def test_format_is_the_described_one(pieces, strict):
     for text in ("".join(pieces), "".join(["```python\n", *pieces])):

@@ -12,16 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax.numpy as jnp
 import pytest
 
-from jax_lm.sandbox import (
-    Limits,
-    Local,
-    Program,
-    Result,
-    SandboxFailureError,
-    SandboxUnavailableError,
-    TestResult,
-    run,
-)
+from jax_lm.sandbox import Limits, Local, Program, Result, SandboxFailureError, SandboxUnavailableError, TestResult, run
 from jax_lm.sandbox.assertions import Call, read_call, split_tests
 from jax_lm.sandbox.inside.wire import decode, encode, matches
 from jax_lm.sandbox.runner import Sandbox, choose_tier, says_why, why_not

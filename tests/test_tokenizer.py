@@ -173,11 +173,7 @@ def test_hostile_template_changes_no_message(small):
 
 @pytest.mark.parametrize(
     ("messages", "named"),
-    [
-        ([{"role": "user"}], "content"),
-        ([], "no element 0"),
-        ([{"role": "user", "content": None}], "chat template"),
-    ],
+    [([{"role": "user"}], "content"), ([], "no element 0"), ([{"role": "user", "content": None}], "chat template")],
 )
 def test_messages_that_the_template_does_not_accept(instruct, messages, named):
     with pytest.raises(TokenizerError, match=named):

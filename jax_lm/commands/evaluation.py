@@ -10,14 +10,7 @@ from rich.console import Console
 from jax_lm import terminal
 from jax_lm.arguments.evaluation import Analyze, Evaluate
 from jax_lm.benchmark.machine import about
-from jax_lm.evaluation.attempts import (
-    Attempt,
-    Evaluator,
-    Journal,
-    execute_attempts,
-    journal_settings,
-    problem_executor,
-)
+from jax_lm.evaluation.attempts import Attempt, Evaluator, Journal, execute_attempts, journal_settings, problem_executor
 from jax_lm.evaluation.order_analysis import ORDER_COLUMNS, analyze_order
 from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting

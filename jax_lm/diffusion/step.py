@@ -246,11 +246,7 @@ def block_hidden(
 
 
 def propose(
-    model: DreamForCausalLM,
-    hidden: Float[Array, "b r d"],
-    state: SamplerState,
-    inputs: BatchInputs,
-    config: StepConfig,
+    model: DreamForCausalLM, hidden: Float[Array, "b r d"], state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> tuple[Proposal, Float[Array, "b r v"] | None]:
     """Filter, draw and score the masked positions; the logits too, if all were computed.
 

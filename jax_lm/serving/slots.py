@@ -21,16 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion.sampler import UNLIMITED, Sampler
-from jax_lm.diffusion.step import (
-    BatchInputs,
-    CanvasArrays,
-    KVCache,
-    SamplerState,
-    StepConfig,
-    Window,
-    skip_idle,
-    step,
-)
+from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, SamplerState, StepConfig, Window, skip_idle, step
 from jax_lm.options import BLOCK_LENGTH
 from jax_lm.serving.sequence import TOP_K, Sequence
 
@@ -128,12 +119,7 @@ class Slots:
     def step_config(self, *, is_refresh: bool) -> StepConfig:
         """Configure a compilation: of the whole canvas, or of a window of it."""
         config = StepConfig(
-            length=self.columns,
-            rows=None,
-            mask_id=self.sampler.mask_id,
-            top_k=TOP_K,
-            stop_ids=self.stop_ids,
-            axis=AXIS,
+            length=self.columns, rows=None, mask_id=self.sampler.mask_id, top_k=TOP_K, stop_ids=self.stop_ids, axis=AXIS
         )
         if not self.is_cached:
             return config

@@ -102,13 +102,7 @@ return math.pi * $radius ** 2
     ),
     Family(
         name="is_multiple_of_constant",
-        names=(
-            "is_multiple_of_$k",
-            "is_divisible_by_$k",
-            "divisible_by_$k",
-            "multiple_of_$k",
-            "check_divisible_by_$k",
-        ),
+        names=("is_multiple_of_$k", "is_divisible_by_$k", "divisible_by_$k", "multiple_of_$k", "check_divisible_by_$k"),
         params=("n: int",),
         constants={"k": (3, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12)},
         returns="bool",
