@@ -139,17 +139,17 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
     """
     if count is not None and count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
-    problems, number = [], 0
+    problems: list[Problem] = []
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+            for line in lines:
                 record = json.loads(line)
                 if not isinstance(record, dict):
                     raise LookupError("is no object")
                 problems.append(SUITES[suite][0](record))
     except LookupError as error:
-        raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
+        raise ValueError(f"{path}: line {len(problems) + 1} {error.args[0]}: no {suite} data") from error
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:
