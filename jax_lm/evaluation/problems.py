@@ -119,8 +119,7 @@ def suite_problems(
 ) -> tuple[list[Problem], int]:
     """Choose `count` problems of a suite, evenly spread over its file, or all; also say how many the suite has.
 
-    Raises:
-        ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.
+    ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.
     """
     if (suite == "builtin") != (data is None):
         need = f"needs a file: {SUITES[suite][1]}" if suite in SUITES else "takes none"
@@ -134,8 +133,7 @@ def suite_problems(
 def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Problem]:
     """Read a benchmark's file (.jsonl or .jsonl.gz); `count` problems are evenly spread over it.
 
-    Raises:
-        ValueError: the file is missing or none of this benchmark's, or `count` is below 1.
+    ValueError: the file is missing or none of this benchmark's, or `count` is below 1.
     """
     if count is not None and count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
