@@ -205,9 +205,7 @@ def journal_settings(
 ) -> Record:
     """Collect all that the results depend on, the bytes of data and weights included; `others` as they are.
 
-    Raises:
-        ValueError: the data cannot be read.
-        CheckpointError: there is no such model.
+    Raises ValueError if the data cannot be read, CheckpointError if there is no such model.
     """
     return {
         **others,

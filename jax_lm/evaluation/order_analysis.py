@@ -271,14 +271,10 @@ def mean(values: Iterable[float]) -> float | None:
 def decoding_order(
     commit_step: Int[np.ndarray, "t"], confidence: Float[np.ndarray, "t"] | None = None
 ) -> Int[np.ndarray, "t"]:
-    """List positions in the order in which they were decided.
+    """List positions by the step at which each was decided.
 
-    Args:
-        commit_step: step at which each position was decided.
-        confidence: orders positions of one step, the most confident first (the leftmost of equals).
-
-    Raises:
-        ValueError: several positions at one step, and no confidence: the paper leaves that open.
+    Confidence orders positions of one step, the most confident first (the leftmost of equals). Without it, several
+    positions at one step are a ValueError: the paper leaves that open.
     """
     if confidence is None:
         if len(np.unique(commit_step)) < len(commit_step):
@@ -295,10 +291,8 @@ def within(order: Int[np.ndarray, "t"], end: int) -> Int[np.ndarray, "e"]:
 def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
     """Compute local AR-ness@k: how often the k steps before were the k positions to the left, in whatever order.
 
-    The mean over the steps t > k, so that left to right is exactly 1; nan where there is no such step.
-
-    Raises:
-        ValueError: k below 1, or positions that are not 0, 1, …
+    The mean over the steps t > k, so that left to right is exactly 1; nan where there is no such step. ValueError as in
+    `require_order`.
     """
     require_order(order, k)
     if len(order) <= k:
@@ -311,8 +305,7 @@ def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
 def global_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
     """Compute global AR-ness@k: how often the position was among the k leftmost ones that were still masked.
 
-    Raises:
-        ValueError: k below 1, or positions that are not 0, 1, …
+    ValueError as in `require_order`.
     """
     require_order(order, k)
     # Of the masked positions, those to the left of the chosen one are the smaller ones that come later.
@@ -331,10 +324,7 @@ def require_order(order: Int[np.ndarray, "t"], k: int) -> None:
 def heat_map(orders: list[Int[np.ndarray, "t"]], cells: int = 64) -> Float[np.ndarray, "s p"]:
     """Compute the share of decisions of each stretch of steps (row) per stretch of positions (column).
 
-    At most `cells` rows and columns; each row sums to 1.
-
-    Raises:
-        ValueError: no order, or orders of different lengths.
+    At most `cells` rows and columns; each row sums to 1. ValueError for no order, or orders of different lengths.
     """
     lengths = {len(order) for order in orders}
     if len(lengths) != 1:

@@ -119,8 +119,7 @@ def suite_problems(
 ) -> tuple[list[Problem], int]:
     """Choose `count` problems of a suite, evenly spread over its file, or all; also say how many the suite has.
 
-    Raises:
-        ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.
+    ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.
     """
     if (suite == "builtin") != (data is None):
         need = f"needs a file: {SUITES[suite][1]}" if suite in SUITES else "takes none"
@@ -134,23 +133,21 @@ def suite_problems(
 def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Problem]:
     """Read a benchmark's file (.jsonl or .jsonl.gz); `count` problems are evenly spread over it.
 
-    Raises:
-        ValueError: the file is missing or none of this benchmark's, or `count` is below 1.
+    ValueError: the file is missing or none of this benchmark's, or `count` is below 1.
     """
     if count is not None and count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
-    problems, number = [], 0
+    problems: list[Problem] = []
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for line in lines:
-                number += 1
                 record = json.loads(line)
                 if not isinstance(record, dict):
                     raise LookupError("is no object")
                 problems.append(SUITES[suite][0](record))
     except LookupError as error:
-        raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
+        raise ValueError(f"{path}: line {len(problems) + 1} {error.args[0]}: no {suite} data") from error
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:

@@ -23,10 +23,8 @@ class RunLog:
     """JSON lines of a run in its folder, which one process holds at a time; complete lines survive a kill.
 
     A subclass names its file and its records, and says in `take` what a record means. The folder is made if it does not
-    exist; None keeps nothing on disk. Settings are what the results depend on.
-
-    Raises:
-        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
+    exist; None keeps nothing on disk. Settings are what the results depend on. ValueError: the folder belongs to a run
+    with other settings, is in use, or is damaged.
     """
 
     name: ClassVar[str]
