@@ -30,14 +30,20 @@ import jax
 import torch
 import transformers
 
-from jax_lm.benchmark.backend import Answers, JaxBackend
+from jax_lm.benchmark.backend import (
+    Answers,
+    JaxBackend,
+    greedy_options,
+    published_options,
+    random_model,
+    random_prompts,
+)
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.records import plain_data
 from jax_lm.benchmark.settings import Cell, require_at_least_one
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.benchmark.torch_reference import TorchBackend
-from jax_lm.benchmark.workload import greedy_options, published_options, random_model, random_prompts
 from jax_lm.config import SHAPES
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import table

@@ -3,8 +3,7 @@
 import numpy as np
 from conftest import GOLDEN
 
-from jax_lm.benchmark.backend import Backend, JaxBackend, output_names
-from jax_lm.benchmark.workload import greedy_options
+from jax_lm.benchmark.backend import Backend, JaxBackend, greedy_options, output_names
 
 
 def test_outputs_are_those_of_the_recorded_model(golden_sampler, golden):

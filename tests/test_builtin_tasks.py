@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from jax_lm.data.builtin_tasks import held_out_tasks, shipped_tasks, training_tasks
+from jax_lm.data.prompts import held_out_tasks, shipped_tasks, training_tasks
 
 
 def digest(tasks):
@@ -62,5 +62,5 @@ def test_counts_that_cannot_be_had_are_named(read, count, message):
 
 
 def test_reading_needs_the_standard_library_alone():
-    program = "import sys; import jax_lm.data.builtin_tasks; print(*{'jax', 'numpy', 'recipes'} & set(sys.modules))"
+    program = "import sys; import jax_lm.data.prompts; print(*{'jax', 'numpy', 'recipes'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from jax_lm.data.builtin_tasks import held_out_tasks
-from jax_lm.data.prompts import builtin_prompts, read_prompts
+from jax_lm.data.prompts import builtin_prompts, held_out_tasks, read_prompts
 
 
 def test_rows_of_a_file(tmp_path):

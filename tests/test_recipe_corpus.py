@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jax_lm.data.builtin_tasks import BuiltinTask
+from jax_lm.data.prompts import BuiltinTask
 from recipes.builtin.compositions import draw_composition
 from recipes.builtin.corpus import draw_task
 from recipes.builtin.families import FAMILIES

@@ -2,7 +2,7 @@
 
 import gzip
 
-from jax_lm.data.builtin_tasks import TASKS_FILE, shipped_tasks
+from jax_lm.data.prompts import TASKS_FILE, shipped_tasks
 from recipes.builtin.export import HELD_OUT_COUNT, TRAINING_COUNT, held_out, main, training
 from recipes.builtin.tasks import is_held_out
 

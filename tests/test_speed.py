@@ -10,9 +10,8 @@ import pytest
 
 from jax_lm import cli
 from jax_lm.benchmark import machine, speed
-from jax_lm.benchmark.backend import JaxBackend
+from jax_lm.benchmark.backend import JaxBackend, random_canvas
 from jax_lm.benchmark.settings import Cell, Workload
-from jax_lm.benchmark.workload import random_canvas
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler

@@ -6,8 +6,7 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
-from jax_lm.benchmark import training_parity
-from jax_lm.benchmark.training_parity import check_training_parity
+from jax_lm.benchmark.parity import check_training_parity
 from jax_lm.checkpoints.huggingface import CheckpointError
 
 

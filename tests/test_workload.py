@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from jax_lm.benchmark import workload
 from jax_lm.benchmark.settings import Cell
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import parameter_shapes, parameters

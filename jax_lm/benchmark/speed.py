@@ -14,12 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jax_lm.benchmark.backend import Answers, Backend, JaxBackend
+from jax_lm.benchmark.backend import Answers, Backend, JaxBackend, published_options, random_canvas, random_prompts
 from jax_lm.benchmark.machine import Machine, PeakMemory
 from jax_lm.benchmark.records import table_section
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
-from jax_lm.benchmark.workload import published_options, random_canvas, random_prompts
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache, step_limit
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, StepConfig, Window, block_hidden

@@ -24,13 +24,12 @@ import numpy as np
 from jaxtyping import Int
 from safetensors.numpy import load_file, save_file
 
-from jax_lm.benchmark.backend import Backend, JaxBackend, output_names
+from jax_lm.benchmark.backend import Backend, JaxBackend, greedy_options, output_names, random_prompts
 from jax_lm.benchmark.machine import Machine, largest_resident_bytes, resident_bytes
 from jax_lm.benchmark.records import plain_data, read_record
 from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import GenerationTime, time_generation
 from jax_lm.benchmark.timer import without_stored_compilations
-from jax_lm.benchmark.workload import greedy_options, random_prompts
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 REQUEST, RESULT, OUTPUTS = "request.json", "result.json", "outputs.safetensors"

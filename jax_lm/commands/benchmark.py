@@ -14,15 +14,14 @@ from rich.table import Table
 from jax_lm import terminal
 from jax_lm.arguments.benchmark import Bench, Compare, Experiment, ParityCheck, ParityRecord
 from jax_lm.benchmark import comparison
+from jax_lm.benchmark.backend import random_model
 from jax_lm.benchmark.experiment import ExperimentSteps
 from jax_lm.benchmark.experiment_report import experiment_report
 from jax_lm.benchmark.machine import Machine, PeakMemory, machine_limits
-from jax_lm.benchmark.parity import TOLERANCE, check_parity, read_golden, read_recording
+from jax_lm.benchmark.parity import FILES, TOLERANCE, check_parity, check_training_parity, read_golden, read_recording
 from jax_lm.benchmark.records import plain_data
 from jax_lm.benchmark.settings import ExperimentSettings
 from jax_lm.benchmark.speed import MeasuredModel, Speed, measure_speed, speed_report
-from jax_lm.benchmark.training_parity import FILES, check_training_parity
-from jax_lm.benchmark.workload import random_model
 from jax_lm.checkpoints import huggingface
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from jax_lm.data.builtin_tasks import held_out_tasks
+from jax_lm.data.prompts import held_out_tasks
 
 Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]
 SINGLE_LINE = "SingleLineInfilling"

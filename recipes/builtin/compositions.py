@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jax_lm.data.builtin_tasks import BuiltinTask
+from jax_lm.data.prompts import BuiltinTask
 from recipes.builtin.tasks import NAME_POOLS, TESTS_PER_TASK, VAGUE_NAMES, HeaderStyle, substitute
 
 CONNECTIVES = ((", then ", ", then "), (", ", ", and "), (", ", " and "), (", then ", " and finally "))

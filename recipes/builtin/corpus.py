@@ -7,7 +7,7 @@ training (`tasks.is_held_out`).
 
 import random
 
-from jax_lm.data.builtin_tasks import BuiltinTask
+from jax_lm.data.prompts import BuiltinTask
 from recipes.builtin import compositions
 from recipes.builtin.families import FAMILIES
 from recipes.builtin.tasks import instantiate, is_held_out

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 
-from jax_lm.data.builtin_tasks import TASKS_FILE, BuiltinTask
+from jax_lm.data.prompts import TASKS_FILE, BuiltinTask
 from recipes.builtin.corpus import draw_task
 
 HELD_OUT_SEED, HELD_OUT_COUNT = 20_000_000, 2000

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jax_lm.data.batches import Batch, Row, collate
-from jax_lm.data.builtin_tasks import BuiltinTask
+from jax_lm.data.prompts import BuiltinTask
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer
 from recipes.builtin.corpus import draw_task
 

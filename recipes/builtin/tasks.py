@@ -16,7 +16,7 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from jax_lm.data.builtin_tasks import BuiltinTask
+from jax_lm.data.prompts import BuiltinTask
 
 HELD_OUT_SHARE = 0.1
 TESTS_PER_TASK = 4
