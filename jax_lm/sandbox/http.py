@@ -198,16 +198,13 @@ class HttpWorkers(BatchExecutor):
             raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
         super().__post_init__()
 
-    def run_batches(
-        self, batches: Sequence[Sequence[Program]], cancel: threading.Event
-    ) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
         token = token_from_environment()
-        with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as pool:
+        with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
-                pool.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
+                threads.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
             ]
-            for number, future in enumerate(futures):
-                yield number, future.result()
+            yield from enumerate(future.result() for future in futures)
 
     def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel) -> list[Result]:
         reason = ""
