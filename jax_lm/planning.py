@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_lm.checkpoints.quantization import is_kernel
+from jax_lm.checkpoints.stored import is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
 from jax_lm.options import PRESETS, Decoding, require_one_of

@@ -20,8 +20,7 @@ from safetensors.numpy import load_file, save_file
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import INDEX, WEIGHTS
 from jax_lm.checkpoints.loading import ORBAX_FOLDER
-from jax_lm.checkpoints.quantization import quantize
-from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.checkpoints.stored import CheckpointError, quantize
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.conversion.verify import verify
 from jax_lm.inference import DiffuCoderInference

@@ -64,11 +64,7 @@ def padded_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
 
 
 def random_canvas(config: DreamConfig, cell: Cell, *, seed: int) -> Canvas:
-    """Lay out random prompts and holes after them.
-
-    Raises:
-        ValueError: they do not fit the context.
-    """
+    """Lay out random prompts and holes after them; ValueError if they do not fit the context."""
     cell.require_room(config.max_position_embeddings)
     return padded_canvas(random_prompts(config, cell.batch, cell.prompt_tokens, seed=seed), cell.new_tokens)
 

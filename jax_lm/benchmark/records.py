@@ -20,11 +20,7 @@ def plain_data(record: Any) -> dict[str, Any]:
 
 
 def read_record(kind: type[Kind], data: Any) -> Kind:
-    """Build a dataclass, and those within it, from what JSON made of it.
-
-    Raises:
-        ValueError: the data has other fields.
-    """
+    """Build a dataclass, and those within it, from what JSON made of it; ValueError if the data has other fields."""
     try:
         return _value(kind, data)
     except (TypeError, KeyError, AttributeError) as error:

@@ -17,8 +17,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.quantization import is_kernel, quantize, scale_name
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, grouped, read_views
+from jax_lm.checkpoints.stored import (
+    CheckpointError,
+    StoredTensor,
+    TensorRequest,
+    grouped,
+    is_kernel,
+    quantize,
+    read_views,
+    scale_name,
+)
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far, and the bytes in all."""

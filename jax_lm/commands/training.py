@@ -1,8 +1,7 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`, `data`."""
 
-import dataclasses
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from jax_lm.data.prompts import builtin_prompts, read_prompts
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.lora import LoraConfig, add_lora, is_lora, save_adapter
 from jax_lm.sandbox.runner import choose_tier
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -86,7 +84,7 @@ def run_adapt(arguments: Adapt) -> int:
     config = DreamForCausalLM.read_config(folder)
     tokenizer.require_ids(mask_token_id=tokenizer.mask_id, vocab_size=config.vocab_size)
     ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
-    config = dataclasses.replace(config, model_type="Dream", **ids)
+    config = replace(config, model_type="Dream", **ids)
     samples = read_samples(arguments.data, text_rows(tokenizer, arguments.settings.max_length))
     mesh = parse_mesh(arguments.mesh)
     if arguments.from_scratch:
@@ -134,20 +132,20 @@ class TrainedModel:
 
     tokenizer: DiffuCoderTokenizer
     dtype: DTypeLike
-    lora: LoraConfig | None = None
+    adapters: lora.LoraConfig | None = None
 
     def trained(self, name: str) -> bool:
         """Tell whether a parameter is trained: all of them, or those of adapters."""
-        return self.lora is None or is_lora(name)
+        return self.adapters is None or lora.is_lora(name)
 
     def end(self, finished: bool, model: DreamForCausalLM, out: Path) -> int:
         """Write out/model or out/adapter after the last step, else say that the run can go on; the exit status."""
         if not finished:
             print(f"stopped with a checkpoint; the same command continues the run in {out}")
             return terminal.TERMINATED
-        if self.lora:
+        if self.adapters:
             folder = out / "adapter"
-            save_adapter(model, folder, self.lora)
+            lora.save_adapter(model, folder, self.adapters)
         else:
             folder = out / "model"
             model.save_pretrained(folder, dtype=self.dtype)
@@ -169,12 +167,12 @@ def load_for_training(arguments: ModelArguments, seed: int) -> tuple[DreamForCau
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
     config = DreamForCausalLM.read_config(folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
-    lora = lora_config(arguments)
+    adapters = lora_config(arguments)
     model = DreamForCausalLM.from_pretrained(folder, mesh=parse_mesh(arguments.mesh), int8=arguments.quantize == "int8")
     dtype = model.dtype
-    if lora is not None:
-        add_lora(model, lora, seed)
-    return model, TrainedModel(tokenizer, dtype, lora)
+    if adapters is not None:
+        lora.add_lora(model, adapters, seed)
+    return model, TrainedModel(tokenizer, dtype, adapters)
 
 
 def parse_mesh(text: str | None) -> Mesh | None:
@@ -182,17 +180,17 @@ def parse_mesh(text: str | None) -> Mesh | None:
     return MeshShape.parse(text).mesh() if text else None
 
 
-def lora_config(arguments: ModelArguments) -> LoraConfig | None:
+def lora_config(arguments: ModelArguments) -> lora.LoraConfig | None:
     """Describe the adapters asked for; ValueError if they cannot be."""
     if arguments.lora_rank is None:
         return None
-    return LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha)
+    return lora.LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha)
 
 
 def model_identity(arguments: ModelArguments) -> dict[str, Any]:
     """List what a resumed run must agree on of its model."""
-    lora = lora_config(arguments)
-    return {"lora": asdict(lora) if lora else None, "quantize": arguments.quantize}
+    adapters = lora_config(arguments)
+    return {"lora": asdict(adapters) if adapters else None, "quantize": arguments.quantize}
 
 
 def write_refused(samples: Samples, out: Path) -> None:

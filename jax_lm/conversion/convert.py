@@ -20,8 +20,7 @@ from jaxtyping import Array
 
 from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
-from jax_lm.checkpoints.quantization import QUANTIZATION
-from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.sampler import run_forward
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, wanted_tensors

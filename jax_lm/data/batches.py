@@ -182,11 +182,7 @@ class SampleStream:
         return max(1, math.ceil(rows / self.batch_size))
 
     def batch(self, step: int, *, openness: float = 1.0, process: int = 0, processes: int = 1) -> Batch:
-        """Collate the rows of a process at a step (from 0).
-
-        Raises:
-            ValueError: the rows cannot be divided by the processes.
-        """
+        """Collate the rows of a process at a step (from 0); ValueError if the processes cannot divide the rows."""
         if self.batch_size % processes:
             raise ValueError(f"batch_size={self.batch_size}: must be a multiple of the {processes} processes")
         mine = self.batch_size // processes

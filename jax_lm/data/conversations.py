@@ -51,11 +51,7 @@ class Samples:
 
 
 def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
-    """Read the samples that each line gives.
-
-    Raises:
-        ValueError: the file cannot be read, or no line of it can be used.
-    """
+    """Read the samples that each line gives; ValueError: no file, or no line of it can be used."""
     read, refused = read_lines(path, to_rows)
     samples = Samples([row for rows in read for row in rows], refused)
     if not samples.rows:

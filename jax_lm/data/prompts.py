@@ -39,11 +39,7 @@ class BuiltinTask:
 
 
 def held_out_tasks(count: int) -> list[BuiltinTask]:
-    """Return the first `count` held-out tasks, distinct by key.
-
-    Raises:
-        ValueError: fewer than one, or more than there are.
-    """
+    """Return the first `count` held-out tasks, distinct by key; ValueError: fewer than 1, or more than there are."""
     return _first(count, shipped_tasks("held-out"), option="limit")
 
 

@@ -45,11 +45,7 @@ class Canvas:
 
     @classmethod
     def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> "Canvas":
-        """A left-padded prompt [b, t] followed by `new_tokens` holes.
-
-        Raises:
-            ValueError: there is no row, or nothing to fill.
-        """
+        """A left-padded prompt [b, t] followed by `new_tokens` holes; ValueError without row or hole."""
         if new_tokens < 1:
             raise ValueError(f"max_new_tokens={new_tokens}: must be at least 1")
         if input_ids.ndim != 2 or not len(input_ids):

@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm import sharding
-from jax_lm.checkpoints import huggingface, loading, quantization
+from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyValues, attend
 from jax_lm.models.products import product
@@ -50,7 +50,7 @@ class DreamLinear(nnx.Module):
         self.scale: nnx.Param | None = nnx.data(None)
 
     def quantize(self) -> None:
-        weight, scale = quantization.quantize(self.weight[...])
+        weight, scale = stored.quantize(self.weight[...])
         self.weight, self.scale = nnx.Param(weight), nnx.Param(scale)
 
     def __call__(self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None) -> Float[Array, "*b o"]:
@@ -58,7 +58,7 @@ class DreamLinear(nnx.Module):
         if self.scale is None:
             y = product(x, self.weight[...])
         else:
-            y = product(*quantization.widened(x, self.weight[...])) * self.scale[...]
+            y = product(*stored.widened(x, self.weight[...])) * self.scale[...]
         if self.bias is not None:
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(dtype)
@@ -281,7 +281,7 @@ class DreamForCausalLM(nnx.Module):
         return self.model.embed_tokens.weight[...].dtype
 
     def quantize(self) -> "DreamForCausalLM":
-        """Turn the kernels of this model into int8, for inference (see `jax_lm.checkpoints.quantization`)."""
+        """Turn the kernels of this model into int8, for inference (see `jax_lm.checkpoints.stored`)."""
         for _, module in nnx.iter_modules(self):
             if isinstance(module, DreamLinear):
                 module.quantize()
@@ -309,14 +309,14 @@ class DreamForCausalLM(nnx.Module):
     def read_config(folder: Path) -> DreamConfig:
         """Read the configuration of a checkpoint folder."""
         fields = huggingface.read_json(folder, "config.json")
-        if fields.get("quantization_config") == quantization.QUANTIZATION:
+        if fields.get("quantization_config") == stored.QUANTIZATION:
             del fields["quantization_config"]
         return DreamConfig.from_dict(fields)
 
     @staticmethod
     def is_int8(folder: Path) -> bool:
         """Tell whether the kernels of a checkpoint are stored as int8."""
-        return huggingface.read_json(folder, "config.json").get("quantization_config") == quantization.QUANTIZATION
+        return huggingface.read_json(folder, "config.json").get("quantization_config") == stored.QUANTIZATION
 
     @classmethod
     def from_pretrained(

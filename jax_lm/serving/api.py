@@ -21,23 +21,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from jax_lm.serving import jobs
+from jax_lm.serving import jobs, protocol
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
 from jax_lm.serving.guard import Guard, RequestLimits
 from jax_lm.serving.jobs import Event, Job
-from jax_lm.serving.protocol import (
-    DEFAULT_TOKENS,
-    AnswerFormat,
-    ChatBody,
-    ChatFormat,
-    CompletionBody,
-    DecodingBody,
-    DenoiseBody,
-    OpenAI,
-    Refusal,
-    error,
-    usage,
-)
+from jax_lm.serving.protocol import AnswerFormat, Refusal, error, usage
 from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -104,16 +92,18 @@ class Server:
 
     # What a request asks for.
 
-    def require_model(self, body: DecodingBody) -> None:
+    def require_model(self, body: protocol.DecodingBody) -> None:
         if body.model not in (None, self.settings.model):
             message = f"model={body.model!r}: this server offers {self.settings.model!r}"
             raise Refusal(404, message, param="model", code="model_not_found")
 
-    def requests(self, body: DecodingBody, before: list[int], after: list[int], count: int) -> list[jobs.Request]:
+    def requests(
+        self, body: protocol.DecodingBody, before: list[int], after: list[int], count: int
+    ) -> list[jobs.Request]:
         """Answers to one prompt; an empty prompt begins where a text begins, as OpenAI's does."""
         before = before or [self.tokenizer.token_id(END_OF_TEXT)]
         room = self.engine.context - len(before) - len(after)
-        length = max(1, min(DEFAULT_TOKENS, room)) if body.length is None else body.length
+        length = max(1, min(protocol.DEFAULT_TOKENS, room)) if body.length is None else body.length
         options, seed = body.options(length), body.seed if body.seed is not None else secrets.randbelow(2**32)
         return [
             jobs.Request(
@@ -143,7 +133,7 @@ class Server:
 
     # The endpoints.
 
-    async def completions(self, body: CompletionBody, http: Request) -> Response:
+    async def completions(self, body: protocol.CompletionBody, http: Request) -> Response:
         """One or several texts, each completed or infilled `n` times."""
         self.require_model(body)
         after = self.tokenizer.encode_plain(body.suffix or "")
@@ -156,15 +146,20 @@ class Server:
         shape = AnswerFormat(request_id(http), self.settings.model, body)
         return await self.answer(body, requests, before, shape, http)
 
-    async def chat(self, body: ChatBody, http: Request) -> Response:
+    async def chat(self, body: protocol.ChatBody, http: Request) -> Response:
         """A conversation, answered `n` times."""
         self.require_model(body)
         requests = self.requests(body, self.chat_ids(body.messages), [], body.n)
-        shape = ChatFormat(request_id(http), self.settings.model, body)
+        shape = protocol.ChatFormat(request_id(http), self.settings.model, body)
         return await self.answer(body, requests, [""] * body.n, shape, http)
 
     async def answer(
-        self, body: OpenAI, requests: Sequence[jobs.Request], before: Sequence[str], shape: AnswerFormat, http: Request
+        self,
+        body: protocol.OpenAI,
+        requests: Sequence[jobs.Request],
+        before: Sequence[str],
+        shape: AnswerFormat,
+        http: Request,
     ) -> Response:
         """Decode, and word the answer in one piece or as a stream."""
         inbox = Inbox(hears_progress=body.stream)
@@ -228,7 +223,7 @@ class Server:
         finally:
             self.engine.cancel(submitted)
 
-    async def denoise(self, body: DenoiseBody, http: Request) -> Response:
+    async def denoise(self, body: protocol.DenoiseBody, http: Request) -> Response:
         """Every commit as a server-sent event: `start`, any number of `commits`, then `done` or `error`."""
         self.require_model(body)
         if body.messages is None:

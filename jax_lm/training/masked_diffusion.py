@@ -26,16 +26,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_lm.data.batches import Batch
-from jax_lm.diffusion.masking import (
-    attention_mask,
-    mask_tokens,
-    masked_share,
-    noise_levels,
-    over_samples,
-    sample_positions,
-    sample_starts,
-    shift_right,
-)
+from jax_lm.diffusion import masking
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.sharding import on_mesh, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
@@ -60,7 +51,7 @@ def token_weights(
         visible = (samples[:, :, None] == samples[:, None, :]) & ~masked[:, None, :] & (distance > 0)
         return jnp.sum(nearness * visible, axis=-1)
     # A token is masked with probability `share` (about t): dividing by it gives every token the same mean weight.
-    share = masked_share(levels, sizes)
+    share = masking.masked_share(levels, sizes)
     weights = 1 / share if config.weighting == "1/t" else (1 - levels) * levels / share
     return weights if config.max_weight is None else jnp.minimum(weights, config.max_weight)
 
@@ -74,7 +65,7 @@ def loss_terms(
     levels: Float[Array, "b t"],
 ) -> LossTerms:
     """Sum up the weighted negative log-likelihoods of all tokens; the sum comes with its normaliser."""
-    sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
+    sizes = masking.over_samples("sum", canvas.astype(jnp.float32), samples)
     weights = token_weights(config, masked, samples, levels, sizes)
     shares = canvas / jnp.maximum(sizes, 1)
     if config.normalisation == "sequence":
@@ -93,14 +84,14 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         model = nnx.merge(graph, params)
         tokens, canvas, samples, openness = map(jnp.asarray, batch)
         key_level, key_mask, key_attention = jax.random.split(key, 3)
-        levels = noise_levels(key_level, samples, config.level_draws, config.minimum_level)
+        levels = masking.noise_levels(key_level, samples, config.level_draws, config.minimum_level)
         if config.high_levels:
             # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1.
             levels = 1 - (1 - levels) ** 2
-        noisy, masked = mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
-        seen = attention_mask(samples, openness, key_attention) if config.masks_per_query else samples >= 0
-        hidden = model.model(noisy, seen, sample_positions(samples), remat=config.remat)
-        logits = model.logits(shift_right(hidden, sample_starts(samples)))
+        noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
+        seen = masking.attention_mask(samples, openness, key_attention) if config.masks_per_query else samples >= 0
+        hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=config.remat)
+        logits = model.logits(masking.shift_right(hidden, masking.sample_starts(samples)))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)
         return loss_terms(config, losses, masked, canvas, samples, levels)
 
