@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 
+from jax_lm.benchmark import backend
 from jax_lm.benchmark.settings import Cell
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import parameter_shapes, parameters
 
 
 def test_random_prompts_hold_every_token_but_mask(tiny_config):
-    ids = workload.random_prompts(tiny_config, 8, 2000, seed=0)
+    ids = backend.random_prompts(tiny_config, 8, 2000, seed=0)
     assert set(ids.ravel().tolist()) == set(range(96)) - {95}
 
 
 def test_random_canvas_has_the_width_of_a_request(tiny_config):
-    canvas = workload.random_canvas(tiny_config, Cell(batch=2, prompt_tokens=40, new_tokens=17), seed=0)
+    canvas = backend.random_canvas(tiny_config, Cell(batch=2, prompt_tokens=40, new_tokens=17), seed=0)
     assert canvas.tokens.shape == (2, 64)
     assert canvas.holes.sum(axis=1).tolist() == [17, 17]
     assert canvas.attention_mask.sum(axis=1).tolist() == [57, 57]
@@ -22,7 +23,7 @@ def test_random_canvas_has_the_width_of_a_request(tiny_config):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_model_has_the_shapes_and_the_spread_of_a_fresh_one(tiny_config, dtype):
-    weights = parameters(workload.random_model(tiny_config, dtype))
+    weights = parameters(backend.random_model(tiny_config, dtype))
     assert {name: value.shape for name, value in weights.items()} == parameter_shapes(tiny_config)
     assert {str(value.dtype) for value in weights.values()} == {dtype}
     assert not weights["model.layers.0.self_attn.q_proj.bias"].any()
@@ -33,6 +34,6 @@ def test_random_model_has_the_shapes_and_the_spread_of_a_fresh_one(tiny_config, 
 
 
 def test_random_model_generates(tiny_config):
-    canvas = workload.random_canvas(tiny_config, Cell(batch=1, prompt_tokens=8, new_tokens=8), seed=0)
-    state = Sampler(workload.random_model(tiny_config, "float32")).generate(canvas, workload.published_options(8))
+    canvas = backend.random_canvas(tiny_config, Cell(batch=1, prompt_tokens=8, new_tokens=8), seed=0)
+    state = Sampler(backend.random_model(tiny_config, "float32")).generate(canvas, backend.published_options(8))
     assert not np.asarray(state.masked).any()

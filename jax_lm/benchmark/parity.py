@@ -56,7 +56,7 @@ class ParityFinding:
     passed: bool
 
 
-def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[Finding]:
+def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[ParityFinding]:
     """Compare everything that a folder holds; what the tokenizer does, if the folder of that is named.
 
     The tolerance is the largest absolute difference of float32 hidden states and logits.

@@ -59,7 +59,7 @@ def cell_text(name: str, value: Any) -> str:
         return f"{value:.0%}"
     if name.endswith("per_second"):
         return f"{value:,.1f}"
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
 
 
 def scaled_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
