@@ -32,8 +32,6 @@ from jax_lm.roofline import MachineLimits
 NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
 """Of a generation, in the report of `diffucoder bench`; bench.json has them."""
 
-NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardTime:

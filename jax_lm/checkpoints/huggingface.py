@@ -22,7 +22,7 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, first_line, grouped
+from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, grouped
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -43,7 +43,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class MappedTensor(StoredTensor):
+class MappedTensor(ViewedTensor):
     """A tensor in a safetensors file: `start` is the offset of its first byte."""
 
     start: int

@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor
+from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor
 
 MAX_INSTRUCTIONS = 1_000_000
 MAX_DEPTH, MAX_LEAVES = 12, 100_000
@@ -158,14 +158,10 @@ class RestrictedUnpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True)
-class PickledTensor(StoredTensor):
+class PickledTensor(ViewedTensor):
     """A tensor of a pickle, in memory already, [out, in] like all of ours."""
 
     value: np.ndarray
-
-    @classmethod
-    def of(cls, path: Path, name: str, value: np.ndarray) -> "PickledTensor":
-        return cls(path, name, value.shape, value.dtype, value)
 
     def view(self) -> np.ndarray:
         return self.value
@@ -179,8 +175,8 @@ def stored_tensors(path: Path) -> dict[str, PickledTensor]:
         if name in tensors:
             raise CheckpointError(f"{path} holds {name!r} twice")
         # The old port's matrices are [in, out], but for the embedding.
-        is_kernel = value.ndim == 2 and "embed_tokens" not in name
-        tensors[name] = PickledTensor.of(path, name, value.T if is_kernel else value)
+        value = value.T if value.ndim == 2 and "embed_tokens" not in name else value
+        tensors[name] = PickledTensor(path, name, value.shape, value.dtype, value)
     return tensors
 
 

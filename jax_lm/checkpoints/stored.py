@@ -1,6 +1,7 @@
 """The parts that checkpoint formats share: a tensor that is stored somewhere, a request to read it, and the error."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,13 @@ class StoredTensor:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def view(self) -> np.ndarray:
-        """Map the tensor into host memory, for formats that can."""
-        raise NotImplementedError(f"{self.path} is read by its own library")
+
+@dataclass(frozen=True)
+class ViewedTensor(StoredTensor, ABC):
+    """A tensor that its format can map into host memory."""
+
+    @abstractmethod
+    def view(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
     """Read tensors that have a view, each device its slices of them; host memory holds the result and no more."""
 
     def read_one(request: TensorRequest) -> Array:
+        assert isinstance(request.tensor, ViewedTensor)
         view = request.tensor.view()
         # A copy: the array must not hang on the file, which may be replaced.
         return jax.make_array_from_callback(

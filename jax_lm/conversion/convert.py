@@ -103,7 +103,8 @@ def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) ->
             f"{next(iter(missing))!r}): without them it is another model. --allow-missing-bias puts zeros there"
         )
     dtype = next(iter(stored.values())).dtype
-    zeros = {name: legacy.PickledTensor.of(path, name, np.zeros(shape, dtype)) for name, shape in missing.items()}
+    blank = {name: np.zeros(shape, dtype) for name, shape in missing.items()}
+    zeros = {name: legacy.PickledTensor(path, name, v.shape, v.dtype, v) for name, v in blank.items()}
     return CheckpointTensors(source, stored | zeros), "pickle"
 
 

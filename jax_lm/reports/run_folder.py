@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
@@ -19,7 +20,7 @@ Record = dict[str, Any]
 Log = TypeVar("Log", bound="RunLog")
 
 
-class RunLog:
+class RunLog(ABC):
     """JSON lines of a run in its folder, which one process holds at a time; complete lines survive a kill.
 
     A subclass names its file and its records, and says in `take` what a record means. The folder is made if it does not
@@ -60,9 +61,9 @@ class RunLog:
             except (TypeError, KeyError) as error:
                 raise ValueError(f"{path}: line {number} is no {self.kind} ({error})") from error
 
+    @abstractmethod
     def take(self, record: Record) -> None:
         """Follow one record, of an earlier run or of this one."""
-        raise NotImplementedError
 
     def append(self, record: Record) -> None:
         """Keep a record, on disk before this returns."""
