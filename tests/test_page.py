@@ -61,7 +61,7 @@ def masks(page):
 
 def test_the_canvas_fills_and_replays(page):
     page.get_by_role("button", name="def gcd(a, b):").click()
-    page.get_by_text("ServerSettings").click()
+    page.get_by_text("Settings").click()
     page.get_by_label("Tokens to fill").fill("48")
     page.evaluate(
         """() => {
@@ -116,7 +116,7 @@ def test_a_hole_is_marked_and_filled_from_the_keyboard(page):
 
 def test_a_conversation_goes_on(page):
     page.get_by_label("Chat").check(force=True)
-    page.get_by_text("ServerSettings").click()
+    page.get_by_text("Settings").click()
     page.get_by_label("Tokens to fill").fill("8")
     for count in (2, 4):
         page.locator("#prompt").fill("Write gcd.")
@@ -128,7 +128,7 @@ def test_a_conversation_goes_on(page):
 
 
 def test_what_the_server_refuses_is_said(page):
-    page.get_by_text("ServerSettings").click()
+    page.get_by_text("Settings").click()
     page.get_by_label("Preset").select_option("turbo")
     page.get_by_label("Steps").fill("3")
     page.get_by_role("button", name="Generate").click()
