@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from jax_lm.serving import jobs, protocol
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
-from jax_lm.serving.guard import Guard, RequestLimits
+from jax_lm.serving.guard import SCRIPTS, Guard, RequestLimits
 from jax_lm.serving.jobs import Event, Job
 from jax_lm.serving.protocol import AnswerFormat, Refusal, error, usage
 from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
@@ -35,7 +35,7 @@ PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{path: (path[1:], "text/javascript; charset=utf-8") for path in SCRIPTS},
 }
 FAILURES = {
     "timeout": (504, "the request took longer than it may"),
