@@ -512,25 +512,43 @@ def between(lines, start, end):
     return lines[first][start[1] :] + "".join(lines[first + 1 : last]) + lines[last][: end[1]]
 
 
-CHECKS = {"def gcd(a, b):": "assert (gcd(12, 18), gcd(7, 5), gcd(9, 0)) == (6, 1, 9)"}
-"""What the program that the built-in model writes for each of the page's examples must do."""
+CHECKS = {
+    "def gcd(a, b):": "assert (answer(12, 18), answer(7, 5), answer(9, 0)) == (6, 1, 9)",
+    "def is_prime(n):": "assert [i for i in range(20) if answer(i)] == [2, 3, 5, 7, 11, 13, 17, 19]",
+    "def fibonacci(n):": "assert [answer(i) for i in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]",
+    "def running_sum(nums):": "assert (answer([1, 2, 3]), answer([])) == ([1, 3, 6], [])",
+    "def solution(numbers):": "assert (answer([1, 2, 3, -4]), answer([])) == (20, 0)",
+    "gcd": "assert (answer(12, 18), answer(7, 5), answer(9, 0)) == (6, 1, 9)",
+    "fibonacci": "assert [answer(i) for i in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]",
+    "is_prime": "assert [i for i in range(20) if answer(i)] == [2, 3, 5, 7, 11, 13, 17, 19]",
+    "find_max": "assert (answer([1, 5, 2]), answer([-3, -1])) == (5, -1)",
+    "Return the sum of a and b.": "assert (answer(1, 2), answer(-1, 1)) == (3, 0)",
+    "Sort the numbers of a list.": "assert (answer([3, 1, 2]), answer([])) == ([1, 2, 3], [])",
+    "Return the numbers of the list in reverse order.": "assert (answer([3, 1, 2]), answer([])) == ([2, 1, 3], [])",
+}
+"""What the function that the built-in model writes for each of the page's examples must do."""
 
 
-@pytest.mark.parametrize("preset", ["exact", "turbo"])
-def test_the_examples_are_what_the_builtin_model_gets_right(visit, builtin_address, preset):
+def test_the_examples_are_what_the_builtin_model_gets_right(visit, builtin_address):
     page = visit(builtin_address, reduced_motion="reduce")
     tried = []
     for mode in ("Complete", "Infill", "Chat"):
         page.get_by_label(mode).check(force=True)
-        assert page.locator("#prompt").input_value() == page.locator("#examples button").first.get_attribute("title")
-        for button in page.locator("#examples button").all():
+        buttons = page.locator("#examples button")
+        # What is there before anybody chooses is the first example.
+        assert page.locator("#prompt").input_value() == buttons.first.get_attribute("title")
+        for button in buttons.all():
+            page.locator("#forget").evaluate("forget => forget.click()")
             button.click()
-            page.get_by_role("button", name="New chat").click() if mode == "Chat" else None
             page.evaluate("document.getElementById('status').textContent = ''")
-            generate(page, preset=preset)
+            generate(page)
             name, text = button.inner_text(), written(page)
-            program = re.fullmatch(r"```python\n(.*?)```", text, re.DOTALL)[1] if mode == "Chat" else text
-            result = run(program, [CHECKS[name]], allow_unsafe=True)
+            assert page.locator("#cells .cell.mask:visible").count() == 0
+            fenced = re.fullmatch(r"```python\n(.*?)```\s*", text, re.DOTALL)
+            assert bool(fenced) == (mode == "Chat"), text
+            program = fenced[1] if fenced else text
+            (function,) = re.findall(r"^def (\w+)", program, re.MULTILINE)
+            result = run(f"{program}\nanswer = {function}\n", [CHECKS[name]], allow_unsafe=True)
             assert result.passed, f"{name}\n{text}\n{result.detail}"
             tried.append(name)
     assert sorted(tried) == sorted(CHECKS)

@@ -14,8 +14,29 @@ const EXAMPLES = {
     { text: "def running_sum(nums):", tokens: 64 },
     { text: 'def solution(numbers):\n    """Keep the even numbers, square each and add them up."""', tokens: 64 },
   ],
-  infill: [{ text: `def add(a, b):\n    ${HOLE}\n\nprint(add(1, 2))\n`, tokens: 6 }],
-  chat: [{ text: "Write a function gcd(a, b).", tokens: 64 }],
+  // A hole is filled to its last token, so that its length must fit.
+  infill: [
+    { name: "gcd", text: `def gcd(a, b):\n${HOLE}\n    return a\n`, tokens: 14 },
+    { name: "fibonacci", text: `def fibonacci(n):\n${HOLE}\n    return a\n`, tokens: 29 },
+    {
+      name: "is_prime",
+      text:
+        `def is_prime(n):\n    if n < 2:\n        return False\n    for i in range(2, int(n ** 0.5) + 1):\n${HOLE}\n` +
+        "    return True\n",
+      tokens: 12,
+    },
+    {
+      name: "find_max",
+      text: `def find_max(nums):\n    result = nums[0]\n    for x in nums:\n${HOLE}\n    return result\n`,
+      tokens: 10,
+    },
+  ],
+  // Block by block: over the whole canvas at once its answers fall apart.
+  chat: [
+    { text: "Return the sum of a and b.", tokens: 48, block: 4 },
+    { text: "Sort the numbers of a list.", tokens: 48, block: 8 },
+    { text: "Return the numbers of the list in reverse order.", tokens: 48, block: 8 },
+  ],
 };
 const PLACEHOLDERS = {
   complete: "Code to go on with",
@@ -163,6 +184,7 @@ function take({ commits, forwards, text }) {
   run.seconds = (performance.now() - run.since) / 1000;
   canvas.add(fresh);
   figures();
+  count();
   go();
 }
 
@@ -216,10 +238,14 @@ function figures() {
 // --- Playing
 
 function show(pass) {
+  count(pass);
+  canvas.show(pass, colour());
+}
+
+function count(pass = shown()) {
   $("pass").max = run.forwards;
   $("pass").value = pass;
   $("pass-text").value = `pass ${pass} of ${run.forwards}`;
-  canvas.show(pass, colour());
 }
 
 const shown = () => Number($("pass").value);
@@ -331,9 +357,10 @@ function markHole() {
   box.setSelectionRange(before.length, before.length + HOLE.length);
 }
 
-function fill({ text, tokens }) {
+function fill({ text, tokens, block = "" }) {
   $("prompt").value = text;
   $("max_tokens").value = tokens;
+  $("block_length").value = block;
 }
 
 function choose() {
