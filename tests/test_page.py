@@ -15,10 +15,12 @@ pytest.importorskip("playwright")
 
 from playwright import sync_api
 from playwright.sync_api import expect
-from serving import listening, started
+from serving import call, listening, started
 
 from jax_lm.sandbox import run
+from jax_lm.serving.api import PAGE, PAGE_FILES
 from jax_lm.serving.engine import EngineOptions
+from jax_lm.serving.guard import RequestLimits
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
@@ -33,8 +35,14 @@ REPLAY = {
 
 
 @pytest.fixture(scope="module")
-def address(tiny_inference):
-    with started(tiny_inference) as engine, listening(engine) as address:
+def tiny_engine(tiny_inference):
+    with started(tiny_inference) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def address(tiny_engine):
+    with listening(tiny_engine) as address:
         yield "http://{}:{}/".format(*address)
 
 
@@ -119,6 +127,15 @@ def cells(page):
 def written(page):
     """The text without trailing layout: what a user copies."""
     return page.locator("#answer").evaluate("answer => answer.textContent")
+
+
+def test_all_files_of_the_page_come_without_a_key_and_under_its_policy(tiny_engine):
+    with listening(tiny_engine, limits=RequestLimits(keys=("k" * 16,), hosts=())) as address:
+        assert {name for name, _ in PAGE_FILES.values()} == {path.name for path in PAGE.iterdir()}
+        for path, (name, _) in PAGE_FILES.items():
+            status, headers, text = call(address, "GET", path)
+            assert (status, text) == (200, (PAGE / name).read_text())
+            assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
 
 
 def test_the_canvas_fills_slowly_and_replays(page):
@@ -332,6 +349,31 @@ def test_what_the_server_refuses_is_said(page):
     assert "steps" in page.locator("#status").inner_text()
 
 
+def test_a_request_that_comes_to_nothing_leaves_the_last_replay(visit, address):
+    page = visit(address, reduced_motion="reduce")
+    generate(page, max_tokens="8")
+    made = outcome(page)
+    page.evaluate(
+        """() => {
+            window.fetch = (_, { signal }) => new Promise((_, refuse) => {
+                signal.addEventListener('abort', () => refuse(signal.reason));
+            });
+        }"""
+    )
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator("#status")).to_have_text("Waiting for a place…")
+    expect(page.get_by_role("button", name="Generate")).to_have_attribute("aria-disabled", "true")
+    page.get_by_role("button", name="Generate").click(force=True)
+    open_file(page, json.dumps(REPLAY))
+    expect(page.locator("#status")).to_contain_text("Stop the request first")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text("Stopped.")
+    assert focused(page) == "run"
+    assert outcome(page) == made
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.locator("#pass-text")).to_have_text(f"pass {made[-1][1]} of {made[-1][1]}")
+
+
 @pytest.mark.parametrize("width", [360, 390, 1280])
 def test_the_canvas_is_in_the_window_and_nothing_is_wider(visit, address, width):
     page = visit(address, viewport={"width": width, "height": 844})
@@ -486,7 +528,7 @@ def coloured(page, program):
 
 def python_kinds(program):
     """What `tokenize` says, in the page's kinds."""
-    lines, before, opened = program.splitlines(keepends=True), "", None
+    lines, before, opened, depth = program.splitlines(keepends=True), "", None, 0
     for token in tokenize.generate_tokens(io.StringIO(program).readline):
         name, text = tokenize.tok_name[token.type], token.string
         if name == "FSTRING_START" and opened is None:

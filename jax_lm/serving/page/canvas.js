@@ -2,7 +2,7 @@
 // A run is { before, after, length, forwards, commits: [{ position, pass, text, confidence }] }. Knows no server.
 
 const MASK = "▒▒";
-const HINT = "Tap a token, or go through them with the arrow keys: when it was decided, and how sure the model was.";
+const HINT = "Tap a token, or use the arrow keys, for its pass and confidence.";
 const ELEMENTS = ["before", "cells", "after", "order", "token", "passes"];
 
 const percent = (confidence) => `${(100 * confidence).toFixed(1)} %`;

@@ -120,7 +120,7 @@ async function generate() {
   history.replaceState(null, "", location.pathname);
   stopPlaying();
   abort = new AbortController();
-  run = null;
+  const former = run;
   busy(true);
   reveal();
   say("Waiting for a place…");
@@ -138,7 +138,7 @@ async function generate() {
   } catch (problem) {
     say(problem.name === "AbortError" ? "Stopped." : problem.message, problem.name !== "AbortError");
   }
-  if (run) end();
+  if (run !== former) end();
   abort = null;
   busy(false);
 }
@@ -169,6 +169,7 @@ function started({ prompt = "", suffix = "", messages }, { model, length }) {
 }
 
 function open(opened) {
+  stopPlaying();
   run = opened;
   canvas.open(run);
   for (const id of ["play", "pass", "copy", "link", "save"]) $(id).disabled = true;
@@ -220,10 +221,10 @@ function end() {
 }
 
 function summary() {
-  const ends = { stop: "ended by the model", length: "ended by the length", stopped: "stopped" };
+  const ends = { stop: "the model ended it", length: "the canvas is full", stopped: "stopped" };
   const time = run.seconds.toFixed(run.seconds < 10 ? 2 : 1);
-  const pace = isPlaying && shown() < run.forwards ? " Shown in slow motion." : "";
-  return `${run.tokens} tokens in ${time} s and ${run.forwards} passes; ${ends[run.reason]}.${pace}`;
+  const isSlower = isPlaying && run.forwards > run.seconds * Number($("speed").value);
+  return `${run.tokens} tokens in ${time} s and ${run.forwards} passes; ${ends[run.reason]}.${isSlower ? " Slow motion." : ""}`;
 }
 
 function figures() {
@@ -316,8 +317,7 @@ function save() {
 
 // Shows a replay that is given as a promise of its text.
 async function openReplay(json) {
-  if (abort) return;
-  stopPlaying();
+  if (abort) return say("Stop the request first, then open the replay.", true);
   try {
     const replayed = unpacked(await json);
     open({ ...replayed, isOver: true });
