@@ -182,11 +182,16 @@ function take({ commits, forwards, text }) {
   const fresh = numbered(commits, forwards);
   Object.assign(run, { forwards, text, tokens: run.tokens + commits.length });
   run.commits.push(...fresh);
-  run.seconds = (performance.now() - run.since) / 1000;
+  run.seconds = elapsed();
   canvas.add(fresh);
   figures();
   count();
   go();
+}
+
+// Seconds since the run began, as a replay keeps them.
+function elapsed() {
+  return Math.round(performance.now() - run.since) / 1000;
 }
 
 // The pass of each commit, as steps of the schedule that decide nothing are not computed: of as many steps as passes
@@ -202,7 +207,7 @@ function numbered(commits, forwards) {
 
 function finish({ messages }, { text, finish_reason, tokens, forwards }) {
   Object.assign(run, { text, tokens, forwards, reason: finish_reason });
-  run.seconds = (performance.now() - run.since) / 1000;
+  run.seconds = elapsed();
   say(summary());
   if (!messages) return;
   turns = [...messages, { role: "assistant", content: text }];

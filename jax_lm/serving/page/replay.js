@@ -9,7 +9,7 @@ const FINISHED = ["stop", "length", "stopped"];
 export function packed({ model, before, after, chat, length, forwards, seconds, tokens, reason, text, commits }) {
   const rows = commits.map((c) => [c.position, c.pass, c.text, c.confidence]);
   return JSON.stringify({
-    format: FORMAT, model, before, after, chat, length, forwards, seconds: Number(seconds.toFixed(3)), tokens, reason,
+    format: FORMAT, model, before, after, chat, length, forwards, seconds, tokens, reason,
     text, commits: rows,
   });
 }
