@@ -294,6 +294,36 @@ def test_updates_from_other_weights_than_sampled_are_caught(policy, letters, tmp
     assert [record.message[:7] for record in caplog.records if "s_old" in record.message] == ["step 1:", "step 3:"]
 
 
+def test_held_out_prompts_are_evaluated_and_not_learnt_from(policy, letters, tmp_path):
+    """Two of the five, every second update and at the end; with weights that stay, always with the same reward."""
+    still = OptimizerConfig(learning_rate=1e-12, weight_decay=0.0)
+    asked = []
+
+    def watched(prompts, completions, **columns):
+        asked.append(tuple(prompts))
+        return fives(prompts, completions)
+
+    changes = {"held_out_prompts": 2, "training": training(max_steps=5, evaluate_every=2, optimizer=still)}
+    trainer = trainer_of(policy, letters, tmp_path, WeightedSum({"fives": watched}, {"fives": 1.0}), **changes)
+    assert trainer.train(lambda params: {"leaves": float(len(jax.tree.leaves(params)))})
+    held_out = tuple(prompt.content for prompt in trainer.held_out)
+    assert len(held_out) == 2
+    evaluated, learnt = (
+        [names for names in asked if (names == held_out) is is_held_out] for is_held_out in (True, False)
+    )
+    assert len(evaluated) == len(learnt) == 3
+    assert {name for names in learnt for name in names} == {row["prompt"] for row in ROWS} - set(held_out)
+    results = [entry for entry in entries(tmp_path) if "eval_reward" in entry]
+    assert [entry["step"] for entry in results] == [2, 4, 5]
+    assert results[0].keys() == {
+        "step", "eval_reward", "eval_reward_fives", "eval_excluded_completions", "eval_completion_tokens",
+        "eval_unfinished_completions", "eval_leaves",
+    }  # fmt: skip
+    assert len({entry["eval_reward"] for entry in results}) == 1
+    with pytest.raises(ValueError, match="held_out_prompts=5: must leave some of the 5 prompts that fit"):
+        trainer_of(policy, letters, tmp_path / "none", held_out_prompts=5)
+
+
 def test_one_iteration_with_a_reference(policy, letters, tmp_path):
     """The reference implementation crashes on it."""
     trainer = trainer_of(policy, letters, tmp_path, num_iterations=1, training=training(max_steps=2))

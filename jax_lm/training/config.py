@@ -343,6 +343,8 @@ class GRPOConfig:
         num_iterations: updates per rollout, each with masks of its own.
         num_train_epochs: how often every prompt is used; `max_steps` overrides it.
         max_prompt_length: longer prompts are dropped, and counted.
+        held_out_prompts: prompts, drawn by the seed, that are not learnt from; their mean reward is measured every
+            `evaluate_every` updates and at the end, always with the same random numbers.
         generation_batch_size: completions sampled together; None is all of a rollout.
         reward_funcs, reward_weights: names (or package.module:function) and weights of the rewards.
         shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
@@ -363,6 +365,7 @@ class GRPOConfig:
     num_iterations: int = 2
     num_train_epochs: float = 1.0
     max_prompt_length: int = 200
+    held_out_prompts: int = 0
     generation_batch_size: int | None = None
     reward_funcs: tuple[str, ...] = ("code", "code_format")
     reward_weights: tuple[float, ...] = (2.0, 0.5)
@@ -387,6 +390,7 @@ class GRPOConfig:
         require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
         require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
         require_above_zero(self, "num_train_epochs")
+        require_not_negative(self, "held_out_prompts")
         require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
         require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards import Scored, WeightedSum, weighted_sum
-from jax_lm.sharding import on_mesh, replicate
+from jax_lm.sharding import divisors, on_mesh, replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import Estimator, GRPOConfig, settings_without
 from jax_lm.training.policy_loss import (
@@ -42,6 +42,7 @@ from jax_lm.training.policy_loss import (
     selective_log_softmax,
 )
 from jax_lm.training.rollouts import (
+    HELD_OUT,
     Completions,
     Prompt,
     PromptSet,
@@ -102,6 +103,7 @@ class DiffuGRPOTrainer:
         tokenizer.require_ids(mask_token_id=model.config.mask_token_id, vocab_size=model.config.vocab_size)
         rewards = rewards or weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
+        prompts, self.held_out = prompts.split(config.held_out_prompts, config.training.seed)
         new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
         if prompts.width + new_tokens > context:
             lengths = f"max_prompt_length={config.max_prompt_length}, max_new_tokens={new_tokens}"
@@ -110,7 +112,8 @@ class DiffuGRPOTrainer:
         weights = on_mesh(sampler.params, model.config, model.mesh)
         ours, self.others = partition(weights, trained), partition(weights, lambda name: not trained(name))
         frozen = in_dtype(self.others, config.training.compute_dtype)
-        agreed = settings_without(config, "generation_batch_size", "training")
+        # Which prompts are learnt from is part of their digest.
+        agreed = settings_without(config, "generation_batch_size", "held_out_prompts", "training")
         self.graph, self.config, self.out, self.unequal_rollouts = sampler.graph, config, out, 0
         self.source = RolloutSource(sampler, tokenizer, prompts, rewards, config, out, params=ours, frozen=frozen)
         self.trainer = Trainer(
@@ -126,7 +129,8 @@ class DiffuGRPOTrainer:
         """Run to the end, or continue; whether the end was reached.
 
         Args:
-            evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end.
+            evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end; the mean reward of
+                the held-out prompts, if there are any, comes without.
 
         Raises:
             RuntimeError: the first updates of several rollouts in a row did not see the policy, rows or masks that
@@ -135,7 +139,9 @@ class DiffuGRPOTrainer:
             ValueError: `out` holds a run that may not be, or cannot be, continued.
         """
         self.unequal_rollouts = 0
-        return self.trainer.run(self.source, evaluate=evaluate, check=self.check_ratio)
+        held_out = partial(self.source.evaluate, self.held_out) if self.held_out else None
+        both = (lambda params: {**held_out(params), **evaluate(params)}) if held_out and evaluate else None
+        return self.trainer.run(self.source, evaluate=both or held_out or evaluate, check=self.check_ratio)
 
     @property
     def state(self) -> State:
@@ -291,21 +297,33 @@ class RolloutSource:
             self.finished_at = time.monotonic()
         return self.batches[iteration], metrics
 
+    def sample(self, params: Params, prompts: Sequence[Prompt], rollout: int) -> Completions:
+        """Complete each prompt once, under the policy in the compute dtype, with the random numbers of a rollout."""
+        limit = self.config.generation_batch_size or len(prompts)
+        return sample_completions(
+            self.sampler.with_params(self.policy(params)),
+            self.tokenizer,
+            prompts,
+            self.config.generation,
+            keys=sample_keys(self.config.training.seed, rollout, SAMPLING, jnp.arange(len(prompts))),
+            width=self.prompts.width,
+            batch_size=next(size for size in divisors(len(prompts)) if size <= limit),
+        )
+
+    def evaluate(self, prompts: Sequence[Prompt], params: Params) -> dict[str, float]:
+        """Measure the mean reward of one completion per prompt, and the share of completions that end."""
+        completions = self.sample(in_dtype(params, self.dtype), prompts, HELD_OUT)
+        metrics = reward_metrics(reward_by_process(self.rewards, prompts, completions, 1), completions, 1)
+        of_one_each = ("reward_std", "zero_variance_groups")
+        return {name: value for name, value in metrics.items() if name not in of_one_each}
+
     def make(self, params: Params, rollout: int) -> tuple[list[PolicyBatch], dict[str, float]]:
         """Make a rollout: its batch for each update, and its metrics."""
         config, seed, start = self.config, self.config.training.seed, time.monotonic()
         chosen = self.prompts.chosen(seed, rollout, config.prompts_per_step)
         prompts = [prompt for prompt in chosen for _ in range(config.num_generations)]
         ids = jnp.arange(config.completions)
-        completions = sample_completions(
-            self.sampler.with_params(self.policy(params)),
-            self.tokenizer,
-            prompts,
-            config.generation,
-            keys=sample_keys(seed, rollout, SAMPLING, ids),
-            width=self.prompts.width,
-            batch_size=config.generation_batch_size,
-        )
+        completions = self.sample(params, prompts, rollout)
         sampled = time.monotonic()
         scored = reward_by_process(self.rewards, prompts, completions, config.num_generations)
         rewarded = time.monotonic()
