@@ -56,6 +56,6 @@ def call(address, method, path, body=None, **headers):
         answer = connection.getresponse()
         text = answer.read().decode()
         is_json = (answer.headers.get("content-type") or "").startswith("application/json")
-        return answer.status, answer.headers, json.loads(text) if is_json else text
+        return answer.status, answer.headers, json.loads(text) if is_json and text else text
     finally:
         connection.close()

@@ -33,6 +33,8 @@ BATCH_SIZES = (1, 4, 8, 16)
 """Numbers of sequences that there are compilations for, up to what the options say."""
 IDLE_SECONDS = 1.0
 """How long nobody must have asked before another shape is compiled."""
+LONGEST_PAUSE = 300.0
+"""Seconds to which that time doubles with every compilation that fails, say for want of descriptors."""
 STEPS_PER_CALL = 4
 """Steps between two looks at the queue; also how often progress is told."""
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -124,7 +126,7 @@ class Engine:
         self.condition = threading.Condition()
         self.ready, self.stopped = threading.Event(), threading.Event()
         self.is_closing, self.shutdown_at = False, 0.0
-        self.seconds_per_job = 1.0
+        self.seconds_per_job, self.pause = 1.0, IDLE_SECONDS
         self.thread = threading.Thread(target=self.work, name="engine", daemon=True)
         self.compiling = threading.Thread()
 
@@ -176,11 +178,27 @@ class Engine:
             self.is_closing, self.shutdown_at = True, time.monotonic() + grace
             self.condition.notify()
 
-    def close(self, grace: float) -> None:
-        """Take nothing new, and wait until what is there has ended or `grace` seconds are over."""
+    def give_up(self) -> None:
+        """End what is left with the reason `shutdown`, also while a call of the device goes on."""
+        with self.condition:
+            left = [*self.waiting, *self.running.values()]
+        for job in left:
+            self.tell(job, Event(job=job, reason="shutdown", text=job.text))
+
+    def close(self, grace: float, wait: float | None = None) -> bool:
+        """Take nothing new, and wait until what is there has ended or `grace` seconds are over.
+
+        Args:
+            wait: seconds for the engine's thread to end, which a call of the device or of the compiler may hold; None
+                is as long as that takes.
+
+        Returns:
+            Whether it has ended.
+        """
         self.refuse_new(grace)
         if self.thread.is_alive():
-            self.thread.join()
+            self.thread.join(wait)
+        return not self.thread.is_alive()
 
     def retry_after(self) -> int:
         """Seconds until a place should be free."""
@@ -217,6 +235,9 @@ class Engine:
             # The widest slots can hold every sequence.
             for shape in self.urgent:
                 self.compile(*shape)
+            if not all(slots.sizes for slots, _ in self.urgent):
+                # Told to shut down before there was anything to decode with.
+                return
             self.ready.set()
             self.metrics.ready.set(1)
             while self.wait():
@@ -253,19 +274,26 @@ class Engine:
         """
         while True:
             with self.condition:
-                if self.condition.wait_for(self.is_called, IDLE_SECONDS if self.shapes else None):
+                if self.condition.wait_for(self.is_called, self.pause if self.shapes else None):
                     return bool(self.waiting or self.running)
             if not self.compiling.is_alive():
                 self.compiling = threading.Thread(target=self.compile_next, name="compilation", daemon=True)
-                self.compiling.start()
+                try:
+                    self.compiling.start()
+                except RuntimeError:
+                    self.pause = min(2 * self.pause, LONGEST_PAUSE)
+                    logger.exception("no thread for a compilation; the next attempt is in %.0f s", self.pause)
 
     def compile_next(self) -> None:
-        """The next of the shapes that are not compiled yet."""
+        """The next of the shapes that are not compiled yet; one that cannot be compiled now is tried again later."""
         slots, size = self.shapes.pop(0)
         try:
             self.compile(slots, size)
+            self.pause = IDLE_SECONDS
         except Exception:  # the border: what is compiled already serves everything
-            logger.exception("a shape of %d sequences cannot be compiled", size)
+            self.pause = min(2 * self.pause, LONGEST_PAUSE)
+            self.shapes.append((slots, size))
+            logger.exception("%d sequences cannot be compiled; the next attempt is in %.0f s", size, self.pause)
 
     def is_called(self) -> bool:
         return bool(self.waiting or self.running or self.is_closing)
@@ -368,7 +396,11 @@ class Engine:
         self.tell(job, event)
 
     def tell(self, job: Job, event: Event) -> None:
-        """Let the listener know; what it raises is logged, as nobody here could do anything about it."""
+        """Let the listener know, of the end once; what it raises is logged: nobody here could do anything about it."""
+        with self.condition:
+            if job.is_ended:
+                return
+            job.is_ended = event.reason is not None
         try:
             job.listen(event)
         except Exception:  # the border: a listener that has gone must not end the engine
