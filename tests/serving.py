@@ -23,6 +23,7 @@ def started(inference, options=OPTIONS, **arguments):
     engine.start()
     try:
         assert engine.ready.wait(500)
+        engine.compiling.join()
         yield engine
     finally:
         engine.close(grace=0.0)

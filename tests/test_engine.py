@@ -257,8 +257,11 @@ def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
 
 def test_what_a_lone_sequence_needs_is_compiled_first(fresh):
     wide = fresh(context=160, queue=4)
-    assert [size for _, size in wide.shapes] == sorted(size for _, size in wide.shapes)
-    assert [(slots.columns, size) for slots, size in wide.shapes[:2]] == [(128, 1), (160, 1)]
+    assert [(slots.columns, size) for slots, size in wide.urgent] == [(160, 1), (192, 1)]
+    # Then what a crowd needs, and then again few and narrow ones first.
+    assert [(slots.columns, size) for slots, size in wide.shapes[: wide.soon]] == [(160, 4), (192, 4)]
+    rest = [(slots.columns, size) for slots, size in wide.shapes[wide.soon :]]
+    assert rest == [(128, 1), (160, 1), (128, 4), (160, 4)]
 
 
 @pytest.fixture

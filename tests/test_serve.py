@@ -57,7 +57,7 @@ def start(tmp_path, tiny_folder):
             )
         started.append(process)
         address = "127.0.0.1", int(process.stdout.readline().split(";")[0].rsplit(":", 1)[1])
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 500
         while call(address, "GET", "/ready")[0] != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)

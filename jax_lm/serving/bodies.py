@@ -63,6 +63,7 @@ NEUTRAL: Neutral = {
 """Fields of OpenAI, vLLM, SGLang and llama.cpp that we do not have: values that ask for nothing, or change nothing."""
 
 MESSAGE_NEUTRAL: Neutral = {
+    "type": ("text", "message"),
     "tool_calls": ([],),
     "annotations": ([],),
     "images": ([],),

@@ -8,6 +8,7 @@
 A job's answer depends on its request alone. What goes wrong with one job ends that job.
 """
 
+import ctypes
 import logging
 import threading
 import time
@@ -117,10 +118,13 @@ class Engine:
             for width in [*(width for width in WIDTHS if width < self.context), self.context]
             for is_cached in (False, True)
         ]
-        first = [(slots, size) for slots in self.groups[-2:] for size in sorted({1, options.slots})]
+        # The widest slots can hold every sequence: one at a time, then as many as there may be.
+        self.urgent = [(slots, 1) for slots in self.groups[-2:]]
+        soon = [(slots, options.slots) for slots in self.groups[-2:] if options.slots > 1]
         # Few sequences and narrow ones first: in a batch made for sixteen, a lone one costs as much as sixteen.
         rest = [(slots, size) for size in sorted(sizes) for slots in self.groups]
-        self.urgent, self.shapes = first, [shape for shape in rest if shape not in first]
+        self.shapes = [*soon, *(shape for shape in rest if shape not in (*self.urgent, *soon))]
+        self.soon = len(soon)
         self.waiting: list[Job] = []
         self.running: dict[Sequence, Job] = {}
         self.condition = threading.Condition()
@@ -232,12 +236,13 @@ class Engine:
     def work(self) -> None:
         """Until closed: let sequences join and leave, and take some steps with all of them."""
         try:
-            # The widest slots can hold every sequence.
             for shape in self.urgent:
                 self.compile(*shape)
             if not all(slots.sizes for slots, _ in self.urgent):
                 # Told to shut down before there was anything to decode with.
                 return
+            # Without being idle: a crowd that is there from the first moment would else be served one by one for ever.
+            self.begin_compiling(self.soon)
             self.ready.set()
             self.metrics.ready.set(1)
             while self.wait():
@@ -265,6 +270,7 @@ class Engine:
             decoding = Decoding(preset="fast" if slots.is_cached else "exact")
             options = GenerationOptions(max_new_tokens=2, decoding=decoding)
             slots.compile(size, self.sequence(Request(before=(self.tokenizer.pad_id,), options=options)))
+            return_freed_memory()
 
     def wait(self) -> bool:
         """Until there is something to do; False when all is done and nothing new is taken.
@@ -277,23 +283,27 @@ class Engine:
                 if self.condition.wait_for(self.is_called, self.pause if self.shapes else None):
                     return bool(self.waiting or self.running)
             if not self.compiling.is_alive():
-                self.compiling = threading.Thread(target=self.compile_next, name="compilation", daemon=True)
-                try:
-                    self.compiling.start()
-                except RuntimeError:
-                    self.pause = min(2 * self.pause, LONGEST_PAUSE)
-                    logger.exception("no thread for a compilation; the next attempt is in %.0f s", self.pause)
+                self.begin_compiling(1)
 
-    def compile_next(self) -> None:
-        """The next of the shapes that are not compiled yet; one that cannot be compiled now is tried again later."""
-        slots, size = self.shapes.pop(0)
+    def begin_compiling(self, count: int) -> None:
+        """Compile so many of the shapes that are left, on a thread beside."""
+        self.compiling = threading.Thread(target=self.compile_next, args=(count,), name="compilation", daemon=True)
         try:
-            self.compile(slots, size)
-            self.pause = IDLE_SECONDS
-        except Exception:  # the border: what is compiled already serves everything
+            self.compiling.start()
+        except RuntimeError:
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
-            self.shapes.append((slots, size))
-            logger.exception("%d sequences cannot be compiled; the next attempt is in %.0f s", size, self.pause)
+            logger.exception("no thread for a compilation; the next attempt is in %.0f s", self.pause)
+
+    def compile_next(self, count: int) -> None:
+        """Compile the next shapes; one that cannot be compiled now is tried again later."""
+        for slots, size in [self.shapes.pop(0) for _ in range(count)]:
+            try:
+                self.compile(slots, size)
+                self.pause = IDLE_SECONDS
+            except Exception:  # the border: what is compiled already serves everything
+                self.pause = min(2 * self.pause, LONGEST_PAUSE)
+                self.shapes.append((slots, size))
+                logger.exception("%d sequences cannot be compiled; the next attempt is in %.0f s", size, self.pause)
 
     def is_called(self) -> bool:
         return bool(self.waiting or self.running or self.is_closing)
@@ -411,6 +421,13 @@ class Engine:
         if event == COMPILE_EVENT:
             self.metrics.compilations.inc()
             self.metrics.compile_seconds.inc(duration_secs)
+
+
+def return_freed_memory() -> None:
+    """Hand back to the system what a compilation has freed, which glibc keeps: most of what the process would hold."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def bytes_in_use() -> float:
