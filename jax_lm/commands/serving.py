@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from jax_lm.arguments.serving import Serve
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
@@ -17,8 +18,8 @@ from jax_lm.serving.http import HttpServer, ListenOptions
 logger = logging.getLogger("jax_lm.serving")
 
 
-def run_serve(arguments: Serve) -> int:
-    """Serve until it is told to stop."""
+def run_serve(arguments: Serve) -> NoReturn:
+    """Serve until it is told to stop; then the process ends."""
     keys = read_keys(arguments.api_key_file) if arguments.api_key_file else ()
     is_local = arguments.host in LOOPBACK
     if not (is_local or keys or arguments.allow_no_key):
@@ -52,12 +53,12 @@ def run_serve(arguments: Serve) -> int:
     except BaseException:  # also Ctrl-C: an interpreter that ends below a compilation crashes
         engine.close(grace=0.0)
         raise
-    # Whoever sent the signal does not wait for a call of the device, or for a compilation.
     if not engine.close(grace=0.0, wait=listen.margin / 2):
         logger.warning("the engine is still busy: left without it")
-        logging.shutdown()
-        os._exit(0)
-    return 0
+    # Everybody has an answer. The interpreter's own end takes seconds over what XLA holds, or crashes on a compilation.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def announce(host: str, port: int) -> None:
