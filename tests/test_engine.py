@@ -403,7 +403,7 @@ def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):
     engine.start()
     assert not engine.close(grace=0.0, wait=0.2)
     release.set()
-    assert engine.close(grace=0.0, wait=20)
+    assert engine.close(grace=0.0, wait=20.0)
 
 
 def test_shutdown_before_it_is_warm_ends_what_waits(fresh, monkeypatch):

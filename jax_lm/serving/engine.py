@@ -279,10 +279,12 @@ class Engine:
         asks meanwhile shares the processor with a compilation, but does not wait for its end.
         """
         while True:
+            is_compiling = self.compiling.is_alive()
             with self.condition:
-                if self.condition.wait_for(self.is_called, self.pause if self.shapes else None):
+                # A compilation that fails gives its shape back.
+                if self.condition.wait_for(self.is_called, self.pause if self.shapes or is_compiling else None):
                     return bool(self.waiting or self.running)
-            if not self.compiling.is_alive():
+            if self.shapes and not self.compiling.is_alive():
                 self.begin_compiling(1)
 
     def begin_compiling(self, count: int) -> None:
