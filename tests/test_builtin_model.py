@@ -1,14 +1,18 @@
 """The built-in model writes Python: what people type first, however the header is phrased."""
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
+from jax_lm.infilling import Template
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sandbox import Local, run
 
+SAMPLES = Path(__file__).parent / "samples"
 GREEDY = GenerationOptions(max_new_tokens=144, temperature=0.0)
 TURBO = replace(GREEDY, decoding=Decoding(preset="turbo"))
 
@@ -46,21 +50,39 @@ MISSED = {
 
 
 @pytest.fixture(scope="module")
-def completions(engine, request):
+def answers(engine, request):
     """The classics in one batch."""
     prompts = [prompt for prompt, _ in CLASSICS if prompt not in MISSED or request.config.getoption("--full")]
-    return dict(zip(prompts, engine.complete(prompts, GREEDY), strict=True))
+    return dict(zip(prompts, answers_to(engine, prompts, GREEDY), strict=True))
+
+
+def answers_to(engine, prompts, options):
+    return engine.decode([Template.completion(prompt, options.max_new_tokens) for prompt in prompts], options).rows
 
 
 @pytest.mark.parametrize(("prompt", "tests"), CLASSICS, ids=[prompt.splitlines()[0] for prompt, _ in CLASSICS])
-def test_classic(completions, prompt, tests, request):
+def test_classic(answers, prompt, tests, request):
     if prompt in MISSED:
         reason = "a known failure of the present built-in model"
         request.applymarker(pytest.mark.xfail(reason=reason))
-        if prompt not in completions:
+        if prompt not in answers:
             pytest.xfail(reason)
-    result = run(prompt + completions[prompt], ["\n".join(tests)], allow_unsafe=True)
-    assert result.passed, f"{result.detail}\n{prompt}{completions[prompt]}"
+    program = prompt + answers[prompt].text
+    result = run(program, ["\n".join(tests)], allow_unsafe=True)
+    assert result.passed, f"{result.detail}\n{program}"
+
+
+def test_what_it_knows_is_not_doubted(engine, answers):
+    doubted = [prompt for prompt in answers if prompt not in MISSED and engine.doubt(answers[prompt], 0.0)]
+    assert doubted == []
+
+
+def test_what_it_cannot_know_is_doubted(engine):
+    """A sample; `recipes.builtin.measure` counts all fifty, and the card states what came out."""
+    outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))["prompts"]
+    doubts = [engine.doubt(answer, 0.0) for answer in answers_to(engine, outside[::5], TURBO)]
+    assert len(doubts) == 10
+    assert sum(map(bool, doubts)) >= 6
 
 
 def test_the_command_of_the_readme_writes_a_function(engine):

@@ -21,7 +21,7 @@ from jax_lm.data.prompts import BuiltinTask, held_out_tasks
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import Problem, held_out_problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
-from jax_lm.inference import DiffuCoderInference
+from jax_lm.inference import BUILTIN_SURENESS, DiffuCoderInference
 from jax_lm.infilling import Template
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.rewards.code import FENCE, extract_code
@@ -139,31 +139,35 @@ def count_passed(
     }
 
 
-def confidences(
-    engine: DiffuCoderInference, prompts: Sequence[str], options: GenerationOptions
-) -> list[tuple[float, ...]]:
-    """Complete prompts, and give the probability of every token of each answer."""
-    sure: dict[int, tuple[float, ...]] = {}
+def count_doubted(engine: DiffuCoderInference, prompts: Sequence[str], options: GenerationOptions) -> dict:
+    """Complete prompts, and count the answers that the model is not sure of; with how sure it is of each."""
+    sureness: dict[int, float] = {}
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     for start in range(0, len(order), BATCH_SIZE):
         numbers = order[start : start + BATCH_SIZE]
         templates = [Template.completion(prompts[number], options.max_new_tokens) for number in numbers]
+        # A last batch of another size would compile the loop once more.
         templates += templates[-1:] * (BATCH_SIZE - len(templates))
         rows = engine.decode(templates, options).rows
-        sure |= {number: row.confidence for number, row in zip(numbers, rows, strict=False)}
-    return [sure[number] for number in range(len(prompts))]
+        sureness |= {number: row.sureness(options.temperature) for number, row in zip(numbers, rows, strict=False)}
+    return {
+        "doubted": sum(value < BUILTIN_SURENESS for value in sureness.values()),
+        "count": len(prompts),
+        "sureness": [round(sureness[number], 4) for number in range(len(prompts))],
+    }
 
 
 def main(
     *,
     out: Path,
     model: Path | None = None,
-    suites: tuple[Suite, ...] = ("spellings", "infilling", "chat"),
+    suites: tuple[Suite, ...] = ("spellings", "infilling", "chat", "outside"),
     count: int = 300,
     middle_length: str | None = None,
     preset: Literal["exact", "fast", "turbo"] = "exact",
+    temperature: float = 0.0,
 ) -> None:
-    """Measure, greedy, and write every outcome.
+    """Measure, and write every outcome.
 
     Args:
         out: JSON file.
@@ -172,6 +176,7 @@ def main(
         count: held-out tasks of infilling and chat.
         middle_length: of the hole in infilling: tokens, auto or oracle; as many as are allowed if not given.
         preset: of decoding.
+        temperature: of decoding; greedy if not given.
     """
     engine = DiffuCoderInference(model)
     length = int(middle_length) if middle_length and middle_length.isdecimal() else middle_length
@@ -179,14 +184,13 @@ def main(
     measured = {}
     for suite in suites:
         size = HOLE_TOKENS if suite == "infilling" else NEW_TOKENS
-        options = GenerationOptions(max_new_tokens=size, temperature=0.0, decoding=decoding)
+        options = GenerationOptions(max_new_tokens=size, temperature=temperature, decoding=decoding)
         if suite == "outside":
             outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))["prompts"]
-            inside = [problem.prefix for problem in held_out_problems(count)]
-            measured[suite] = {
-                name: confidences(engine, prompts, options)
-                for name, prompts in (("outside", outside), ("inside", inside))
-            }
+            asked = {"outside": outside, "inside": [problem.prefix for problem in held_out_problems(count)]}
+            measured[suite] = {name: count_doubted(engine, prompts, options) for name, prompts in asked.items()}
+            shown = ", ".join(f"{name} {c['doubted']}/{c['count']}" for name, c in measured[suite].items())
+            sys.stdout.write(f"doubted: {shown}\n")
             continue
         problems = {
             "spellings": lambda: spelled_problems(engine),
