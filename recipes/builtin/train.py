@@ -16,11 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import tyro
 from flax import nnx
 
 from jax_lm.data.batches import Batch
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.reports.run_folder import weights_digest
 from jax_lm.terminal import TERMINATED
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, DiffuCoderTokenizer
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
@@ -34,6 +36,9 @@ TOKENIZER_TEXTS = 20_000
 CANVAS_LENGTHS = (64, 80, 96, 112, 128, 160, 192, 256, 352)
 SHARES = {completion_row: 0.56, continuation_row: 0.03, infilling_row: 0.21, chat_row: 0.2}
 LONGER_SHARE = 0.1
+SHAPE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_theta",
+)  # fmt: skip
 CHUNK = 200
 """Batches that one seed gives. A run resumes by drawing a part of a chunk again."""
 
@@ -59,6 +64,7 @@ class Recipe:
         tokens_per_batch: tokens of a batch, spare canvas included.
         learning_rate, muon_learning_rate: of AdamW, and of Muon for the matrices of the layers.
         seed: of the corpus, the initial weights and the masks.
+        start: folder of a trained model of the same shape to start from, whatever its tokenizer; nothing if not given.
     """
 
     out: Path
@@ -68,6 +74,7 @@ class Recipe:
     learning_rate: float = 2e-3
     muon_learning_rate: float = 0.01
     seed: int = 0
+    start: Path | None = None
 
     def phases(self) -> dict[str, TrainerConfig]:
         """List the phases by the names of their folders."""
@@ -152,6 +159,40 @@ def model_config(tokenizer: DiffuCoderTokenizer) -> DreamConfig:
     )
 
 
+def transplant(model: DreamForCausalLM, tokenizer: DiffuCoderTokenizer, folder: Path) -> None:
+    """Take over the layers of a trained model, and the vectors of its tokens by what they write.
+
+    A token that its vocabulary lacks gets the mean of those that write the same.
+
+    Raises:
+        ValueError: the model has another shape.
+    """
+    trained, words = (
+        DreamForCausalLM.from_pretrained(folder, dtype="float32"),
+        DiffuCoderTokenizer.from_pretrained(folder),
+    )
+    if (wanted := shape_of(model.config)) != (found := shape_of(trained.config)):
+        raise ValueError(f"start={folder}: has the shape {found}, not {wanted}")
+    sources = [sources_of(token_id, tokenizer, words) for token_id in range(model.config.vocab_size)]
+    weights = nnx.to_pure_dict(nnx.state(trained))
+    for table in (weights["model"]["embed_tokens"], weights["lm_head"]):
+        table["weight"] = jnp.stack([table["weight"][jnp.array(ids)].mean(axis=0) for ids in sources])
+    nnx.update(model, weights)
+
+
+def shape_of(config: DreamConfig) -> dict[str, Any]:
+    """Keep what decides the shapes of the layers."""
+    return {name: getattr(config, name) for name in SHAPE}
+
+
+def sources_of(token_id: int, tokenizer: DiffuCoderTokenizer, words: DiffuCoderTokenizer) -> list[int]:
+    """Find the ids of another vocabulary that write what a token of this one does."""
+    token = tokenizer.backend.id_to_token(token_id)
+    same = None if token is None else words.backend.token_to_id(token)
+    # A part of a character is in every byte-level vocabulary, so that a text is left here.
+    return [same] if same is not None else words.encode(tokenizer.decode([token_id]))
+
+
 def batches(recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, chunk: int) -> Iterator[Batch]:
     """Draw the batches of a chunk of a phase."""
     return stream_batches(
@@ -171,6 +212,9 @@ def main(recipe: Recipe) -> None:
     tokenizer = build_tokenizer(recipe.seed)
     model = DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed))
     identity = {"tokens_per_batch": recipe.tokens_per_batch, "seed of the recipe": recipe.seed}
+    if recipe.start:
+        transplant(model, tokenizer, recipe.start)
+        identity["start"] = weights_digest(recipe.start)
     for phase, training in recipe.phases().items():
         source = Chunks(partial(batches, recipe, tokenizer, phase))
         if not train(model, source, LOSS, training, recipe.out / phase, identity=identity):
