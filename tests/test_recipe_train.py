@@ -1,10 +1,19 @@
 """Training the built-in model: what its run resumes from, and its chat template."""
 
+import random
 from itertools import count
 
+import numpy as np
+import pytest
+from conftest import GOLDEN
+
 from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.trainer import State
-from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe
+from recipes.builtin.bpe import save_tokenizer
+from recipes.builtin.rows import draw_text
+from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe, build_tokenizer, model_config, transplant
 
 START = State({}, (), 0)
 
@@ -36,3 +45,46 @@ def test_a_longer_first_phase_is_the_same_run(tmp_path):
 
 def test_the_shipped_chat_template_is_that_of_the_recipe():
     assert (BUILTIN_MODEL / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(0, 1500)
+
+
+def test_the_saved_tokenizer_is_the_same(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path)
+    again = DiffuCoderTokenizer.from_pretrained(tmp_path)
+    rng = random.Random(3)
+    for text in (draw_text(rng) for _ in range(100)):
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == text
+    assert (again.vocab_size, again.mask_id, again.chat_template) == (1536, tokenizer.mask_id, CHAT_TEMPLATE)
+
+
+def test_a_name_is_one_piece_wherever_it_stands(tokenizer):
+    """Only a space in front makes another token of it, so that names are copied and not translated."""
+    alone = tokenizer.encode("numbers")
+    for before in "([._":
+        assert tokenizer.encode(f"{before}numbers")[-len(alone) :] == alone
+
+
+def test_a_transplanted_model_keeps_layers_and_the_vectors_of_its_tokens(tokenizer):
+    model = DreamForCausalLM(model_config(tokenizer))
+    transplant(model, tokenizer, BUILTIN_MODEL)
+    trained, words = DreamForCausalLM.from_pretrained(BUILTIN_MODEL), DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
+    kernels = [each.model.layers[3].mlp.up_proj.weight[...] for each in (model, trained)]
+    assert np.array_equal(*(np.asarray(kernel, np.float32) for kernel in kernels))
+    ours, theirs = (np.asarray(each.model.embed_tokens.weight[...], np.float32) for each in (model, trained))
+    for token in ("Ġreturn", "Ġlist", "(", "<|mask|>"):
+        here, there = (each.backend.token_to_id(token) for each in (tokenizer, words))
+        assert np.array_equal(ours[here], theirs[there])
+    made = [i for i in range(1536) if words.backend.token_to_id(tokenizer.backend.id_to_token(i)) is None]
+    assert len(made) > 100
+    pieces = words.encode(tokenizer.decode([made[7]]))
+    assert ours[made[7]] == pytest.approx(theirs[pieces].mean(axis=0), abs=1e-6)
+
+
+def test_a_model_of_another_shape_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="has the shape"):
+        transplant(DreamForCausalLM(model_config(tokenizer)), tokenizer, GOLDEN / "checkpoint")

@@ -1,6 +1,8 @@
 """Train a small tokenizer of DiffuCoder's kind."""
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 
@@ -29,3 +31,13 @@ def train_bpe(
     backend.pre_tokenizer = usual
     backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     return DiffuCoderTokenizer(backend, chat_template)
+
+
+def save_tokenizer(tokenizer: DiffuCoderTokenizer, folder: Path) -> None:
+    """Write the files that DiffuCoder publishes: vocab.json, merges.txt, added_tokens.json and the chat template."""
+    tokenizer.backend.model.save(str(folder))
+    added = tokenizer.backend.get_added_tokens_decoder()
+    ids = {token.content: token_id for token_id, token in sorted(added.items())}
+    (folder / "added_tokens.json").write_text(json.dumps(ids) + "\n", encoding="utf-8")
+    if tokenizer.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")

@@ -28,7 +28,7 @@ from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, STAR
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
 from jax_lm.training.trainer import State
-from recipes.builtin.bpe import train_bpe
+from recipes.builtin.bpe import save_tokenizer, train_bpe
 from recipes.builtin.rows import chat_row, completion_row, continuation_row, draw_text, infilling_row, stream_batches
 
 VOCABULARY = 1536
@@ -167,12 +167,11 @@ def transplant(model: DreamForCausalLM, tokenizer: DiffuCoderTokenizer, folder: 
     Raises:
         ValueError: the model has another shape.
     """
-    trained, words = (
-        DreamForCausalLM.from_pretrained(folder, dtype="float32"),
-        DiffuCoderTokenizer.from_pretrained(folder),
-    )
-    if (wanted := shape_of(model.config)) != (found := shape_of(trained.config)):
+    wanted, found = shape_of(model.config), shape_of(DreamForCausalLM.read_config(folder))
+    if wanted != found:
         raise ValueError(f"start={folder}: has the shape {found}, not {wanted}")
+    trained = DreamForCausalLM.from_pretrained(folder, dtype="float32")
+    words = DiffuCoderTokenizer.from_pretrained(folder)
     sources = [sources_of(token_id, tokenizer, words) for token_id in range(model.config.vocab_size)]
     weights = nnx.to_pure_dict(nnx.state(trained))
     for table in (weights["model"]["embed_tokens"], weights["lm_head"]):
@@ -219,7 +218,7 @@ def main(recipe: Recipe) -> None:
         source = Chunks(partial(batches, recipe, tokenizer, phase))
         if not train(model, source, LOSS, training, recipe.out / phase, identity=identity):
             sys.exit(TERMINATED)
-    tokenizer.save_pretrained(recipe.out)
+    save_tokenizer(tokenizer, recipe.out)
     model.save_pretrained(recipe.out, dtype="bfloat16")
 
 
