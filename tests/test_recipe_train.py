@@ -73,8 +73,8 @@ def test_a_transplanted_model_keeps_layers_and_the_vectors_of_its_tokens(tokeniz
     model = DreamForCausalLM(model_config(tokenizer))
     transplant(model, tokenizer, BUILTIN_MODEL)
     trained, words = DreamForCausalLM.from_pretrained(BUILTIN_MODEL), DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
-    kernels = [each.model.layers[3].mlp.up_proj.weight[...] for each in (model, trained)]
-    assert np.array_equal(*(np.asarray(kernel, np.float32) for kernel in kernels))
+    mine, its = (np.asarray(each.model.layers[3].mlp.up_proj.weight[...], np.float32) for each in (model, trained))
+    assert np.array_equal(mine, its)
     ours, theirs = (np.asarray(each.model.embed_tokens.weight[...], np.float32) for each in (model, trained))
     for token in ("Ġreturn", "Ġlist", "(", "<|mask|>"):
         here, there = (each.backend.token_to_id(token) for each in (tokenizer, words))

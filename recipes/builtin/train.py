@@ -110,11 +110,11 @@ class Chunks:
 
     arrays: Any = ()
 
-    def __init__(self, chunk: Callable[[int], Iterator[Batch]]) -> None:
+    def __init__(self, chunk: Callable[[int], Iterator[Any]]) -> None:
         self.chunk, self.taken = chunk, 0
-        self.batches: Iterator[Batch] = iter(())
+        self.batches: Iterator[Any] = iter(())
 
-    def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
+    def draw(self, state: State) -> tuple[Any, dict[str, float]]:
         """Take the next batch."""
         if self.taken % CHUNK == 0:
             self.batches = self.chunk(self.taken // CHUNK)
@@ -210,7 +210,7 @@ def main(recipe: Recipe) -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)
     tokenizer = build_tokenizer(recipe.seed)
     model = DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed))
-    identity = {"tokens_per_batch": recipe.tokens_per_batch, "seed of the recipe": recipe.seed}
+    identity: dict[str, Any] = {"tokens_per_batch": recipe.tokens_per_batch, "seed of the recipe": recipe.seed}
     if recipe.start:
         transplant(model, tokenizer, recipe.start)
         identity["start"] = weights_digest(recipe.start)
