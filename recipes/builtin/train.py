@@ -49,8 +49,7 @@ CHAT_TEMPLATE = (
 
 
 LOSS = LossConfig(weighting="plain", normalisation="masked", high_levels=True)
-"""Generation starts from an empty canvas: this practises nearly empty ones. The evidence bound, whose weight lies on
-nearly full ones, taught less per token (see README.md)."""
+"""Generation starts from an empty canvas: this practises nearly empty ones, as the evidence bound hardly does."""
 
 
 @dataclass(frozen=True, kw_only=True)
