@@ -75,16 +75,19 @@ class Arguments:
     def run(self) -> int:
         with tempfile.TemporaryDirectory() as fresh:
             cache = str(self.cache or fresh)
-            with server(self, cache) as (_, cold_seconds):
+            with server(self, cache) as (_, _, cold_seconds):
                 pass
-            with server(self, cache) as (port, ready_seconds):
+            with server(self, cache) as (pid, port, ready_seconds):
+                resident = {"ready": resident_megabytes(pid)}
                 phases = self.phases(port)
+                resident["at the end"] = resident_megabytes(pid)
         base = phases[0]["tokens_per_second"]
         for phase in phases:
             phase["times_one_client"] = round(phase["tokens_per_second"] / base, 2)
         results = {
             "settings": {name: value for name, value in asdict(self).items() if name not in ("out", "cache")},
             "ready_seconds": {"first start": round(cold_seconds, 1), "with a cache": round(ready_seconds, 1)},
+            "resident_megabytes": resident,
             "phases": phases,
             "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
             "jax": version("jax"),
@@ -97,6 +100,8 @@ class Arguments:
     def phases(self, port: int) -> list[dict]:
         """What each number of clients got."""
         alone = {prompt: ask(port, self, prompt) for prompt in PROMPTS}
+        # What would have answered faster is compiled from then on; a measurement waits for it.
+        wait_for_compilations(port)
         return [
             load(port, self, count, self.last_seconds if count == self.clients[-1] else self.seconds, alone)
             for count in self.clients
@@ -104,8 +109,8 @@ class Arguments:
 
 
 @contextmanager
-def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, float]]:
-    """Its port, and how long it took until it was ready."""
+def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, int, float]]:
+    """Its process, its port, and how long it took until it was ready."""
     command = [sys.executable, "-m", "jax_lm.cli", "serve", "--port", "0", "--slots", str(arguments.slots)]
     command += ["--dtype", arguments.dtype, "--context", str(arguments.context)]
     start = time.monotonic()
@@ -120,12 +125,18 @@ def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, float]]:
                 raise TimeoutError("the server does not become ready")
             time.sleep(0.05)
         ready = time.monotonic() - start
-        # The rest of its shapes are compiled beside; a measurement waits for them.
-        wait_for_compilations(port)
-        yield port, ready
+        yield process.pid, port, ready
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def resident_megabytes(pid: int) -> dict[str, int]:
+    """Memory of a process now and at its most; nothing where the system does not say."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    found = dict(line.split(":") for line in lines if line.startswith(("VmRSS", "VmHWM")))
+    return {name: int(size.split()[0]) // 1024 for name, size in found.items()}
 
 
 def wait_for_compilations(port: int) -> None:

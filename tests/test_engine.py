@@ -259,9 +259,35 @@ def test_what_a_lone_sequence_needs_is_compiled_first(fresh):
     wide = fresh(context=160, queue=4)
     assert [(slots.columns, size) for slots, size in wide.urgent] == [(160, 1), (192, 1)]
     # Then what a crowd needs, and then again few and narrow ones first.
-    assert [(slots.columns, size) for slots, size in wide.shapes[: wide.soon]] == [(160, 4), (192, 4)]
-    rest = [(slots.columns, size) for slots, size in wide.shapes[wide.soon :]]
+    assert [(slots.columns, size) for slots, size in wide.soon] == [(160, 4), (192, 4)]
+    rest = [(slots.columns, size) for slots, size in wide.shapes]
     assert rest == [(128, 1), (160, 1), (128, 4), (160, 4)]
+
+
+def test_what_nobody_asks_for_is_not_compiled(fresh, engine, alone, monkeypatch):
+    wide, made, done = fresh(context=160), [], threading.Event()
+
+    def record(*shape):
+        made.append(shape)
+        if len(made) == 2:
+            done.set()
+
+    # What the other engine has compiled is found again.
+    wide.urgent, wide.soon, wide.pause = [], [], 0.05
+    for slots, ready in zip(wide.groups[2:], engine.groups, strict=True):
+        slots.sizes = list(ready.sizes)
+    monkeypatch.setattr(wide, "compile", record)
+    wide.start()
+    try:
+        assert answers(wide, [ask(wide, PROMPTS[0])]) == alone[:1]
+        assert done.wait(20)
+    finally:
+        wide.close(0.0)
+    narrow, narrow_with_cache, *_ = wide.groups
+    assert made == [(narrow, 1), (narrow, 4)]
+    left = {slots for slots, _ in wide.shapes}
+    assert narrow not in left
+    assert narrow_with_cache in left
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -120,11 +120,11 @@ class Engine:
         ]
         # The widest slots can hold every sequence: one at a time, then as many as there may be.
         self.urgent = [(slots, 1) for slots in self.groups[-2:]]
-        soon = [(slots, options.slots) for slots in self.groups[-2:] if options.slots > 1]
         # Few sequences and narrow ones first: in a batch made for sixteen, a lone one costs as much as sixteen.
         rest = [(slots, size) for size in sorted(sizes) for slots in self.groups]
-        self.shapes = [*soon, *(shape for shape in rest if shape not in (*self.urgent, *soon))]
-        self.soon = len(soon)
+        self.soon = [(slots, options.slots) for slots in self.groups[-2:] if options.slots > 1]
+        self.shapes = [shape for shape in rest if shape not in (*self.urgent, *self.soon)]
+        self.asked: set[Slots] = set()
         self.waiting: list[Job] = []
         self.running: dict[Sequence, Job] = {}
         self.condition = threading.Condition()
@@ -164,6 +164,7 @@ class Engine:
                 self.metrics.refused.inc(len(jobs))
                 raise QueueFullError(self.retry_after())
             self.waiting += jobs
+            self.asked |= {next(self.fitting(job.sequence)) for job in jobs}
             self.condition.notify()
         self.metrics.prompt_tokens.inc(sum(len(one.before) + len(one.after) for one in requests))
         return jobs
@@ -275,30 +276,34 @@ class Engine:
     def wait(self) -> bool:
         """Until there is something to do; False when all is done and nothing new is taken.
 
-        While nobody asks, the shapes that only make it faster are compiled, one after another on a thread beside: who
-        asks meanwhile shares the processor with a compilation, but does not wait for its end.
+        While nobody asks, the shapes that would have served what was asked faster are compiled, one after another on a
+        thread beside: who asks meanwhile shares the processor with a compilation, but does not wait for its end. What
+        nobody asks for is never compiled: a program keeps tens of megabytes.
         """
         while True:
             is_compiling = self.compiling.is_alive()
+            shapes = [shape for shape in self.shapes if shape[0] in self.asked]
             with self.condition:
                 # A compilation that fails gives its shape back.
-                if self.condition.wait_for(self.is_called, self.pause if self.shapes or is_compiling else None):
+                if self.condition.wait_for(self.is_called, self.pause if shapes or is_compiling else None):
                     return bool(self.waiting or self.running)
-            if self.shapes and not self.compiling.is_alive():
-                self.begin_compiling(1)
+            if shapes and not self.compiling.is_alive():
+                self.shapes.remove(shapes[0])
+                self.begin_compiling(shapes[:1])
 
-    def begin_compiling(self, count: int) -> None:
-        """Compile so many of the shapes that are left, on a thread beside."""
-        self.compiling = threading.Thread(target=self.compile_next, args=(count,), name="compilation", daemon=True)
+    def begin_compiling(self, shapes: list[tuple[Slots, int]]) -> None:
+        """Compile shapes on a thread beside."""
+        self.compiling = threading.Thread(target=self.compile_each, args=(shapes,), name="compilation", daemon=True)
         try:
             self.compiling.start()
         except RuntimeError:
+            self.shapes += shapes
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
             logger.exception("no thread for a compilation; the next attempt is in %.0f s", self.pause)
 
-    def compile_next(self, count: int) -> None:
-        """Compile the next shapes; one that cannot be compiled now is tried again later."""
-        for slots, size in [self.shapes.pop(0) for _ in range(count)]:
+    def compile_each(self, shapes: list[tuple[Slots, int]]) -> None:
+        """Compile shapes; one that cannot be compiled now is tried again later."""
+        for slots, size in shapes:
             try:
                 self.compile(slots, size)
                 self.pause = IDLE_SECONDS
@@ -334,9 +339,12 @@ class Engine:
 
     def narrowest(self, sequence: Sequence) -> Slots | None:
         """Find the narrowest slots that hold it and have room; the widest hold every sequence."""
+        return next((slots for slots in self.fitting(sequence) if slots.has_room), None)
+
+    def fitting(self, sequence: Sequence) -> Iterator[Slots]:
+        """Go through the slots of its kind that are wide enough, the narrowest first."""
         wanted = sequence.is_cached, sequence.columns
-        fitting = (slots for slots in self.groups if slots.is_cached == wanted[0] and slots.columns >= wanted[1])
-        return next((slots for slots in fitting if slots.has_room), None)
+        return (slots for slots in self.groups if slots.is_cached == wanted[0] and slots.columns >= wanted[1])
 
     def advance(self, slots: Slots) -> None:
         """Take some steps with the sequences of one width, and tell what became of each."""
