@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,14 +69,16 @@ class Session:
     def __init__(
         self, tier: Tier, is_cancelled: Callable[[], Any] = lambda: False, packages: tuple[str, ...] = ()
     ) -> None:
-        self.tier, self.is_cancelled = tier, is_cancelled
+        self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
         self.limits = Limits()
+        # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
+        self.folder = "/tmp" if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
         try:
             self.process = subprocess.Popen(
-                command(tier, far.fileno(), packages),
+                command(tier, far.fileno(), packages, self.folder),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -93,10 +97,7 @@ class Session:
             far.close()
         self.replies = self.control.makefile("rb")
         self.selector = selectors.DefaultSelector()
-        self.pipes = {name: os.pipe() for name in self.heads}
-        for name, (end, _) in self.pipes.items():
-            os.set_blocking(end, False)
-            self.selector.register(end, selectors.EVENT_READ, name)
+        self.pipes: dict[str, tuple[int, int]] = {}
         self.start()
 
     def start(self) -> None:
@@ -142,12 +143,14 @@ class Session:
         """
         peers = [end.detach() for end in socket.socketpair()] if len(jobs) == 2 else []
         children: list[Child] = []
+        self.open_pipes()
         try:
             for position, job in enumerate(jobs):
                 children.append(self.spawn(job, peers[position : position + 1]))
         finally:
             for peer in peers:
                 os.close(peer)
+        self.close_pipes(1)
         for child in children:
             self.selector.register(child.socket, selectors.EVENT_READ, child)
         try:
@@ -167,14 +170,40 @@ class Session:
             child.status = status
         for name in self.heads:
             self.drain(name)
+        self.close_pipes(0)
         return children, not answered
+
+    def open_pipes(self) -> None:
+        """Make the pipes of one test. A program can change the flags of its end, which no other may ever have."""
+        self.close_pipes(0, 1)
+        self.pipes = {name: os.pipe() for name in self.heads}
+        for name, (end, _) in self.pipes.items():
+            os.set_blocking(end, False)
+            self.selector.register(end, selectors.EVENT_READ, name)
+
+    def close_pipes(self, *ends: int) -> None:
+        """Close the reading ends (0), the writing ends (1)."""
+        for name, pipe in self.pipes.items():
+            for end in ends:
+                if pipe[end] < 0:
+                    continue
+                if end == 0:
+                    self.selector.unregister(pipe[0])
+                os.close(pipe[end])
+            self.pipes[name] = (-1 if 0 in ends else pipe[0], -1 if 1 in ends else pipe[1])
 
     def spawn(self, job: dict[str, Any], peers: list[int]) -> Child:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
+            request["load"] = [name for name in (*self.packages, "pytest") if is_mentioned(name, job)]
             outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
-            socket.send_fds(self.control, [json.dumps(request).encode()], [far.fileno(), *outputs, *peers])
+            standard_input = os.open(os.devnull, os.O_RDONLY)
+            try:
+                ends = [far.fileno(), standard_input, *outputs, *peers]
+                socket.send_fds(self.control, [json.dumps(request).encode()], ends)
+            finally:
+                os.close(standard_input)
             self.reply()
         except (OSError, SandboxFailureError) as error:
             near.close()
@@ -220,10 +249,17 @@ class Session:
     def drain(self, name: str) -> None:
         """Read all output that is there, and keep its head."""
         head = self.heads[name]
+        if self.pipes[name][0] < 0:
+            return
         with contextlib.suppress(BlockingIOError):
             # Bounded, as a program may write without end.
             for _ in range(16):
                 chunk = os.read(self.pipes[name][0], CHUNK)
+                if not chunk:
+                    self.selector.unregister(self.pipes[name][0])
+                    os.close(self.pipes[name][0])
+                    self.pipes[name] = (-1, self.pipes[name][1])
+                    return
                 head += chunk[: self.limits.output_bytes - len(head)]
 
     def hear(self, child: Child) -> None:
@@ -267,10 +303,16 @@ class Session:
         self.process.wait()
         if self.process.stderr:
             self.process.stderr.close()
+        self.close_pipes(0, 1)
         self.selector.close()
-        for pipe in self.pipes.values():
-            for end in pipe:
-                os.close(end)
+        if self.tier != "bubblewrap":
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_mentioned(package: str, job: dict[str, Any]) -> bool:
+    """Tell whether a job may import a package, or its test be one of a framework."""
+    text = job.get("test", "") if package == "pytest" else f"{job.get('code', '')} {job.get('test', '')}"
+    return package in text or (package == "pytest" and ("TestCase" in text or "def test" in text))
 
 
 def parse_answer(child: Child) -> Any:

@@ -13,18 +13,21 @@ from typing import Literal
 Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
+HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
+WORK_BYTES = 64 * 2**20
+"""Bytes that the files of a program may have together."""
 
 INSIDE = Path(__file__).parent / "inside"
 
 BOOTSTRAP = """
 import json, sys, types
-folder, control, tier, readable, packages = sys.argv[1:]
+folder, control, tier, readable, work, packages = sys.argv[1:]
 # The packages above are not imported: the sandbox has no use for what they bring.
 for name in ("jax_lm", "jax_lm.sandbox", "jax_lm.sandbox.inside"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder] if name.endswith("inside") else []
 from jax_lm.sandbox.inside import zygote
-zygote.main(int(control), tier, json.loads(readable), json.loads(packages))
+zygote.main(int(control), tier, json.loads(readable), work, json.loads(packages))
 """
 
 
@@ -51,7 +54,7 @@ def readable(folders: dict[str, str]) -> list[str]:
     venv = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
     paths = [path for path in paths if venv is None or Path(path) == INSIDE or venv not in Path(path).parents]
     # Beside a package lie the shared libraries that its wheel brings.
-    paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.exists(path)]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
@@ -67,11 +70,23 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     return folders
 
 
-def command(tier: Tier, control: int, packages: tuple[str, ...]) -> list[str]:
-    """Make the command line that starts the zygote in a tier; `control` is the descriptor of its socket."""
-    folders = package_folders(packages)
+@functools.cache
+def harness_folders() -> dict[str, str]:
+    """Find the packages with which tests are run; one is a single file."""
+    specs = [spec for name in HARNESS if (spec := importlib.util.find_spec(name)) and spec.origin]
+    return {s.name: os.path.dirname(str(s.origin)) if s.submodule_search_locations else str(s.origin) for s in specs}
+
+
+def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> list[str]:
+    """Make the command line that starts the zygote in a tier.
+
+    Args:
+        control: the descriptor of its socket.
+        work: the folder in which programs may write; in bubblewrap it is made there.
+    """
+    folders = package_folders(packages) | harness_folders()
     paths = readable(folders)
-    arguments = [BOOTSTRAP, str(INSIDE), str(control), tier, json.dumps(paths), json.dumps(folders)]
+    arguments = [BOOTSTRAP, str(INSIDE), str(control), tier, json.dumps(paths), work, json.dumps(folders)]
     python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", *arguments]
     if tier != "bubblewrap":
         return python
@@ -87,6 +102,7 @@ def command(tier: Tier, control: int, packages: tuple[str, ...]) -> list[str]:
         *("--cap-drop", "ALL"),
         *binds,
         *("--dev-bind", os.devnull, os.devnull),
+        *("--perms", "0700", "--size", str(WORK_BYTES), "--tmpfs", work),
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,
     ]

@@ -21,6 +21,10 @@ CAPABILITY_VERSION = 0x20080522
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 13, 1 << 14
+WORK = WRITE_FILE | READ_FILE | READ_DIR | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | REFER | TRUNCATE
+MAX_FILE = 16 * 2**20
+"""Bytes that one file of a program may have."""
 
 BPF_LOAD, BPF_AND, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06
 ALLOW, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
@@ -52,8 +56,8 @@ def landlock_version() -> int:
     return max(0, system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
 
 
-def restrict_files(readable: list[str]) -> None:
-    """Let no file be opened from now on but those beneath `readable`, and these for reading; /dev/null stays."""
+def restrict_files(readable: list[str], folder: str) -> None:
+    """Let no file be opened from now on but those beneath `readable`, for reading, and beneath `folder`; /dev/null stays."""
     version = landlock_version()
     if not version:
         raise RefusedError(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
@@ -65,13 +69,14 @@ def restrict_files(readable: list[str]) -> None:
     rules = require_success(
         system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0), "Landlock"
     )
-    for path in [*readable, os.devnull]:
+    for path in [*readable, os.devnull, folder]:
         try:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         allowed = READ_FILE | (WRITE_FILE if path == os.devnull else EXECUTE)
         allowed |= READ_DIR if os.path.isdir(path) else 0
+        allowed = WORK & rights if path == folder else allowed
         rule = struct.pack("=Qi", allowed, target)
         buffer = ctypes.create_string_buffer(rule, len(rule))
         require_success(
@@ -83,13 +88,13 @@ def restrict_files(readable: list[str]) -> None:
 
 
 def limit_resources(memory_bytes: int, seconds: float) -> None:
-    """Limit address space and processor time; no file can grow, not many can be open, none is dumped."""
+    """Limit address space and processor time; no file can grow large, not many can be open, none is dumped."""
     cpu = math.ceil(seconds) + 1
     for limit, soft, hard in (
         (resource.RLIMIT_AS, memory_bytes, memory_bytes),
         # The soft limit ends the process with SIGXCPU, which says why.
         (resource.RLIMIT_CPU, cpu, cpu + 1),
-        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE, MAX_FILE),
         (resource.RLIMIT_NOFILE, 64, 64),
         (resource.RLIMIT_CORE, 0, 0),
     ):
@@ -152,7 +157,7 @@ def filter_calls() -> None:
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header_buffer))
 
 
-def confine(tier: str, readable: list[str], memory_bytes: int, seconds: float) -> None:
+def confine(tier: str, readable: list[str], folder: str, memory_bytes: int, seconds: float) -> None:
     """Confine this process as the tier says; raises OSError where the host cannot."""
     limit_resources(memory_bytes, seconds)
     if sys.platform == "linux":
@@ -163,6 +168,6 @@ def confine(tier: str, readable: list[str], memory_bytes: int, seconds: float) -
     prctl(PR_SET_DUMPABLE, 0)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if tier == "landlock":
-        restrict_files(readable)
+        restrict_files(readable, folder)
     drop_capabilities()
     filter_calls()

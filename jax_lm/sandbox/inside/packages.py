@@ -17,6 +17,8 @@ class Packages:
         folder = self.folders.get(name)
         if folder is None:
             return None
+        if folder.endswith(".py"):
+            return spec_from_file_location(name, folder)
         return spec_from_file_location(name, f"{folder}/__init__.py", submodule_search_locations=[folder])
 
 
@@ -25,5 +27,18 @@ def is_genuine(module: Any) -> bool:
     if not isinstance(module, str):
         return False
     top = module.partition(".")[0]
+    if top == "__main__":
+        return False
     allowed = any(isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path)
     return allowed or top in sys.stdlib_module_names
+
+
+def genuine_name(kind: type) -> list[str] | None:
+    """Name a class by which the other end finds the same: module and qualified name; None if it would not."""
+    module = getattr(kind, "__module__", None)
+    if not is_genuine(module) or module == "__main__":
+        return None
+    found: Any = sys.modules.get(str(module))
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return [str(module), kind.__qualname__] if found is kind else None

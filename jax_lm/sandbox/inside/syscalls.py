@@ -20,7 +20,8 @@ ALLOWED = {
         sched_get_priority_max=146 sched_get_priority_min=147 getcpu=309 poll=7 ppoll=271 select=23 pselect6=270
         epoll_create=213 epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 epoll_pwait2=441 eventfd=284
         eventfd2=290 timerfd_create=283 timerfd_settime=286 timerfd_gettime=287 recvfrom=45 shutdown=48 getsockopt=55
-        getsockname=51 getpeername=52 exit=60 exit_group=231 fadvise64=221 futex_waitv=449
+        getsockname=51 getpeername=52 exit=60 exit_group=231 fadvise64=221 futex_waitv=449 mkdir=83
+        mkdirat=258 unlink=87 unlinkat=263 rmdir=84 rename=82 renameat=264 renameat2=316 ftruncate=77 creat=85
     """,
     "aarch64": """
         read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 close=57 close_range=436 lseek=62 openat=56 fstat=80
@@ -36,6 +37,7 @@ ALLOWED = {
         sched_get_priority_min=126 getcpu=168 ppoll=73 pselect6=72 epoll_create1=20 epoll_ctl=21 epoll_pwait=22
         epoll_pwait2=441 eventfd2=19 timerfd_create=85 timerfd_settime=86 timerfd_gettime=87 recvfrom=207 shutdown=210
         getsockopt=209 getsockname=204 getpeername=205 exit=93 exit_group=94 fadvise64=223 futex_waitv=449
+        mkdirat=34 unlinkat=35 renameat=38 renameat2=276 ftruncate=46
     """,
 }
 """Harmless with any arguments, given that no file can be opened that the tier does not show."""

@@ -6,11 +6,13 @@ started by `jax_lm.sandbox.session` and imports the standard library only, as ev
 """
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
+import tempfile
 from typing import Any
 
 from jax_lm.sandbox.inside import program, tester
@@ -21,21 +23,24 @@ from jax_lm.sandbox.inside.packages import Packages
 COLLECT = b"c"
 
 
-def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str]) -> None:
+def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str], folder: str) -> None:
     """Live a child's life: keep these descriptors alone, be confined, say so, do one job.
 
-    They are the socket to the parent, standard output, standard error and, if there is one, the socket to the other.
+    They are the socket to the parent, standard input, output and error and, if there is one, the socket to the other.
     """
     os.setsid()
+    os.umask(0o077)
+    os.chdir(folder)
+    tempfile.tempdir = folder
     # First out of the way of the numbers they get, as these may be among them.
     high = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(descriptors)]
-    targets = (3, 1, 2, 4)[: len(high)]
+    targets = (3, 0, 1, 2, 4)[: len(high)]
     for descriptor, target in zip(high, targets, strict=True):
         os.dup2(descriptor, target)
     os.closerange(max(targets) + 1, 1024)
     results = Channel(3)
     try:
-        confine(tier, readable, request["memory_bytes"], request["seconds"])
+        confine(tier, readable, folder, request["memory_bytes"], request["seconds"])
     except (OSError, ValueError) as error:
         results.send({"refused": str(error)})
         return
@@ -76,18 +81,48 @@ def collect(children: list[int]) -> list[int]:
     return statuses
 
 
-def main(descriptor: int, tier: str, readable: list[str], packages: dict[str, str]) -> None:
+def empty(folder: str) -> None:
+    """Remove everything in a folder, however deep it lies and whatever its rights are."""
+    folders, number = [folder], 0
+    while folders:
+        path = folders.pop()
+        for entry in list(os.scandir(path)):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            # Flat, as no path may become too long; and twice, as a folder of that name may be the program's.
+            number += 1
+            os.chmod(entry.path, 0o700)
+            flat = os.path.join(folder, f"{number}.{os.urandom(8).hex()}")
+            os.rename(entry.path, flat)
+            folders.append(flat)
+        if path != folder:
+            os.rmdir(path)
+
+
+def load(names: list[str], packages: dict[str, str]) -> None:
+    """Import packages once for all children to come: none of them has the time to."""
+    for name in names:
+        if name in packages and name not in sys.modules:
+            importlib.import_module(name)
+
+
+def main(descriptor: int, tier: str, readable: list[str], folder: str, packages: dict[str, str]) -> None:
     """Serve the parent until it closes its end."""
     sys.meta_path.append(Packages(packages))
     control = socket.socket(fileno=descriptor)
     children: list[int] = []
     control.sendall(b"ready\n")
     while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 4096, 4)
+        request, descriptors, _, _ = socket.recv_fds(control, 4096, 5)
         if request == COLLECT:
-            control.sendall(json.dumps(collect(children)).encode() + b"\n")
+            statuses = collect(children)
+            empty(folder)
+            control.sendall(json.dumps(statuses).encode() + b"\n")
         elif request:
-            children.append(spawn(control, descriptors, tier, json.loads(request), readable))
+            settings = json.loads(request)
+            load(settings["load"], packages)
+            children.append(spawn(control, descriptors, tier, settings, readable, folder))
             control.sendall(b"{}\n")
         else:
             collect(children)

@@ -1,0 +1,171 @@
+"""What one end of a conversation can have done to the objects of the other. Imports the standard library only."""
+
+import asyncio
+import copy
+import importlib
+import operator
+import pickle
+import threading
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax_lm.sandbox.inside.peer import Peer
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(operator, f"__{name}__")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+} | {"divmod": divmod}
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    f"i{name}": getattr(operator, f"__i{name}__") for name in BINARY if name != "divmod"
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {**BINARY, **COMPARISONS, **IN_PLACE}
+
+
+def special(_: "Peer", name: str, subject: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Call a special method as Python would: on the class of the object."""
+    return getattr(type(subject), name)(subject, *arguments, **keywords)
+
+
+def apply_operator(_: "Peer", name: str, left: Any, right: Any) -> Any:
+    return FUNCTIONS[name](left, right)
+
+
+def call(_: "Peer", function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    return function(*arguments, **keywords)
+
+
+def get_attribute(_: "Peer", subject: Any, name: str) -> Any:
+    return getattr(subject, name)
+
+
+def get_super(_: "Peer", kind: type, subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+    """Call the method of a class on an object of a class below it."""
+    return getattr(kind, name)(subject, *arguments, **keywords)
+
+
+def get_and_call(_: "Peer", subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+    return getattr(subject, name)(*arguments, **keywords)
+
+
+def get_item(_: "Peer", subject: Any, key: Any) -> Any:
+    return subject[key]
+
+
+def set_attribute(_: "Peer", subject: Any, name: str, value: Any) -> None:
+    setattr(subject, name, value)
+
+
+def delete_attribute(_: "Peer", subject: Any, name: str) -> None:
+    delattr(subject, name)
+
+
+def is_instance(_: "Peer", subject: Any, kind: Any) -> bool:
+    return isinstance(subject, kind)
+
+
+def is_subclass(_: "Peer", subject: Any, kind: Any) -> bool:
+    return issubclass(subject, kind)
+
+
+def copied(_: "Peer", subject: Any, deep: bool) -> Any:
+    return copy.deepcopy(subject) if deep else copy.copy(subject)
+
+
+def pickled(_: "Peer", subject: Any) -> bytes:
+    return pickle.dumps(subject)
+
+
+def unpickled(_: "Peer", data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+ORIGINALS: dict[tuple[str, str], Any] = {}
+
+
+def patch(_: "Peer", module: str, name: str, value: Any) -> None:
+    """Replace an attribute of a module, as the other end has just done with its own."""
+    found = importlib.import_module(module)
+    ORIGINALS.setdefault((module, name), getattr(found, name))
+    setattr(found, name, value)
+
+
+def unpatch(_: "Peer", module: str, name: str) -> None:
+    if (module, name) in ORIGINALS:
+        setattr(importlib.import_module(module), name, ORIGINALS.pop((module, name)))
+
+
+def seed(_: "Peer", module: str, *arguments: Any, **keywords: Any) -> None:
+    """Seed the random numbers of a module, as the other end has just done."""
+    importlib.import_module(module).seed(*arguments, **keywords)
+
+
+def in_thread(run: Callable[[], Any]) -> Any:
+    """Run a function in a thread of its own, where no event loop is running yet."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(run()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def gather(peer: "Peer", *awaitables: Any) -> list[tuple[bool, Any]]:
+    """Await objects together; returns for each whether it succeeded, and its value or exception."""
+
+    async def settle(awaitable: Any) -> tuple[bool, Any]:
+        try:
+            return True, await awaitable
+        except BaseException as error:  # the exception is the outcome
+            return False, error
+
+    async def everything() -> list[tuple[bool, Any]]:
+        return list(await asyncio.gather(*[settle(awaitable) for awaitable in awaitables]))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        # One loop for good: what an object has made of it, a lock or a task, belongs to it.
+        peer.loop = getattr(peer, "loop", None) or asyncio.new_event_loop()
+        asyncio.set_event_loop(peer.loop)
+        return peer.loop.run_until_complete(everything())
+    return in_thread(lambda: asyncio.run(everything()))
+
+
+WRAPPERS: dict[str, Callable[..., Any]] = {"static": staticmethod, "class": classmethod, "property": property}
+
+
+def subclass(peer: "Peer", number: int, name: str, bases: list[type], attributes: dict[str, Any]) -> type:
+    """Make a class whose methods are the other end's; it stands for the class `number` of that end."""
+    namespace = {
+        key: WRAPPERS[value[0]](*value[1:]) if isinstance(value, tuple) and value and value[0] in WRAPPERS else value
+        for key, value in attributes.items()
+    }
+    namespace |= {"__module__": "__main__"}
+    return peer.adopt(number, types.new_class(name, tuple(bases), {}, lambda scope: scope.update(namespace)))
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "special": special,
+    "operator": apply_operator,
+    "call": call,
+    "get": get_attribute,
+    "get and call": get_and_call,
+    "super": get_super,
+    "item": get_item,
+    "set": set_attribute,
+    "delete": delete_attribute,
+    "isinstance": is_instance,
+    "issubclass": is_subclass,
+    "copy": copied,
+    "pickle": pickled,
+    "unpickle": unpickled,
+    "patch": patch,
+    "unpatch": unpatch,
+    "seed": seed,
+    "gather": gather,
+    "subclass": subclass,
+}

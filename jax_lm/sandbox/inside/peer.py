@@ -1,0 +1,335 @@
+"""One end of the conversation between a test and a program, which live in processes of their own.
+
+Data crosses as data. A list, dictionary or set crosses whole and stays one object for both: what either end changes
+in it reaches the other with its next message. What is no data stays where it is, and the other end gets a stand-in
+(`standins`), whose operations are carried out here (`operations`). Imports the standard library only.
+"""
+
+import collections
+import importlib
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jax_lm.sandbox.inside import mirrors, operations, standins, wire
+from jax_lm.sandbox.inside.channel import Channel
+from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
+
+WATCHED, WATCHED_ITEMS = 64, 2048
+"""How many of the latest containers, and of their items, are looked at for changes with every message."""
+SIMPLE = (type(None), bool, int, float, str)
+
+CONTAINERS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (list, dict, set, collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict)
+}
+
+
+class ConversationError(Exception):
+    """A message that makes no sense, or asks for what it may not have."""
+
+
+BASES = (list, collections.OrderedDict, dict, set, collections.deque)
+
+
+def base_of(container: Any) -> type:
+    """Find the type that holds the items of a container, whatever class it has."""
+    return next(kind for kind in type(container).__mro__ if kind in BASES)
+
+
+def items_of(container: Any) -> list:
+    """List what a container holds, pair by pair for a dictionary, whatever the methods of its class say."""
+    base = base_of(container)
+    if issubclass(base, dict):
+        return [part for pair in base.items(container) for part in pair]
+    return list(base.__iter__(container))
+
+
+def fill(container: Any, items: list) -> None:
+    """Give a container new content in place."""
+    base = base_of(container)
+    base.clear(container)
+    if issubclass(base, dict):
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            base.__setitem__(container, key, value)
+    elif base is set:
+        set.update(container, items)
+    else:
+        base.extend(container, items)
+
+
+def is_same(items: list, others: list) -> bool:
+    """Tell whether two lists hold the same objects; numbers and texts are the same if they are equal."""
+    return len(items) == len(others) and all(
+        one is other or (type(one) is type(other) and type(one) in SIMPLE and one == other)
+        for one, other in zip(items, others, strict=True)
+    )
+
+
+class Shared:
+    """A container that both ends have, and what it held when they last agreed."""
+
+    def __init__(self, key: str, container: Any) -> None:
+        self.key, self.container, self.agreed = key, container, items_of(container)
+
+
+class Peer:
+    """One end of the conversation.
+
+    Attributes:
+        side: a letter for the keys of containers that this end was the first to send.
+        is_strict: whether stand-ins here must not decide what they are compared with (the test's end).
+    """
+
+    side, is_strict = "p", False
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.lock = threading.RLock()
+        self.own: list[Any] = []
+        self.own_numbers: dict[int, int] = {}
+        self.theirs: dict[int, Any] = {}
+        self.their_numbers: dict[int, int] = {}
+        self.shared: dict[str, Shared] = {}
+        self.shared_keys: dict[int, str] = {}
+        self.message_keys: set[str] = set()
+        self.awaited: list[tuple[Any, Any]] = []
+        self.tainted: set[int] = set()
+        mirrors.PEERS[self.side] = self
+
+    # Objects that stay
+
+    def number(self, value: Any) -> tuple[int, bool]:
+        """Return the number of an object of this end, and whether it is new."""
+        number = self.own_numbers.setdefault(id(value), len(self.own))
+        if number < len(self.own):
+            return number, False
+        self.own.append(value)
+        return number, True
+
+    def adopt(self, number: int, stand_in: Any) -> Any:
+        """Take an object as what stands here for one of the other end."""
+        self.theirs[number] = stand_in
+        self.their_numbers[id(stand_in)] = number
+        return stand_in
+
+    def adopt_container(self, number: int, stand_in: Any, form: dict[str, Any]) -> Any:
+        """Take a container as what stands here for an object whose class derives from a container type."""
+        self.adopt(number, stand_in)
+        entry = self.shared[form["id"]] = Shared(form["id"], stand_in)
+        self.shared_keys[id(stand_in)] = form["id"]
+        self.refill(entry, form["items"])
+        return stand_in
+
+    def taint(self, stand_in: Any) -> None:
+        """Remember that an object of the other end has seen an operand that it might be compared with."""
+        self.tainted.add(self.their_numbers[id(stand_in)])
+
+    def is_tainted(self, stand_in: Any) -> bool:
+        return self.their_numbers[id(stand_in)] in self.tainted
+
+    def is_theirs(self, value: Any) -> bool:
+        """Tell whether an object stands for one of the other end."""
+        return id(value) in self.their_numbers
+
+    # Values
+
+    def encode(self, value: Any) -> Any:
+        return wire.encode(value, self.convert)
+
+    def convert(self, value: Any) -> Any:
+        """Encode what is no plain data: a container, a stand-in that goes back, or an object that stays here."""
+        if id(value) in self.their_numbers:
+            form: dict[str, Any] = {"t": "yours", "v": self.their_numbers[id(value)]}
+            if id(value) in self.shared_keys:
+                self.share(value)
+            return form
+        if CONTAINERS.get(type(value).__name__) is type(value):
+            return self.encode_container(value)
+        if isinstance(value, types.ModuleType):
+            return {"t": "module", "v": value.__name__}
+        if isinstance(value, type) and (name := genuine_name(value)):
+            return {"t": "class", "v": name}
+        if isinstance(value, BaseException) and genuine_name(type(value)):
+            return {"t": "error", "v": standins.describe_error(self, value)}
+        self.check_export(value)
+        number, is_new = self.number(value)
+        if id(value) in self.shared_keys:
+            self.share(value)
+        return {"t": "mine", "v": number, **(standins.describe(self, value) if is_new else {})}
+
+    def check_export(self, value: Any) -> None:
+        """Refuse to let the other end have an object; the program has nothing to hide."""
+
+    def encode_class(self, kind: type) -> Any:
+        """Encode the class of an object that stays here: as one to mirror, even where both ends have it."""
+        if self.is_theirs(kind):
+            return self.encode(kind)
+        number, is_new = self.number(kind)
+        return {"t": "mine", "v": number, **(standins.describe(self, kind) if is_new else {})}
+
+    def checked_error(self, error: BaseException, operation: str, arguments: tuple[Any, ...]) -> BaseException:
+        """Look at an exception of the other end before it is raised here."""
+        return error
+
+    def decode(self, form: Any) -> Any:
+        return wire.decode(form, self.restore)
+
+    def restore(self, form: Any) -> Any:
+        """Decode what is no plain data."""
+        if isinstance(form, list):
+            return [self.decode(item) for item in form]
+        tag, content = form.get("t"), form.get("v")
+        if tag == "yours":
+            return self.own[content]
+        if tag == "mine":
+            known = self.theirs.get(content)
+            return standins.build(self, content, form) if known is None and content not in self.theirs else known
+        if tag in ("container", "same"):
+            return self.decode_container(form)
+        if tag == "class":
+            return self.genuine(*content)
+        if tag == "error":
+            return standins.restore_error(self, content)
+        if tag == "module" and is_genuine(content):
+            return importlib.import_module(content)
+        raise ConversationError(f"a value of unknown type {tag!r:.40}")
+
+    def genuine(self, module: str, name: str) -> type:
+        """Find a class of the standard library or of an allowed package."""
+        if not is_genuine(module):
+            raise ConversationError(f"a class of the module {module!r:.40}")
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        if not isinstance(found, type):
+            raise ConversationError(f"{module}.{name} is no class")
+        return found
+
+    # Containers
+
+    def share(self, container: Any) -> Shared:
+        """Register a container, or find it, and make it the latest."""
+        key = self.shared_keys.get(id(container)) or f"{self.side}{len(self.shared)}"
+        entry = self.shared.pop(key, None) or Shared(key, container)
+        self.shared[key], self.shared_keys[id(container)] = entry, key
+        return entry
+
+    def encode_container(self, container: Any) -> dict[str, Any]:
+        entry = self.share(container)
+        if entry.key in self.message_keys:
+            return {"t": "same", "id": entry.key}
+        self.message_keys.add(entry.key)
+        form: dict[str, Any] = {"t": "container", "id": entry.key, "kind": type(container).__name__}
+        if isinstance(container, collections.deque):
+            form["maxlen"] = container.maxlen
+        if isinstance(container, collections.defaultdict):
+            form["factory"] = self.encode(container.default_factory)
+        return form | {"v": self.encode_items(entry)}
+
+    def encode_items(self, entry: Shared) -> list:
+        entry.agreed = items = items_of(entry.container)
+        return list(items) if wire.is_plain(items) else [self.encode(item) for item in items]
+
+    def decode_container(self, form: dict[str, Any]) -> Any:
+        key = form["id"]
+        entry = self.shared.get(key)
+        if entry is None:
+            container = CONTAINERS[form["kind"]]()
+            if form["kind"] == "deque":
+                container = collections.deque(maxlen=form["maxlen"])
+            elif form["kind"] == "defaultdict":
+                container.default_factory = self.decode(form["factory"])
+            entry = Shared(key, container)
+            self.shared[key], self.shared_keys[id(container)] = entry, key
+        if form["t"] == "container":
+            self.refill(entry, form["v"])
+        return entry.container
+
+    def refill(self, entry: Shared, forms: list) -> None:
+        """Take the content of a container from the other end."""
+        items = forms if wire.is_plain(forms) else [self.decode(form) for form in forms]
+        if not is_same(items_of(entry.container), items):
+            self.before_change(entry.container)
+            fill(entry.container, items)
+        entry.agreed = items_of(entry.container)
+
+    def before_change(self, container: Any) -> None:
+        """Hear that the other end has changed a container."""
+
+    def changes(self) -> list:
+        """Encode the containers among the latest that were changed here since both ends agreed."""
+        found, left = [], WATCHED_ITEMS
+        for entry in list(self.shared.values())[: -WATCHED - 1 : -1]:
+            left -= len(entry.agreed)
+            if left < 0 and entry.key not in self.message_keys:
+                break
+            if not is_same(items_of(entry.container), entry.agreed):
+                found.append([entry.key, self.encode_items(entry)])
+        return found
+
+    # Messages
+
+    def extras(self) -> dict[str, Any]:
+        """Add what this end tells with every message."""
+        return {}
+
+    def take_extras(self, message: dict[str, Any]) -> None:
+        """Take what the other end tells with every message."""
+
+    def send(self, make: Callable[[], dict[str, Any]]) -> None:
+        self.message_keys = set()
+        message = make()
+        self.channel.send({**message, "changes": self.changes(), **self.extras()})
+
+    def receive(self) -> dict[str, Any]:
+        message = self.channel.receive()
+        for key, forms in message.get("changes", ()):
+            if key in self.shared:
+                self.refill(self.shared[key], forms)
+        self.take_extras(message)
+        return message
+
+    def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
+        """Have the other end carry out an operation; raises what it raised."""
+        with self.lock:
+            self.send(
+                lambda: {
+                    "do": operation,
+                    "arguments": [self.encode(argument) for argument in arguments],
+                    "keywords": {name: self.encode(value) for name, value in keywords.items()},
+                }
+            )
+            while "do" in (reply := self.receive()):
+                self.answer(reply)
+            if "raised" in reply:
+                error = self.decode(reply["raised"])
+                if not isinstance(error, BaseException):
+                    raise ConversationError("no exception")
+                raise self.checked_error(error, operation, arguments)
+            return self.decode(reply["value"])
+
+    def answer(self, request: dict[str, Any]) -> None:
+        """Carry out an operation for the other end, and say what came of it."""
+        try:
+            arguments = [self.decode(form) for form in request["arguments"]]
+            keywords = {name: self.decode(form) for name, form in request["keywords"].items()}
+            result = self.carry_out(request["do"], arguments, keywords)
+            with self.lock:
+                self.send(lambda: {"value": self.encode(result)})
+        except (EOFError, BrokenPipeError, ConnectionError):
+            raise
+        except BaseException as error:  # SystemExit too: whatever was raised is the answer
+            raised = error
+            with self.lock:
+                self.send(lambda: {"raised": self.encode(raised)})
+
+    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+        return operations.OPERATIONS[operation](self, *arguments, **keywords)
+
+    def serve(self) -> None:
+        """Answer until the other end has ended."""
+        while True:
+            self.answer(self.receive())
+
