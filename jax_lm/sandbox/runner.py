@@ -254,7 +254,7 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
 
 def says_why(program: Child, tester: Child) -> bool:
     """Tell whether a script failed because its program ended."""
-    ends = ("EOFError", "BrokenPipeError", "ConnectionResetError")
+    ends = ("ChannelEndError",)
     lost = tester.answer is None or tester.answer.get("raised") in ends
     # The tester may hear of the end before we do; but then the program did not die of our own SIGKILL.
     ended = program.ended or program.status != signal.SIGKILL
@@ -297,7 +297,8 @@ def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
         if child.answer.get("base") == "SystemExit":
             return failed(f"left with exit status {message or 0}")
         outcome: Outcome = "out_of_memory" if child.answer.get("base") == "MemoryError" else "failed"
-        return failed(f"{name}: {message}" if message else str(name), outcome)
+        line = child.answer.get("line", "")
+        return failed(f"{name}: {message or line}" if message or line else str(name), outcome)
     if os.WIFSIGNALED(child.status):
         number = os.WTERMSIG(child.status)
         if number == signal.SIGXCPU:

@@ -27,6 +27,9 @@ def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
             defined.add(node.arg)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             defined.add(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            # As in `globals()["Stack"]`.
+            read.add(node.value)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     return read, defined
@@ -155,10 +158,11 @@ class Prepare(ast.NodeTransformer):
     def sides(self, node: ast.AST) -> list[ast.expr]:
         """List what a node compares."""
         if isinstance(node, ast.Compare):
-            return [node.left, *node.comparators]
+            # Not `is`, which asks for the very object.
+            return [] if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops) else [node.left, *node.comparators]
         if isinstance(node, ast.Call):
             name = name_of(node.func)
-            if (name.startswith("assert") or name in COMPARING) and root_of(node.func) not in self.theirs:
+            if ((name.startswith("assert") and "Is" not in name) or name in COMPARING) and root_of(node.func) not in self.theirs:
                 return [argument for argument in node.args if not isinstance(argument, ast.Starred)]
         return []
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_lm.sandbox.inside.operations import BINARY, COMPARISONS, IN_PLACE
 from jax_lm.sandbox.inside.packages import genuine_name
+from jax_lm.sandbox.inside.signatures import describe_function, describe_signature, name_function, restore_signature
 
 if TYPE_CHECKING:
     from jax_lm.sandbox.inside.peer import Peer
@@ -110,6 +111,13 @@ def unpickle(side: str, data: bytes) -> Any:
     return PEERS[side].do("unpickle", data)
 
 
+class FunctionRemote(Remote):
+    """A function of the other end that has attributes of its own."""
+
+
+FunctionRemote.__name__ = FunctionRemote.__qualname__ = "function"
+
+
 class GeneratorRemote(Remote):
     """A generator of the other end."""
 
@@ -153,7 +161,25 @@ class Mirror(abc.ABCMeta):
         return made
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        return do("call", cls, *arguments, **keywords)
+        made = do("call", cls, *arguments, **keywords)
+        # A name in CapWords is a class's, and a test that calls it is about its objects.
+        is_class_name = cls.__name__[:1].isupper() and "_" not in cls.__name__
+        return type.__getattribute__(cls, "_peer").declare(made) if is_class_name else made
+
+    @property
+    def __mro__(cls) -> tuple[type, ...]:
+        return tuple(kind for kind in type.__dict__["__mro__"].__get__(cls) if kind is not Remote)
+
+    @property
+    def __bases__(cls) -> tuple[type, ...]:
+        return tuple(kind for kind in type.__dict__["__bases__"].__get__(cls) if kind is not Remote) or (object,)
+
+    @property
+    def __base__(cls) -> type:
+        return cls.__bases__[0]
+
+    def __dir__(cls) -> Any:
+        return do("special", "__dir__", cls)
 
     def __getattr__(cls, name: str) -> Any:
         if name in ("_peer", "__abstractmethods__") or name.startswith("__array"):
@@ -171,7 +197,8 @@ class Mirror(abc.ABCMeta):
             super().__delattr__(name)
 
     def __instancecheck__(cls, value: Any) -> bool:
-        return type.__instancecheck__(cls, value) or (isinstance(type(value), Mirror) and do("isinstance", value, cls))
+        crosses = isinstance(type(value), Mirror) or type(value).__module__ == "__main__"
+        return type.__instancecheck__(cls, value) or (crosses and do("isinstance", value, cls))
 
     def __subclasscheck__(cls, kind: type) -> bool:
         return type.__subclasscheck__(cls, kind) or (isinstance(kind, Mirror) and do("issubclass", kind, cls))
@@ -232,14 +259,16 @@ def describe_class(peer: "Peer", kind: type) -> dict[str, Any]:
     folded = [kind, *(b for b in kind.__mro__[1:] if b not in inherited and b is not object and not is_plain_base(b))]
     plain = next((base for base in kind.__mro__ if is_plain_base(base)), None)
     specials: dict[str, bool] = {}
-    methods: dict[str, None] = {}
+    methods: dict[str, Any] = {}
     for part in folded:
         for name, value in vars(part).items():
-            if is_special(name):
-                if callable(value) or value is None:
+            if name == "__init__" and isinstance(value, types.FunctionType):
+                methods.setdefault(name, value)
+            elif is_special(name):
+                if callable(value) or hasattr(type(value), "__get__") or value is None:
                     specials.setdefault(name, value is not None)
             elif isinstance(value, types.FunctionType):
-                methods.setdefault(name)
+                methods.setdefault(name, value)
     return {
         "name": kind.__name__,
         "qualname": kind.__qualname__,
@@ -247,8 +276,10 @@ def describe_class(peer: "Peer", kind: type) -> dict[str, Any]:
         "bases": [peer.encode_class(base) for base in bases],
         "plain": peer.encode(plain),
         "specials": [[name, present] for name, present in specials.items()],
-        "methods": ["__init__", *methods],
+        "methods": [[name, describe_function(peer, function)] for name, function in methods.items()],
         "fields": fields_of(peer, kind),
+        "signature": describe_signature(peer, kind),
+        "annotations": peer.encode(dict(vars(kind).get("__annotations__") or {})),
     }
 
 
@@ -270,17 +301,24 @@ def build_class(peer: "Peer", number: int, form: dict[str, Any]) -> type:
     parents = [*(bases or [Remote]), *([plain] if plain and not any(issubclass(base, plain) for base in bases) else [])]
     # What the other end says is checked: a method called __eq__ would decide comparisons.
     specials = {str(name): present for name, present in form["specials"] if is_special(str(name))}
-    methods = [str(name) for name in form["methods"] if name == "__init__" or not str(name).startswith("__")]
+    described = {str(name): function for name, function in form["methods"]}
+    methods = ["__init__", *(name for name in described if not name.startswith("__"))]
     namespace: dict[str, Any] = {"__doc__": form["doc"], "__module__": "__main__", "__qualname__": str(form["qualname"])}
     namespace |= {name: forwarding(peer, name) for name in methods}
     namespace |= special_methods(peer, specials, plain if plain in (*MUTABLE, *IMMUTABLE) else None)
+    namespace["__annotations__"] = dict(peer.decode(form["annotations"]))
     if form["fields"] is not None:
-        namespace["__dataclass_fields__"] = build_fields(form["fields"])
+        namespace["__dataclass_fields__"] = build_fields(peer, form["fields"])
     mirror = abc.ABCMeta.__new__(Mirror, str(form["name"]), tuple(parents), namespace)
     type.__setattr__(mirror, "_peer", peer)
+    peer.adopt(number, mirror)
+    if form["signature"] is not None:
+        type.__setattr__(mirror, "__signature__", restore_signature(peer, form["signature"]))
     for name in methods:
         namespace[name].owner = mirror
-    return peer.adopt(number, mirror)
+        if name in described:
+            name_function(peer, namespace[name], described[name])
+    return mirror
 
 
 def forwarding(peer: "Peer", name: str) -> Any:
@@ -302,18 +340,21 @@ def fields_of(peer: "Peer", kind: type) -> list | None:
     """Describe the fields of a dataclass; None for another class."""
     if not dataclasses.is_dataclass(kind):
         return None
-    return [[field.name, field.init, field.repr, field.compare] for field in dataclasses.fields(kind)]
+    missing = dataclasses.MISSING
+    return [
+        [f.name, [f.init, f.repr, f.compare], peer.encode(f.type), [] if f.default is missing else [peer.encode(f.default)]]
+        for f in dataclasses.fields(kind)
+    ]
 
 
-def build_fields(described: list) -> dict[str, Any]:
-    """Make the fields of a dataclass, for `dataclasses.asdict` and its like; defaults stay at the other end."""
-    names = [name for name, *_ in described]
-    kind = dataclasses.make_dataclass(
-        "Fields",
-        [(name, object, dataclasses.field(init=init, repr=shown, compare=compared, default=None))
-         for name, init, shown, compared in described],
-    )  # fmt: skip
-    return {name: field for name, field in kind.__dataclass_fields__.items() if name in names}
+def build_fields(peer: "Peer", described: list) -> dict[str, Any]:
+    """Make the fields of a dataclass, for `dataclasses.asdict` and its like."""
+    fields = []
+    for name, (init, shown, compared), kind, default in described:
+        value = peer.decode(default[0]) if default else dataclasses.MISSING
+        field = dataclasses.field(init=init, repr=shown, compare=compared, default=value, kw_only=True)
+        fields.append((name, peer.decode(kind), field))
+    return dict(dataclasses.make_dataclass("Fields", fields).__dataclass_fields__)
 
 
 # Special methods
@@ -361,7 +402,7 @@ def comparison(peer: "Peer", name: str, plain: type | None) -> Special:
     """Make a comparison: by the program's own method with its own objects, else by plain values or not at all."""
 
     def method(self: Any, other: Any) -> Any:
-        if isinstance(other, Remote) or not peer.is_strict:
+        if isinstance(other, Remote) or peer.is_free(self):
             return peer.do("operator", name, self, other)
         return NotImplemented if plain is None else getattr(plain, f"__{name}__")(self, other)
 
@@ -374,7 +415,9 @@ def arithmetic(peer: "Peer", name: str, plain: type | None, *, reflected: bool) 
     def method(self: Any, other: Any) -> Any:
         operands = (other, self) if reflected else (self, other)
         result = peer.do("operator", name, *operands)
-        if isinstance(other, Remote) or not peer.is_strict:
+        if peer.is_free(self):
+            return peer.declare(result)
+        if isinstance(other, Remote):
             return result
         if plain is not None:
             native = getattr(plain, f"__{'r' if reflected else ''}{name}__", None)
@@ -402,14 +445,21 @@ def contains(peer: "Peer", plain: type | None, is_iterable: bool) -> Special:
     def method(self: Any, item: Any) -> bool:
         if isinstance(item, Remote) or not peer.is_strict:
             return peer.do("special", "__contains__", self, item)
+        if peer.is_free(self):
+            return knows_strangers(peer, self, item) or peer.do("special", "__contains__", self, item)
         if plain is not None and plain in IMMUTABLE:
             return getattr(plain, "__contains__")(self, item)
         if is_iterable and plain is None:
             return any(item is other or item == other for other in self)
-        # An object that says yes to everything contains what nobody has put in.
-        strangers: list[Any] = [random.getrandbits(62) + 2**62, f"{random.getrandbits(62):x}", (random.random(),)]
-        if any(peer.do("special", "__contains__", self, stranger) for stranger in strangers if type(stranger) is type(item)):
-            raise TypeError("the program's object contains everything")
+        knows_strangers(peer, self, item)
         return peer.do("special", "__contains__", self, item)
 
     return method
+
+
+def knows_strangers(peer: "Peer", subject: Any, item: Any) -> bool:
+    """Ask an object for what nobody has put into it; raises TypeError if it contains that, as it would everything."""
+    strangers: list[Any] = [random.getrandbits(62) + 2**62, f"{random.getrandbits(62):x}", (random.random(),)]
+    if any(peer.do("special", "__contains__", subject, thing) for thing in strangers if type(thing) is type(item)):
+        raise TypeError("the program's object contains everything")
+    return False

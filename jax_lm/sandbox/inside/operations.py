@@ -99,40 +99,59 @@ def unpatch(_: "Peer", module: str, name: str) -> None:
         setattr(importlib.import_module(module), name, ORIGINALS.pop((module, name)))
 
 
-def seed(_: "Peer", module: str, *arguments: Any, **keywords: Any) -> None:
-    """Seed the random numbers of a module, as the other end has just done."""
-    importlib.import_module(module).seed(*arguments, **keywords)
+def repeat(_: "Peer", module: str, function: str, *arguments: Any, **keywords: Any) -> None:
+    """Call a function of a module, as the other end has just done for itself."""
+    getattr(importlib.import_module(module), function)(*arguments, **keywords)
 
 
-def in_thread(run: Callable[[], Any]) -> Any:
-    """Run a function in a thread of its own, where no event loop is running yet."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(run()))
-    thread.start()
-    thread.join()
-    return found[0]
+async def settle(awaitable: Any) -> tuple[bool, Any]:
+    """Await an object; returns whether it succeeded, and its value or exception."""
+    try:
+        return True, await awaitable
+    except BaseException as error:  # the exception is the outcome
+        return False, error
 
 
-def gather(peer: "Peer", *awaitables: Any) -> list[tuple[bool, Any]]:
-    """Await objects together; returns for each whether it succeeded, and its value or exception."""
+async def first_of(tasks: list[asyncio.Task], seconds: float) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await asyncio.sleep(0)
 
-    async def settle(awaitable: Any) -> tuple[bool, Any]:
-        try:
-            return True, await awaitable
-        except BaseException as error:  # the exception is the outcome
-            return False, error
 
-    async def everything() -> list[tuple[bool, Any]]:
-        return list(await asyncio.gather(*[settle(awaitable) for awaitable in awaitables]))
+def run_tasks(peer: "Peer", started: dict[int, Any], cancelled: list[int], seconds: float) -> list[tuple[int, bool, Any]]:
+    """Let awaited objects go on until one is done or the time has passed; returns those that are done.
 
+    Args:
+        started: what is awaited anew, by number.
+        cancelled: what is awaited no more.
+    """
+    # One loop for good: what an object has made of it, a lock or a task, belongs to it.
+    loop = peer.loop = peer.loop or asyncio.new_event_loop()
+    peer.tasks |= {number: loop.create_task(settle(awaitable)) for number, awaitable in started.items()}
+    for number in cancelled:
+        if number in peer.tasks:
+            peer.tasks[number].cancel()
+    tasks = list(peer.tasks.values())
+    in_own_loop(loop, first_of(tasks, seconds))
+    done = [number for number, task in peer.tasks.items() if task.done()]
+    return [(number, *outcome(peer.tasks.pop(number))) for number in done]
+
+
+def outcome(task: asyncio.Task) -> tuple[bool, Any]:
+    return (False, asyncio.CancelledError()) if task.cancelled() else task.result()
+
+
+def in_own_loop(loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
+    """Run a coroutine, in a thread of its own where another loop is running in this one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        # One loop for good: what an object has made of it, a lock or a task, belongs to it.
-        peer.loop = getattr(peer, "loop", None) or asyncio.new_event_loop()
-        asyncio.set_event_loop(peer.loop)
-        return peer.loop.run_until_complete(everything())
-    return in_thread(lambda: asyncio.run(everything()))
+        loop.run_until_complete(coroutine)
+        return
+    thread = threading.Thread(target=loop.run_until_complete, args=(coroutine,))
+    thread.start()
+    thread.join()
 
 
 WRAPPERS: dict[str, Callable[..., Any]] = {"static": staticmethod, "class": classmethod, "property": property}
@@ -165,7 +184,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "unpickle": unpickled,
     "patch": patch,
     "unpatch": unpatch,
-    "seed": seed,
-    "gather": gather,
+    "repeat": repeat,
+    "run tasks": run_tasks,
     "subclass": subclass,
 }

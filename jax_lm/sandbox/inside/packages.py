@@ -1,6 +1,7 @@
 """The packages that a session may import beside the standard library. Imports the standard library only."""
 
 import sys
+import types
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from typing import Any
@@ -33,11 +34,17 @@ def is_genuine(module: Any) -> bool:
     return allowed or top in sys.stdlib_module_names
 
 
+NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
+"""Classes that only the module `types` has a name for."""
+
+
 def genuine_name(kind: type) -> list[str] | None:
     """Name a class by which the other end finds the same: module and qualified name; None if it would not."""
     module = getattr(kind, "__module__", None)
     if not is_genuine(module) or module == "__main__":
         return None
+    if kind in NAMELESS:
+        return ["types", NAMELESS[kind]]
     found: Any = sys.modules.get(str(module))
     for part in kind.__qualname__.split("."):
         found = getattr(found, part, None)

@@ -23,15 +23,22 @@ PRINTED_LENGTH = 2**16
 
 
 class Tee(io.TextIOBase):
-    """Writes through, and keeps the beginning for a test that looks at what was printed."""
+    """Writes through, and keeps the beginning for a test that looks at what was printed.
+
+    Attributes:
+        kept: texts, and bytes in hexadecimal as lists of one.
+    """
 
     def __init__(self, below: Any) -> None:
         self.below, self.kept, self.length = below, [], 0
 
-    def write(self, text: str, /) -> int:
+    def keep(self, part: Any, length: int) -> None:
         if self.length < PRINTED_LENGTH:
-            self.kept.append(text)
-            self.length += len(text)
+            self.kept.append(part)
+            self.length += length
+
+    def write(self, text: str, /) -> int:
+        self.keep(text[:PRINTED_LENGTH], len(text))
         return self.below.write(text)
 
     def flush(self) -> None:
@@ -47,9 +54,31 @@ class Tee(io.TextIOBase):
     def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.below.encoding
 
-    def take(self) -> str:
-        text, self.kept, self.length = "".join(self.kept)[:PRINTED_LENGTH], [], 0
-        return text
+    @property
+    def buffer(self) -> "BinaryTee":
+        return BinaryTee(self)
+
+    def take(self) -> list[Any]:
+        kept, self.kept, self.length = self.kept, [], 0
+        return kept
+
+
+class BinaryTee(io.RawIOBase):
+    """The bytes of a `Tee`."""
+
+    def __init__(self, text: Tee) -> None:
+        self.text = text
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.text.flush()
+        self.text.keep([bytes(data[:PRINTED_LENGTH]).hex()], len(data))
+        return self.text.below.buffer.write(data)
+
+    def flush(self) -> None:
+        self.text.below.buffer.flush()
 
 
 class TestInput(io.TextIOBase):
@@ -67,6 +96,10 @@ class TestInput(io.TextIOBase):
     def readline(self, size: int = -1, /) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.peer.do("input", "readline", size)
 
+    @property
+    def buffer(self) -> io.BytesIO:
+        return io.BytesIO(self.peer.do("input", "bytes"))
+
 
 class ProgramPeer(Peer):
     """The program's end of the conversation: it keeps nothing from the test."""
@@ -75,7 +108,7 @@ class ProgramPeer(Peer):
 
     def __init__(self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Tee]) -> None:
         super().__init__(channel)
-        self.namespace, self.outputs = namespace, outputs
+        self.namespace, self.outputs, self.environ = namespace, outputs, dict(os.environ)
         sys.stdin = TestInput(self)
         builtins.input = self.ask_input
 
@@ -85,7 +118,10 @@ class ProgramPeer(Peer):
     def extras(self) -> dict[str, Any]:
         for output in self.outputs.values():
             output.flush()
-        return {name: text for name, output in self.outputs.items() if (text := output.take())}
+        said: dict[str, Any] = {name: parts for name, output in self.outputs.items() if (parts := output.take())}
+        if (environ := dict(os.environ)) != self.environ:
+            self.environ = said["environ"] = environ
+        return said
 
     def take_extras(self, message: dict[str, Any]) -> None:
         if "argv" in message:
@@ -93,16 +129,25 @@ class ProgramPeer(Peer):
         if "environ" in message:
             os.environ.clear()
             os.environ.update(message["environ"])
+            self.environ = dict(os.environ)
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
         if operation == "names":
             return [name for name in self.namespace if isinstance(name, str)]
         if operation == "name":
             return self.namespace[arguments[0]]
+        if operation == "main function":
+            own = [value for name, value in self.namespace.items() if is_main(name, value)]
+            return own[-1]
         if operation == "set name":
             self.namespace[arguments[0]] = arguments[1]
             return None
         return super().carry_out(operation, arguments, keywords)
+
+
+def is_main(name: str, value: Any) -> bool:
+    """Tell whether a name is one of the program's own functions for others."""
+    return isinstance(value, types.FunctionType) and value.__module__ == "__main__" and not name.startswith("_")
 
 
 def load_program(code: str) -> dict[str, Any]:

@@ -5,13 +5,16 @@ so that `type(x) is C`, `isinstance`, `len(x)`, `x + y` and `except E` mean here
 one stand-in, so that `is` does too. Imports the standard library only.
 """
 
+import asyncio
+import contextlib
 import inspect
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax_lm.sandbox.inside import mirrors
 from jax_lm.sandbox.inside.mirrors import Remote
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
+from jax_lm.sandbox.inside.signatures import describe_function, name_function, restore_signature
 
 if TYPE_CHECKING:
     from jax_lm.sandbox.inside.peer import Peer
@@ -21,32 +24,48 @@ if TYPE_CHECKING:
 
 
 def state_of(error: BaseException) -> dict[str, Any]:
-    """Collect the attributes of an exception that are plain data."""
-    return {name: value for name, value in vars(error).items() if isinstance(value, str | int | float | bool | list)}
+    """Collect the attributes of a genuine exception that are plain: in its dictionary, and of its class in C."""
+    found = dict(vars(error))
+    for kind in type(error).__mro__:
+        if kind not in (BaseException, object):
+            found |= {name: getattr(error, name, None) for name, part in vars(kind).items() if inspect.ismemberdescriptor(part)}
+    plain = (str, int, float, bool, bytes, list, types.NoneType)
+    return {name: value for name, value in found.items() if isinstance(value, plain)}
 
 
 def describe_error(peer: "Peer", error: BaseException) -> dict[str, Any]:
-    """Describe an exception of a genuine class: it crosses as data."""
-    return {
-        "class": peer.encode(type(error)),
-        "arguments": peer.encode(tuple(error.args)),
-        "state": peer.encode(state_of(error)),
-        "cause": peer.encode(error.__cause__),
-    }
+    """Describe an exception: of a genuine class it is one at the other end too."""
+    described: dict[str, Any] = {"class": peer.encode(type(error)), "arguments": peer.encode(tuple(error.args))}
+    if genuine_name(type(error)):
+        described["state"] = peer.encode(state_of(error))
+    else:
+        described["class"] = peer.encode_class(type(error))
+        described["state"] = peer.encode({"__notes__": error.__notes__} if hasattr(error, "__notes__") else {})
+    described["chain"] = [peer.encode(error.__cause__), peer.encode(error.__context__), error.__suppress_context__]
+    return described
 
 
-def restore_error(peer: "Peer", content: dict[str, Any]) -> BaseException:
-    kind, arguments = peer.decode(content["class"]), peer.decode(content["arguments"])
+def build_error(peer: "Peer", number: int, form: dict[str, Any]) -> BaseException:
+    kind, arguments = peer.decode(form["class"]), peer.decode(form["arguments"])
     if not (isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(arguments, tuple)):
         raise TypeError("no exception")
+    error = Remote.make(kind, peer, number, *arguments) if issubclass(kind, Remote) else make_error(kind, arguments)
+    peer.adopt(number, error)
+    for name, value in peer.decode(form["state"]).items():
+        with contextlib.suppress(AttributeError, TypeError):  # some members are for reading only
+            object.__setattr__(error, name, value)
+    error.__cause__, error.__context__ = peer.decode(form["chain"][0]), peer.decode(form["chain"][1])
+    error.__suppress_context__ = bool(form["chain"][2])
+    return error
+
+
+def make_error(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     try:
-        error = kind(*arguments)
+        return kind(*arguments)
     except Exception:  # its constructor takes other things than it keeps
         error = kind.__new__(kind, *arguments)
         error.args = arguments
-    vars(error).update(peer.decode(content["state"]))
-    error.__cause__ = peer.decode(content["cause"])
-    return error
+        return error
 
 
 # Descriptions
@@ -56,19 +75,24 @@ def describe(peer: "Peer", value: Any) -> dict[str, Any]:
     """Describe an object that stays here, so that the other end can build a stand-in."""
     if isinstance(value, type):
         return {"kind": "class", **mirrors.describe_class(peer, value)}
-    if isinstance(value, types.FunctionType) and not set(vars(value)) - {"__wrapped__"}:
-        return {"kind": "function", **describe_function(peer, value)}
+    if isinstance(value, types.FunctionType):
+        is_plain = not set(vars(value)) - {"__wrapped__"}
+        return {"kind": "function" if is_plain else "callable", **describe_function(peer, value)}
     if isinstance(value, types.GeneratorType):
         return {"kind": "generator"}
     if inspect.isawaitable(value):
         return {"kind": "awaitable"}
+    if isinstance(value, map | filter):
+        return {"kind": type(value).__name__}
+    if isinstance(value, BaseException):
+        return {"kind": "error", **describe_error(peer, value)}
     description = {"kind": "object", "class": peer.encode_class(type(value))}
     if isinstance(value, types.BuiltinFunctionType) or (
         isinstance(getattr(value, "__name__", None), str) and is_genuine(getattr(value, "__module__", None))
     ):
         description["home"] = getattr(value, "__module__", None)
-    if isinstance(value, BaseException):
-        return description | {"arguments": peer.encode(tuple(value.args)), "cause": peer.encode(value.__cause__)}
+    if callable(value) and isinstance(getattr(value, "__name__", None), str):
+        description["named"] = [value.__name__, getattr(value, "__doc__", None)]
     base = mirrors.data_base(type(value))
     if base is None:
         return description
@@ -76,32 +100,6 @@ def describe(peer: "Peer", value: Any) -> dict[str, Any]:
         entry = peer.share(value)
         return description | {"id": entry.key, "items": peer.encode_items(entry)}
     return description | {"content": peer.encode(mirrors.TAKE[base](value))}
-
-
-def describe_function(peer: "Peer", function: Any) -> dict[str, Any]:
-    """Describe a function: its names, its documentation, its signature."""
-    try:
-        signature = inspect.signature(function)
-        parameters = [
-            [p.name, int(p.kind), p.default is not p.empty and [peer.encode(p.default)], annotation(peer, p.annotation)]
-            for p in signature.parameters.values()
-        ]
-        described: Any = [parameters, annotation(peer, signature.return_annotation)]
-    except (ValueError, TypeError):
-        described = None
-    return {
-        "home": function.__module__,
-        "name": function.__name__,
-        "qualname": function.__qualname__,
-        "doc": function.__doc__ if isinstance(function.__doc__, str) else None,
-        "signature": described,
-        "asynchronous": inspect.iscoroutinefunction(function),
-    }
-
-
-def annotation(peer: "Peer", value: Any) -> Any:
-    """Encode an annotation; None if there is none."""
-    return None if value is inspect.Parameter.empty else [peer.encode(value)]
 
 
 # Stand-ins
@@ -118,19 +116,24 @@ def build(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
         return peer.adopt(number, delegate(Remote.make(mirrors.GeneratorRemote, peer, number)))
     if kind == "awaitable":
         handle = Remote.make(mirrors.Remote, peer, number)
-        return peer.adopt(number, wait_for(peer, handle))
+        return peer.adopt(number, wait_for(peer, number, handle))
+    if kind in ("map", "filter"):
+        items = delegate(Remote.make(mirrors.GeneratorRemote, peer, number))
+        return peer.adopt(number, map(lambda item: item, items) if kind == "map" else filter(lambda _: True, items))
+    if kind == "error":
+        return build_error(peer, number, form)
+    if kind == "callable":
+        return build_callable(peer, number, form)
     mirror = peer.decode(form["class"])
     if not isinstance(mirror, type) or not issubclass(mirror, Remote):
         raise TypeError("no class of the other end")
-    if "arguments" in form:
-        arguments = peer.decode(form["arguments"])
-        error = peer.adopt(number, Remote.make(mirror, peer, number, *arguments))
-        error.args = arguments
-        error.__cause__ = peer.decode(form["cause"])
-        return error
     if "items" in form:
         return peer.adopt_container(number, Remote.make(mirror, peer, number), form)
-    return peer.adopt(number, Remote.make(mirror, peer, number, *([peer.decode(form["content"])] if "content" in form else ())))
+    made = peer.adopt(number, Remote.make(mirror, peer, number, *([peer.decode(form["content"])] if "content" in form else ())))
+    if "named" in form:
+        for name, value in zip(("__name__", "__doc__"), form["named"], strict=True):
+            object.__setattr__(made, name, value)
+    return made
 
 
 def delegate(remote: Any) -> Any:
@@ -138,65 +141,85 @@ def delegate(remote: Any) -> Any:
     return (yield from remote)
 
 
-async def wait_for(peer: "Peer", handle: Any) -> Any:
-    """Await an object of the other end, together with all others that are awaited in this turn of the loop."""
-    import asyncio  # slow, and few tests need it
+class Waiting(NamedTuple):
+    """What is awaited of the other end, and the future that hears of it."""
 
+    handle: Any
+    future: Any
+
+
+SLICE_SECONDS = 0.01
+"""How long the other end's loop runs before this end's has its turn: timeouts and cancellations are decided here."""
+
+
+async def wait_for(peer: "Peer", number: int, handle: Any) -> Any:
+    """Await an object of the other end, beside all others that are awaited."""
     loop = asyncio.get_running_loop()
-    future = loop.create_future()
-    peer.awaited.append((handle, future))
-    if len(peer.awaited) == 1:
-        loop.call_soon(loop.call_soon, settle, peer)
-    return await future
-
-
-def settle(peer: "Peer") -> None:
-    """Await what has come together, at the other end."""
-    batch, peer.awaited = peer.awaited, []
+    if any(waiting.future.get_loop() is not loop for waiting in peer.waiting.values()):
+        peer.waiting.clear()
+    is_first = not peer.waiting
+    waiting = peer.waiting[number] = Waiting(handle, loop.create_future())
+    if is_first:
+        # After the others that begin to wait in this turn of the loop.
+        loop.call_soon(loop.call_soon, drive, peer, loop, set())
     try:
-        outcomes = peer.do("gather", *[handle for handle, _ in batch])
+        return await waiting.future
+    except asyncio.CancelledError:
+        if peer.waiting.pop(number, None):
+            peer.do("run tasks", {}, [number], SLICE_SECONDS)
+        raise
+
+
+def drive(peer: "Peer", loop: Any, known: set[int]) -> None:
+    """Have the other end's loop run for a while, hand out what is done, and come again."""
+    new = {number: waiting.handle for number, waiting in peer.waiting.items() if number not in known}
+    try:
+        outcomes = peer.do("run tasks", new, [], SLICE_SECONDS)
     except BaseException as error:  # each of those who wait hears of it
-        outcomes = [(False, error)] * len(batch)
-    for (_, future), (succeeded, value) in zip(batch, outcomes, strict=True):
-        if future.done():
+        outcomes = [(number, False, error) for number in peer.waiting]
+    for number, succeeded, value in outcomes:
+        waiting = peer.waiting.pop(number, None)
+        if waiting is None or waiting.future.done():
             continue
         if succeeded:
-            future.set_result(value)
-        elif isinstance(value, BaseException):
-            future.set_exception(peer.checked_error(value, "gather", ()))
+            waiting.future.set_result(value)
+        elif isinstance(value, asyncio.CancelledError):
+            waiting.future.cancel()
         else:
-            future.set_exception(TypeError("no exception"))
+            error = value if isinstance(value, BaseException) else TypeError("no exception")
+            waiting.future.set_exception(peer.checked_error(error, "run tasks", ()))
+    if peer.waiting and not loop.is_closed():
+        loop.call_soon(drive, peer, loop, known | set(new))
+
+
+def build_callable(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
+    """Make the stand-in of a function that has attributes of its own."""
+    made = peer.adopt(number, Remote.make(mirrors.FunctionRemote, peer, number))
+    for name in ("name", "qualname", "doc"):
+        object.__setattr__(made, f"__{name}__", form[name])
+    if form["signature"] is not None:
+        object.__setattr__(made, "__signature__", restore_signature(peer, form["signature"]))
+    return made
 
 
 def build_function(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     """Make a function that has the other one called."""
     handle = Remote.make(mirrors.Remote, peer, number)
-
-    def function(*arguments: Any, **keywords: Any) -> Any:
-        return peer.do("call", handle, *arguments, **keywords)
-
-    async def coroutine_function(*arguments: Any, **keywords: Any) -> Any:
-        return await peer.do("call", handle, *arguments, **keywords)
-
-    made: Any = coroutine_function if form["asynchronous"] else function
-    made.__name__, made.__qualname__, made.__module__ = str(form["name"]), str(form["qualname"]), "__main__"
-    made.__doc__ = form["doc"]
+    made: Any = asynchronous(peer, handle) if form["asynchronous"] else synchronous(peer, handle)
     peer.adopt(number, made)
-    if form["signature"] is not None:
-        made.__signature__ = restore_signature(peer, form["signature"])
-        parameters = [*made.__signature__.parameters.values()]
-        annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
-        returned = made.__signature__.return_annotation
-        made.__annotations__ = annotations | ({} if returned is inspect.Signature.empty else {"return": returned})
+    name_function(peer, made, form)
     return made
 
 
-def restore_signature(peer: "Peer", described: list) -> inspect.Signature:
-    def given(form: Any) -> Any:
-        return peer.decode(form[0]) if form else inspect.Parameter.empty
+def synchronous(peer: "Peer", handle: Any) -> Any:
+    def function(*arguments: Any, **keywords: Any) -> Any:
+        return peer.do("call", handle, *arguments, **keywords)
 
-    parameters = [
-        inspect.Parameter(name, inspect._ParameterKind(kind), default=given(default), annotation=given(form))
-        for name, kind, default, form in described[0]
-    ]
-    return inspect.Signature(parameters, return_annotation=given(described[1]), __validate_parameters__=False)
+    return function
+
+
+def asynchronous(peer: "Peer", handle: Any) -> Any:
+    async def function(*arguments: Any, **keywords: Any) -> Any:
+        return await peer.do("call", handle, *arguments, **keywords)
+
+    return function

@@ -13,7 +13,9 @@ import importlib.util
 import os
 import random
 import sys
+import traceback
 import types
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -31,7 +33,7 @@ VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest"}
 INNARDS = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 """How the names begin by which an object leads to frames, globals and code."""
 SERVED = {"special", "operator", "call", "get", "get and call", "item", "set", "delete", "isinstance", "issubclass", "copy",
-          "gather", "input"}  # fmt: skip
+          "run tasks", "input"}  # fmt: skip
 """What a program may have done to objects of the test."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
@@ -47,6 +49,7 @@ class Tester(Peer):
         super().__init__(channel)
         self.output, self.errors = sys.stdout, sys.stderr
         self.told: dict[str, Any] = {"argv": [PROGRAM_FILE], "environ": dict(os.environ)}
+        self.declares = True
         self.original: dict[int, tuple[Any, list]] = {}
         self.changed: set[int] = set()
         self.checked = 0
@@ -79,6 +82,8 @@ class Tester(Peer):
         if name.startswith(INNARDS) or isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType):
             raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
         if operation in ("set", "delete"):
+            if isinstance(subject, type) and subject.__module__ == "__main__" and not hasattr(subject, name):
+                return
             if isinstance(subject, type) or is_genuine(type(subject).__module__):
                 raise AttributeError(f"a program cannot set {name!r:.40} of an object that is not the test's own")
             if callable(getattr(type(subject), name, None)):
@@ -94,11 +99,14 @@ class Tester(Peer):
         if isinstance(error, AssertionError):
             self.complaint = None
         steps = ("__next__", "__anext__", "send", "throw", "asend", "athrow", "aclose")
-        if isinstance(error, ENDS_LOOPS) and operation != "gather" and not {*steps} & {*map(str, arguments[:2])}:
+        if isinstance(error, ENDS_LOOPS) and operation != "run tasks" and not {*steps} & {*map(str, arguments[:2])}:
             return RuntimeError(f"the program raised {type(error).__name__}")
         return error
 
     # What both ends share
+
+    def declare(self, stand_in: Any) -> Any:
+        return super().declare(stand_in) if self.declares else stand_in
 
     def before_change(self, container: Any) -> None:
         self.original.setdefault(id(container), (container, items_of(container)))
@@ -134,11 +142,15 @@ class Tester(Peer):
         return news
 
     def take_extras(self, message: dict[str, Any]) -> None:
+        if "environ" in message:
+            os.environ.clear()
+            os.environ.update(message["environ"])
+            self.told["environ"] = dict(os.environ)
         # The program has written it already; only a test that looks at what is printed needs it again.
-        if "stdout" in message and sys.stdout is not self.output:
-            sys.stdout.write(str(message["stdout"]))
-        if "stderr" in message and sys.stderr is not self.errors:
-            sys.stderr.write(str(message["stderr"]))
+        if sys.stdout is not self.output:
+            write_parts(sys.stdout, message.get("stdout", ()))
+        if sys.stderr is not self.errors:
+            write_parts(sys.stderr, message.get("stderr", ()))
 
     # Names of the program
 
@@ -173,10 +185,22 @@ def genuine_function(name: str, form: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(str(home)), name, None)
 
 
-def read_input(kind: str, *arguments: Any) -> str:
+def write_parts(stream: Any, parts: Any) -> None:
+    """Write what the program has written: texts, and bytes in hexadecimal."""
+    for part in parts:
+        if isinstance(part, list):
+            stream.flush()
+            stream.buffer.write(bytes.fromhex(part[0]))
+        else:
+            stream.write(str(part))
+
+
+def read_input(kind: str, *arguments: Any) -> Any:
     """Read standard input as the test has it: it may have put something in its place."""
     if kind == "input":
         return builtins.input(*arguments)
+    if kind == "bytes":
+        return sys.stdin.buffer.read()
     return sys.stdin.readline(*arguments) if kind == "readline" else sys.stdin.read(*arguments)
 
 
@@ -187,6 +211,7 @@ class TestModule(types.ModuleType):
         super().__init__(name)
         object.__setattr__(self, "_tester", tester)
         object.__setattr__(self, "_theirs", theirs)
+        object.__setattr__(self, "_originals", {})
 
     def __getattr__(self, name: str) -> Any:
         if name in object.__getattribute__(self, "_theirs"):
@@ -195,10 +220,15 @@ class TestModule(types.ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in object.__getattribute__(self, "_theirs"):
-            object.__getattribute__(self, "_tester").do("set name", name, value)
+            tester = object.__getattribute__(self, "_tester")
+            object.__getattribute__(self, "_originals").setdefault(name, tester.fetch(name))
+            tester.do("set name", name, value)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
+        originals = object.__getattribute__(self, "_originals")
+        if name in originals:
+            object.__getattribute__(self, "_tester").do("set name", name, originals.pop(name))
         if name in self.__dict__:
             super().__delattr__(name)
 
@@ -229,7 +259,16 @@ class ProgramFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Leave the module as it is: its names are fetched when they are used."""
 
 
-def namespace(tester: Tester, tree: ast.Module, theirs: set[str]) -> dict[str, Any]:
+def modules_of(tree: ast.Module) -> dict[str, Any]:
+    """Import the modules that a test uses without saying so: it means the genuine ones."""
+    read, defined = checks.names_of(tree)
+    found = {name: importlib.import_module(name) for name in read - defined if checks.is_module_name(tree, name)}
+    if "np" in read - defined and checks.attributes_of(tree, "np") and importlib.util.find_spec("numpy"):
+        found["np"] = importlib.import_module("numpy")
+    return found
+
+
+def namespace(tester: Tester, tree: ast.Module, theirs: set[str], found: dict[str, Any]) -> dict[str, Any]:
     """Collect the names of the program that the test sees.
 
     A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) - 2) < 1e-6` means
@@ -237,13 +276,9 @@ def namespace(tester: Tester, tree: ast.Module, theirs: set[str]) -> dict[str, A
     """
     read, defined = checks.names_of(tree)
     free = read - defined
-    modules = {name for name in free if checks.is_module_name(tree, name)}
-    found = {name: importlib.import_module(name) for name in modules}
-    if "np" in free and checks.attributes_of(tree, "np") and importlib.util.find_spec("numpy"):
-        found["np"] = importlib.import_module("numpy")
     known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
     chosen = free & (theirs - known) or (free & theirs) - set(found)
-    found |= {
+    found = found | {
         name: getattr(importlib.import_module(HELPERS[name]), name)
         for name in free & theirs & set(HELPERS)
         if name not in chosen
@@ -253,15 +288,18 @@ def namespace(tester: Tester, tree: ast.Module, theirs: set[str]) -> dict[str, A
     return found | {name: tester.fetch(name) for name in sorted(chosen)}
 
 
-def forward_seed(tester: Tester, module: Any, name: str) -> None:
-    """Have a test that seeds random numbers seed those of the program too."""
-    seed = module.seed
+def repeat_there(tester: Tester, module: Any, *names: str) -> None:
+    """Have the program do what a test does for the whole process, such as to seed random numbers."""
+    for name in names:
+        setattr(module, name, repeated(tester, module.__name__, name, getattr(module, name)))
 
-    def seed_both(*arguments: Any, **keywords: Any) -> None:
-        seed(*arguments, **keywords)
-        tester.do("seed", name, *arguments, **keywords)
 
-    module.seed = seed_both
+def repeated(tester: Tester, module: str, name: str, function: Callable[..., Any]) -> Callable[..., None]:
+    def both(*arguments: Any, **keywords: Any) -> None:
+        function(*arguments, **keywords)
+        tester.do("repeat", module, name, *arguments, **keywords)
+
+    return both
 
 
 def run_test(tester: Tester, source: str) -> None:
@@ -275,28 +313,34 @@ def run_test(tester: Tester, source: str) -> None:
     sys.argv = [PROGRAM_FILE]
     scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
-    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, tree, theirs)}
-    forward_seed(tester, random, "random")
-    if "numpy" in source and "numpy" in sys.modules:
-        forward_seed(tester, sys.modules["numpy"].random, "numpy.random")
+    modules = modules_of(tree)
+    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, tree, theirs, modules)}
+    repeat_there(tester, random, "seed", "setstate")
+    repeat_there(tester, sys, "setrecursionlimit")
+    if "numpy" in sys.modules:
+        repeat_there(tester, sys.modules["numpy"].random, "seed")
     read, _ = checks.names_of(tree)
     tests = checks.test_names(tree)
     frameworks.prepare(tester, source)
-    exec(compile(checks.prepare(tree, theirs & read, tests), FILE, "exec"), scope)
+    exec(compile(checks.prepare(tree, (theirs & read) - set(modules), tests), FILE, "exec"), scope)
     if tests - tester.entered:
         frameworks.run(tester, module, tests)
+    if not tester.checked and not tests and callable(check := scope.get("check")):
+        check(tester.do("main function"))
     if tester.complaint is not None:
         raise tester.complaint
     if not tester.checked:
-        raise NoCheckError(
-            "check is defined and never called: no assertion was executed"
-            if "check" in scope and callable(scope["check"])
-            else "no assertion was executed"
-        )
+        raise NoCheckError("no assertion was executed")
 
 
 class NoCheckError(Exception):
     """A test that has come to its end without having checked anything."""
+
+
+def failing_line(error: BaseException, source: str) -> str:
+    """Find the line of the test at which it failed."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
+    return source.splitlines()[lines[-1] - 1].strip() if lines and lines[-1] else ""
 
 
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
@@ -304,6 +348,6 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     try:
         run_test(Tester(Channel(peer)), job["test"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        results.send(describe_exception(error))
+        results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
         results.send({"ended": job["sentinel"]})

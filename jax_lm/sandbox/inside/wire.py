@@ -5,16 +5,21 @@ object `{"t": tag, "v": content}`. So a tuple is no list, and an object that cla
 an object. Imports the standard library only: both sides of the sandbox use it.
 """
 
+import argparse
+import array
+import collections
 import datetime
 import math
 import pathlib
+import re
 import sys
+import types
 import uuid
 import zoneinfo
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 LARGEST_NUMBER = 10**1000
 MAX_MESSAGE = 4 * 2**20
@@ -42,9 +47,14 @@ def restore_zone(parts: list[Any]) -> datetime.timezone:
     return plain if plain.tzname(None) == parts[1] else datetime.timezone(offset, parts[1])
 
 
+def rebuild_match(pattern: re.Pattern, text: Any, start: int, end: int, span: tuple[int, int]) -> re.Match | None:
+    """Find the same match again."""
+    tries = (find(text, start, end) for find in (pattern.match, pattern.search, pattern.fullmatch))
+    return next((match for match in tries if match and match.span() == span), None)
+
+
 SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (bytes.hex, bytes.fromhex),
-    bytearray: (bytearray.hex, bytearray.fromhex),
     complex: (lambda number: [number.real, number.imag], lambda parts: complex(*parts)),
     Decimal: (str, Decimal),
     Fraction: (str, Fraction),
@@ -73,6 +83,20 @@ PARTS: dict[type, tuple[Callable[[Any], list], Callable[..., Any]]] = {
         lambda d: [d.hour, d.minute, d.second, d.microsecond, d.tzinfo, d.fold],
         lambda *parts: datetime.time(*parts[:-1], fold=parts[-1]),
     ),
+    property: (lambda p: [p.fget, p.fset, p.fdel, p.__doc__], property),
+    array.array: (lambda a: [a.typecode, a.tobytes()], array.array),
+    re.Pattern: (lambda p: [p.pattern, p.flags], lambda pattern, flags: re.compile(pattern, flags & ~re.UNICODE)),
+    re.Match: (lambda m: [m.re, m.string, m.pos, m.endpos, m.span()], rebuild_match),
+    type({}.keys()): (list, lambda *keys: dict.fromkeys(keys).keys()),
+    type({}.items()): (list, lambda *items: dict(items).items()),
+    type({}.values()): (list, lambda *values: dict(enumerate(values)).values()),
+    types.MappingProxyType: (lambda proxy: [dict(proxy)], types.MappingProxyType),
+    types.SimpleNamespace: (lambda space: [vars(space)], lambda content: types.SimpleNamespace(**content)),
+    argparse.Namespace: (lambda space: [vars(space)], lambda content: argparse.Namespace(**content)),
+    collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
+    collections.UserDict: (lambda user: [user.data], collections.UserDict),
+    collections.UserList: (lambda user: [user.data], collections.UserList),
+    collections.UserString: (lambda user: [user.data], collections.UserString),
 }
 """Types whose values are made of others: how they are taken apart and put together."""
 
@@ -87,26 +111,38 @@ def is_plain(items: Any) -> bool:
     return kinds == {int} and -LARGEST_NUMBER < min(items) and max(items) < LARGEST_NUMBER
 
 
-def encode_array(value: Any) -> dict[str, Any] | None:
-    """Encode an array or a number of numpy; None if the value is neither, or holds objects."""
+class ArrayParts(NamedTuple):
+    """The content of an array of numpy: its type, its shape and its bytes in hexadecimal."""
+
+    form: Any
+    shape: list[int]
+    data: str
+
+
+def is_array(value: Any) -> bool:
+    """Tell whether a value is an array of numpy that holds plain data."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or type(value).__module__ != "numpy" or not isinstance(value, numpy.ndarray | numpy.generic):
-        return None
-    if value.dtype.hasobject or type(value) not in (numpy.ndarray, value.dtype.type):
-        return None
-    form = value.dtype.str if value.dtype.names is None else value.dtype.descr
-    return {"t": "numpy", "v": [form, list(value.shape), value.tobytes().hex(), isinstance(value, numpy.generic)]}
+    return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
-def decode_array(content: list) -> Any:
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a number of numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and type(value) is value.dtype.type
+
+
+def array_parts(array: Any) -> ArrayParts:
+    form = array.dtype.str if array.dtype.names is None else array.dtype.descr
+    return ArrayParts(form, list(array.shape), array.tobytes().hex())
+
+
+def build_array(form: Any, shape: list[int], data: str) -> Any:
     import numpy as np  # only where one of the two has sent one: its import is slow
 
-    form, shape, data, is_scalar = content
     kind = np.dtype([tuple(field) for field in form] if isinstance(form, list) else form)
     if kind.hasobject:
         raise UnknownValueError(f"an array of {kind}")
-    array = np.frombuffer(bytes.fromhex(data), kind).reshape(shape).copy()
-    return array[()] if is_scalar else array
+    return np.frombuffer(bytes.fromhex(data), kind).reshape(shape).copy()
 
 
 def encode(value: Any, convert: Convert) -> Any:
@@ -121,8 +157,10 @@ def encode(value: Any, convert: Convert) -> Any:
     if kind in PARTS:
         parts = PARTS[kind][0](value)
         return {"t": kind.__name__, "v": parts if is_plain(parts) else [encode(part, convert) for part in parts]}
-    array = encode_array(value)
-    return convert(value) if array is None else array
+    if kind is ArrayParts or is_number(value):
+        parts = value if kind is ArrayParts else array_parts(value)
+        return {"t": "array parts" if kind is ArrayParts else "number", "v": list(parts)}
+    return convert(value)
 
 
 def decode(wire: Any, convert: Convert) -> Any:
@@ -132,8 +170,8 @@ def decode(wire: Any, convert: Convert) -> Any:
     tag, content = wire.get("t"), wire.get("v")
     if tag == "int" and isinstance(content, str):
         return int(content, 16)
-    if tag == "numpy" and isinstance(content, list):
-        return decode_array(content)
+    if tag in ("array parts", "number") and isinstance(content, list):
+        return ArrayParts(*content) if tag == "array parts" else build_array(*content)[()]
     kind = TAGS.get(tag) if isinstance(tag, str) else None
     if kind is None:
         return convert(wire)
@@ -151,6 +189,8 @@ def encode_literal(value: Any) -> Any:
         return value if is_plain(value) else [encode_literal(item) for item in value]
     if kind is dict:
         return {"t": "dict", "v": [[encode_literal(k), encode_literal(v)] for k, v in value.items()]}
+    if kind is bytearray:
+        return {"t": "bytearray", "v": value.hex()}
     if kind is set:
         return {"t": "set", "v": [encode_literal(item) for item in value]}
     return encode(value, encode_literal_of_nothing)
@@ -167,6 +207,8 @@ def decode_literal(wire: Any) -> Any:
     tag = wire.get("t") if isinstance(wire, dict) else None
     if tag == "dict":
         return {decode_literal(key): decode_literal(value) for key, value in wire["v"]}
+    if tag == "bytearray":
+        return bytearray.fromhex(wire["v"])
     if tag == "set":
         return {decode_literal(item) for item in wire["v"]}
     if isinstance(wire, dict) and tag not in (*TAGS, "int"):

@@ -1,0 +1,63 @@
+"""Names, documentation and signatures of functions, as they cross between two ends of a conversation.
+
+Imports the standard library only.
+"""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax_lm.sandbox.inside.peer import Peer
+
+
+def describe_signature(peer: "Peer", function: Any) -> list | None:
+    """Describe the signature of a callable; None if it has none."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return None
+    parameters = [
+        [p.name, int(p.kind), [] if p.default is p.empty else [peer.encode(p.default)], annotation(peer, p.annotation)]
+        for p in signature.parameters.values()
+    ]
+    return [parameters, annotation(peer, signature.return_annotation)]
+
+
+def describe_function(peer: "Peer", function: Any) -> dict[str, Any]:
+    """Describe a function: its names, its documentation, its signature."""
+    return {
+        "home": function.__module__,
+        "name": function.__name__,
+        "qualname": function.__qualname__,
+        "doc": function.__doc__ if isinstance(function.__doc__, str) else None,
+        "signature": describe_signature(peer, function),
+        "asynchronous": inspect.iscoroutinefunction(function),
+    }
+
+
+def annotation(peer: "Peer", value: Any) -> Any:
+    """Encode an annotation; None if there is none."""
+    return None if value is inspect.Parameter.empty else [peer.encode(value)]
+
+
+def name_function(peer: "Peer", made: Any, form: dict[str, Any]) -> None:
+    """Give a function the names, the documentation and the signature of the one it stands for."""
+    made.__name__, made.__qualname__, made.__module__ = str(form["name"]), str(form["qualname"]), "__main__"
+    made.__doc__ = form["doc"]
+    if form["signature"] is not None:
+        made.__signature__ = restore_signature(peer, form["signature"])
+        parameters = [*made.__signature__.parameters.values()]
+        annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+        returned = made.__signature__.return_annotation
+        made.__annotations__ = annotations | ({} if returned is inspect.Signature.empty else {"return": returned})
+
+
+def restore_signature(peer: "Peer", described: list) -> inspect.Signature:
+    def given(form: Any) -> Any:
+        return peer.decode(form[0]) if form else inspect.Parameter.empty
+
+    parameters = [
+        inspect.Parameter(name, inspect._ParameterKind(kind), default=given(default), annotation=given(form))
+        for name, kind, default, form in described[0]
+    ]
+    return inspect.Signature(parameters, return_annotation=given(described[1]), __validate_parameters__=False)
