@@ -175,6 +175,14 @@ class Mirror(abc.ABCMeta):
         return tuple(kind for kind in type.__dict__["__bases__"].__get__(cls) if kind is not Remote) or (object,)
 
     @property
+    def __abstractmethods__(cls) -> Any:
+        return do("get", cls, "__abstractmethods__")
+
+    @__abstractmethods__.setter
+    def __abstractmethods__(cls, names: Any) -> None:
+        """Keep none here: what cannot be made is for the other end to say."""
+
+    @property
     def __base__(cls) -> type:
         return cls.__bases__[0]
 
@@ -301,23 +309,24 @@ def build_class(peer: "Peer", number: int, form: dict[str, Any]) -> type:
     parents = [*(bases or [Remote]), *([plain] if plain and not any(issubclass(base, plain) for base in bases) else [])]
     # What the other end says is checked: a method called __eq__ would decide comparisons.
     specials = {str(name): present for name, present in form["specials"] if is_special(str(name))}
-    described = {str(name): function for name, function in form["methods"]}
-    methods = ["__init__", *(name for name in described if not name.startswith("__"))]
+    described = {str(n): function for n, function in form["methods"] if n == "__init__" or not str(n).startswith("__")}
+    methods = {"__init__", *described}
     namespace: dict[str, Any] = {"__doc__": form["doc"], "__module__": "__main__", "__qualname__": str(form["qualname"])}
     namespace |= {name: forwarding(peer, name) for name in methods}
     namespace |= special_methods(peer, specials, plain if plain in (*MUTABLE, *IMMUTABLE) else None)
-    namespace["__annotations__"] = dict(peer.decode(form["annotations"]))
-    if form["fields"] is not None:
-        namespace["__dataclass_fields__"] = build_fields(peer, form["fields"])
     mirror = abc.ABCMeta.__new__(Mirror, str(form["name"]), tuple(parents), namespace)
     type.__setattr__(mirror, "_peer", peer)
+    # What follows may speak of the class itself, and is read in the order in which it was written.
     peer.adopt(number, mirror)
-    if form["signature"] is not None:
-        type.__setattr__(mirror, "__signature__", restore_signature(peer, form["signature"]))
     for name in methods:
         namespace[name].owner = mirror
-        if name in described:
-            name_function(peer, namespace[name], described[name])
+    for name, function in described.items():
+        name_function(peer, namespace[name], function)
+    if form["fields"] is not None:
+        type.__setattr__(mirror, "__dataclass_fields__", build_fields(peer, form["fields"]))
+    if form["signature"] is not None:
+        type.__setattr__(mirror, "__signature__", restore_signature(peer, form["signature"]))
+    type.__setattr__(mirror, "__annotations__", dict(peer.decode(form["annotations"])))
     return mirror
 
 

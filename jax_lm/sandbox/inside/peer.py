@@ -7,10 +7,12 @@ in it reaches the other with its next message. What is no data stays where it is
 
 import asyncio
 import collections
+import contextlib
 import importlib
+import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax_lm.sandbox.inside import mirrors, operations, standins, wire
@@ -28,6 +30,21 @@ CONTAINERS: dict[str, type] = {
         collections.defaultdict,
     )
 }
+
+
+DEEPEST = 20_000
+"""Levels of calls while a message is written or read: values may be nested as deeply as a program can make them."""
+set_limit = sys.setrecursionlimit
+
+
+@contextlib.contextmanager
+def deep() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    set_limit(max(limit, DEEPEST))
+    try:
+        yield
+    finally:
+        set_limit(limit)
 
 
 class ConversationError(Exception):
@@ -103,6 +120,7 @@ class Peer:
         self.shared: dict[str, Shared] = {}
         self.shared_keys: dict[int, str] = {}
         self.message_keys: set[str] = set()
+        self.new_numbers: list[int] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self.tasks: dict[int, asyncio.Task] = {}
         self.waiting: dict[int, standins.Waiting] = {}
@@ -118,6 +136,7 @@ class Peer:
         if number < len(self.own):
             return number, False
         self.own.append(value)
+        self.new_numbers.append(id(value))
         return number, True
 
     def adopt(self, number: int, stand_in: Any) -> Any:
@@ -196,7 +215,10 @@ class Peer:
         return error
 
     def decode(self, form: Any) -> Any:
-        return wire.decode(form, self.restore)
+        if not isinstance(form, dict | list):
+            return form
+        with deep():
+            return wire.decode(form, self.restore)
 
     def restore(self, form: Any) -> Any:
         """Decode what is no plain data."""
@@ -299,12 +321,22 @@ class Peer:
         """Take what the other end tells with every message."""
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
-        self.message_keys = set()
-        message = make()
-        self.channel.send({**message, "changes": self.changes(), **self.extras()})
+        self.message_keys, self.new_numbers = set(), []
+        try:
+            with deep():
+                message = {**make(), "changes": self.changes(), **self.extras()}
+                self.channel.send(message)
+        except BaseException:
+            # The other end will never have heard of these.
+            for key in self.new_numbers:
+                del self.own_numbers[key]
+            raise
 
     def receive(self) -> dict[str, Any]:
-        message = self.channel.receive()
+        with deep():
+            message = self.channel.receive()
+        if not isinstance(message, dict):
+            raise ConversationError("a message that is no object")
         for key, forms in message.get("changes", ()):
             if key in self.shared:
                 self.refill(self.shared[key], forms)
@@ -313,6 +345,7 @@ class Peer:
 
     def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
         """Have the other end carry out an operation; raises what it raised."""
+        arguments = tuple(standins.started(self, argument) for argument in arguments)
         with self.lock:
             self.send(
                 lambda: {

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 import types
+import warnings
 from typing import Any
 
 from jax_lm.sandbox.inside.channel import Channel
@@ -109,8 +110,15 @@ class ProgramPeer(Peer):
     def __init__(self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Tee]) -> None:
         super().__init__(channel)
         self.namespace, self.outputs, self.environ = namespace, outputs, dict(os.environ)
+        self.warned: list[Warning] = []
         sys.stdin = TestInput(self)
         builtins.input = self.ask_input
+        warnings.simplefilter("always")
+        warnings.showwarning = self.keep_warning
+
+    def keep_warning(self, message: Any, *_: Any, **__: Any) -> None:
+        """Leave it to the test's filters what becomes of a warning."""
+        self.warned.append(message)
 
     def ask_input(self, prompt: object = "", /) -> str:
         return self.do("input", "input", str(prompt))
@@ -119,6 +127,9 @@ class ProgramPeer(Peer):
         for output in self.outputs.values():
             output.flush()
         said: dict[str, Any] = {name: parts for name, output in self.outputs.items() if (parts := output.take())}
+        if self.warned:
+            warned, self.warned = self.warned, []
+            said["warnings"] = [self.encode(warning) for warning in warned]
         if (environ := dict(os.environ)) != self.environ:
             self.environ = said["environ"] = environ
         return said
@@ -139,10 +150,26 @@ class ProgramPeer(Peer):
         if operation == "main function":
             own = [value for name, value in self.namespace.items() if is_main(name, value)]
             return own[-1]
+        if operation == "follow logging":
+            follow_logging(self)
+            return None
         if operation == "set name":
             self.namespace[arguments[0]] = arguments[1]
             return None
         return super().carry_out(operation, arguments, keywords)
+
+
+def follow_logging(peer: ProgramPeer) -> None:
+    """Hand what the program logs to the test's loggers, whose levels and handlers decide."""
+    import logging  # few programs log
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            peer.do("log", record.name, record.levelno, str(record.msg), record.args or (), record.funcName)
+
+    root = logging.getLogger()
+    root.setLevel(1)
+    root.handlers[:] = [Forward(1)]
 
 
 def is_main(name: str, value: Any) -> bool:

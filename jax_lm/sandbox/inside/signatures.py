@@ -46,10 +46,14 @@ def name_function(peer: "Peer", made: Any, form: dict[str, Any]) -> None:
     made.__doc__ = form["doc"]
     if form["signature"] is not None:
         made.__signature__ = restore_signature(peer, form["signature"])
-        parameters = [*made.__signature__.parameters.values()]
-        annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
-        returned = made.__signature__.return_annotation
-        made.__annotations__ = annotations | ({} if returned is inspect.Signature.empty else {"return": returned})
+        made.__annotations__ = annotations_of(peer, form["signature"])
+
+
+def annotations_of(peer: "Peer", described: list | None) -> dict[str, Any]:
+    """Collect the annotations of a signature."""
+    parameters, returned = described or ([], None)
+    forms = [*((name, form) for name, _, _, form in parameters), ("return", returned)]
+    return {name: peer.decode(form[0]) for name, form in forms if form}
 
 
 def restore_signature(peer: "Peer", described: list) -> inspect.Signature:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jax_lm.sandbox.inside import mirrors
 from jax_lm.sandbox.inside.mirrors import Remote
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
-from jax_lm.sandbox.inside.signatures import describe_function, name_function, restore_signature
+from jax_lm.sandbox.inside.signatures import (
+    annotations_of,
+    describe_function,
+    name_function,
+    restore_signature,
+)
 
 if TYPE_CHECKING:
     from jax_lm.sandbox.inside.peer import Peer
@@ -35,12 +40,11 @@ def state_of(error: BaseException) -> dict[str, Any]:
 
 def describe_error(peer: "Peer", error: BaseException) -> dict[str, Any]:
     """Describe an exception: of a genuine class it is one at the other end too."""
-    described: dict[str, Any] = {"class": peer.encode(type(error)), "arguments": peer.encode(tuple(error.args))}
-    if genuine_name(type(error)):
-        described["state"] = peer.encode(state_of(error))
-    else:
-        described["class"] = peer.encode_class(type(error))
-        described["state"] = peer.encode({"__notes__": error.__notes__} if hasattr(error, "__notes__") else {})
+    is_genuine_class = genuine_name(type(error)) is not None
+    described: dict[str, Any] = {"class": (peer.encode if is_genuine_class else peer.encode_class)(type(error))}
+    described["arguments"] = peer.encode(tuple(error.args))
+    notes = {"__notes__": error.__notes__} if hasattr(error, "__notes__") else {}
+    described["state"] = peer.encode(state_of(error) if is_genuine_class else notes)
     described["chain"] = [peer.encode(error.__cause__), peer.encode(error.__context__), error.__suppress_context__]
     return described
 
@@ -197,6 +201,7 @@ def build_callable(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     made = peer.adopt(number, Remote.make(mirrors.FunctionRemote, peer, number))
     for name in ("name", "qualname", "doc"):
         object.__setattr__(made, f"__{name}__", form[name])
+    object.__setattr__(made, "__annotations__", annotations_of(peer, form["signature"]))
     if form["signature"] is not None:
         object.__setattr__(made, "__signature__", restore_signature(peer, form["signature"]))
     return made
@@ -211,6 +216,15 @@ def build_function(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     return made
 
 
+def started(peer: "Peer", value: Any) -> Any:
+    """Begin a coroutine of the other end's that has only been made here; every other value is left as it is."""
+    if not inspect.iscoroutine(value) or value.cr_code.co_name != "call_and_await" or value.cr_frame is None:
+        return value
+    given = value.cr_frame.f_locals
+    value.close()
+    return peer.do("call", given["handle"], *given["arguments"], **given["keywords"])
+
+
 def synchronous(peer: "Peer", handle: Any) -> Any:
     def function(*arguments: Any, **keywords: Any) -> Any:
         return peer.do("call", handle, *arguments, **keywords)
@@ -219,7 +233,7 @@ def synchronous(peer: "Peer", handle: Any) -> Any:
 
 
 def asynchronous(peer: "Peer", handle: Any) -> Any:
-    async def function(*arguments: Any, **keywords: Any) -> Any:
+    async def call_and_await(*arguments: Any, **keywords: Any) -> Any:
         return await peer.do("call", handle, *arguments, **keywords)
 
-    return function
+    return call_and_await

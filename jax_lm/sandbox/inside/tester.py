@@ -10,11 +10,13 @@ import builtins
 import importlib
 import importlib.abc
 import importlib.util
+import logging
 import os
 import random
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -33,7 +35,7 @@ VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest"}
 INNARDS = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 """How the names begin by which an object leads to frames, globals and code."""
 SERVED = {"special", "operator", "call", "get", "get and call", "item", "set", "delete", "isinstance", "issubclass", "copy",
-          "run tasks", "input"}  # fmt: skip
+          "run tasks", "input", "log"}  # fmt: skip
 """What a program may have done to objects of the test."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
@@ -50,6 +52,7 @@ class Tester(Peer):
         self.output, self.errors = sys.stdout, sys.stderr
         self.told: dict[str, Any] = {"argv": [PROGRAM_FILE], "environ": dict(os.environ)}
         self.declares = True
+        self.warned: list[Warning] = []
         self.original: dict[int, tuple[Any, list]] = {}
         self.changed: set[int] = set()
         self.checked = 0
@@ -67,6 +70,8 @@ class Tester(Peer):
             raise ConversationError(f"operation {operation!r:.40}")
         if operation == "input":
             return read_input(*arguments)
+        if operation == "log":
+            return take_log(*arguments)
         if operation in ("get", "get and call", "set", "delete"):
             self.check_attribute(operation, arguments[0], str(arguments[1]))
         if operation == "special" and str(arguments[0]) in LOCAL | {"__get__", "__set__", "__delete__"}:
@@ -118,7 +123,12 @@ class Tester(Peer):
         A function that returns nothing is meant to change its arguments, and then there is no other original.
         """
         self.changed = set()
-        result = super().do(operation, *arguments, **keywords)
+        try:
+            result = super().do(operation, *arguments, **keywords)
+        finally:
+            warned, self.warned = self.warned, []
+        for warning in warned:
+            warnings.warn(warning, stacklevel=3)
         if result is None:
             for key in self.changed:
                 self.original.pop(key, None)
@@ -142,6 +152,7 @@ class Tester(Peer):
         return news
 
     def take_extras(self, message: dict[str, Any]) -> None:
+        self.warned += [self.decode(form) for form in message.get("warnings", ())]
         if "environ" in message:
             os.environ.clear()
             os.environ.update(message["environ"])
@@ -193,6 +204,13 @@ def write_parts(stream: Any, parts: Any) -> None:
             stream.buffer.write(bytes.fromhex(part[0]))
         else:
             stream.write(str(part))
+
+
+def take_log(name: str, level: int, message: str, arguments: Any, function: str) -> None:
+    """Log what the program has logged."""
+    logger = logging.getLogger(name)
+    if logger.isEnabledFor(level):
+        logger.handle(logger.makeRecord(name, level, PROGRAM_FILE, 0, message, tuple(arguments), None, function))
 
 
 def read_input(kind: str, *arguments: Any) -> Any:
@@ -304,25 +322,27 @@ def repeated(tester: Tester, module: str, name: str, function: Callable[..., Any
 
 def run_test(tester: Tester, source: str) -> None:
     """Run one test as Python would, and then what it defines for a framework, as that would; raises if it fails."""
+    sys.argv = [PROGRAM_FILE]
     tester.channel.receive()
     tree = ast.parse(source, FILE)
     theirs = tester.names()
     # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester, theirs)
     sys.meta_path.append(ProgramFinder(tester, theirs))
-    sys.argv = [PROGRAM_FILE]
     scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
     modules = modules_of(tree)
     scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, tree, theirs, modules)}
+    if "log" in source:
+        tester.do("follow logging")
     repeat_there(tester, random, "seed", "setstate")
     repeat_there(tester, sys, "setrecursionlimit")
     if "numpy" in sys.modules:
         repeat_there(tester, sys.modules["numpy"].random, "seed")
-    read, _ = checks.names_of(tree)
+    read, defined = checks.names_of(tree)
     tests = checks.test_names(tree)
     frameworks.prepare(tester, source)
-    exec(compile(checks.prepare(tree, (theirs & read) - set(modules), tests), FILE, "exec"), scope)
+    exec(compile(checks.prepare(tree, (theirs & read) - defined - set(modules), tests), FILE, "exec"), scope)
     if tests - tester.entered:
         frameworks.run(tester, module, tests)
     if not tester.checked and not tests and callable(check := scope.get("check")):
@@ -348,6 +368,7 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     try:
         run_test(Tester(Channel(peer)), job["test"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
+        traceback.print_exc()
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
         results.send({"ended": job["sentinel"]})

@@ -49,7 +49,10 @@ def restore_zone(parts: list[Any]) -> datetime.timezone:
 
 def rebuild_match(pattern: re.Pattern, text: Any, start: int, end: int, span: tuple[int, int]) -> re.Match | None:
     """Find the same match again."""
-    tries = (find(text, start, end) for find in (pattern.match, pattern.search, pattern.fullmatch))
+    tries = (
+        *(find(text, start, end) for find in (pattern.match, pattern.search, pattern.fullmatch)),
+        *(pattern.match(text, span[0], stop) for stop in (end, span[1])),
+    )
     return next((match for match in tries if match and match.span() == span), None)
 
 
