@@ -28,7 +28,7 @@ with Session(sys.argv[1]) as session:
 print(json.dumps(findings))
 """
 REACHES_WITHOUT_CONTAINMENT = (
-    "read a secret file", "list a folder", "write outside", "create files where it runs", "write a big file",
+    "read a secret file", "list a folder", "write outside", "create files beside its own folder",
     "change or remove a file", "connect by TCP", "send by UDP", "listen on a port", "connect to an abstract socket",
     "send a datagram from a socket pair", "start a program", "replace itself by a program", "fork bomb",
     "vfork and clone", "orphan that outlives the kill", "signal other processes", "signal by the owner of a pipe",

@@ -245,7 +245,7 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
         if (judged := judge_call(call, *session.exchange([job], seconds), seconds)) is not None:
             return judged
     sentinel = secrets.token_hex(16)
-    (program, tester), late = session.exchange([{"code": code}, {"test": test, "sentinel": sentinel}], seconds)
+    (program, tester), late = session.exchange([{"code": code}, {"test": test, "sentinel": sentinel, "trusts_objects": session.trusts_objects}], seconds)
     if tester.answer is not None and tester.answer.get("ended") == sentinel:
         return TestResult("passed")
     # The program's own words say more than the tester's, who has only lost it.
@@ -276,6 +276,8 @@ def judge_call(call: Call, children: list[Child], late: bool, seconds: float) ->
             return TestResult("passed")
     except RecursionError:
         return TestResult("failed", "returned a value that is too deep")
+    except (ValueError, TypeError, LookupError):
+        return TestResult("failed", "the answer is no data")
     return failed(f"returned {short(answer['value'])}, expected {short(encode_literal(call.expected))}")
 
 

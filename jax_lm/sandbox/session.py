@@ -21,7 +21,7 @@ from typing import Any
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Limits
-from jax_lm.sandbox.tiers import SandboxUnavailableError, Tier, command
+from jax_lm.sandbox.tiers import SandboxUnavailableError, Tier, command, work_folder
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,9 @@ class Session:
     ) -> None:
         self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
         self.limits = Limits()
+        self.trusts_objects = False
         # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
-        self.folder = "/tmp" if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
+        self.folder = work_folder(packages) if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)

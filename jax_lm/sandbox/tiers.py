@@ -77,6 +77,12 @@ def harness_folders() -> dict[str, str]:
     return {s.name: os.path.dirname(str(s.origin)) if s.submodule_search_locations else str(s.origin) for s in specs}
 
 
+def work_folder(packages: tuple[str, ...]) -> str:
+    """Name the folder in which programs may write in bubblewrap; what they may read must not lie in it."""
+    paths = readable(package_folders(packages) | harness_folders())
+    return "/tmp/work" if any(path.startswith("/tmp/") for path in paths) else "/tmp"
+
+
 def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> list[str]:
     """Make the command line that starts the zygote in a tier.
 
@@ -100,9 +106,10 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
         # The zygote is process 1: nothing inside can signal it, and no helper of bubblewrap's outlives it.
         "--as-pid-1",
         *("--cap-drop", "ALL"),
+        # First, as what follows may lie in a folder of that name.
+        *("--perms", "0700", "--size", str(WORK_BYTES), "--tmpfs", work),
         *binds,
         *("--dev-bind", os.devnull, os.devnull),
-        *("--perms", "0700", "--size", str(WORK_BYTES), "--tmpfs", work),
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,
     ]

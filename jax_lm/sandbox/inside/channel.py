@@ -8,8 +8,8 @@ MAX_MESSAGE = 64 * 2**20
 """Bytes that program and tester may say at once; both are held to the memory of a program. The parent takes less."""
 
 
-class ChannelEndError(EOFError):
-    """The process at the other end has ended."""
+class ChannelEndError(BaseException):
+    """The process at the other end has ended, which no test may take for an answer."""
 
 
 class Channel:

@@ -233,9 +233,11 @@ def replace_in(node: ast.AST, old: ast.expr, new: ast.expr) -> None:
 
 
 def complains(body: list[ast.stmt]) -> bool:
-    """Tell whether statements say by themselves that something is wrong."""
+    """Tell whether statements say that something is wrong once they are reached."""
     for statement in body:
-        if isinstance(statement, ast.Raise | ast.Assert):
+        if isinstance(statement, ast.Raise):
+            return True
+        if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant) and not statement.test.value:
             return True
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             if name_of(statement.value.func) in ("fail", "exit", "_exit"):
@@ -258,6 +260,13 @@ def prepare(tree: ast.Module, program: set[str], tests: set[str]) -> ast.Module:
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
             node.body.insert(start, ast.copy_location(call, node))
     return ast.fix_missing_locations(tree)
+
+
+def modules_imported(tree: ast.Module) -> set[str]:
+    """Collect the top-level names of the modules that a test imports."""
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.partition(".")[0] for name in found}
 
 
 def is_module_name(tree: ast.Module, name: str) -> bool:

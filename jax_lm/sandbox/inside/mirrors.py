@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 MUTABLE = (list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set, collections.deque)
 IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset, Decimal, Fraction)
 NUMBERS = (int, float, complex, Decimal, Fraction)
-SCALING = {"mul"}
-"""Operators by which a plain operand is no comparison: what an object makes of it may be converted to a number."""
+COMPARING = {"sub", "truediv", "floordiv", "mod", "divmod", "xor"}
+"""Operators by which a result may be compared with a plain operand: `abs(f(x) - 1.5) < 1e-6`."""
 CONVERSIONS = {
     f"__{name}__"
     for name in ("abs", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool", "len", "neg", "pos")
@@ -397,12 +397,7 @@ def ordinary(peer: "Peer", name: str) -> Special:
     """Make a special method that is carried out at the other end."""
 
     def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = peer.do("special", name, self, *arguments, **keywords)
-        if name in CONVERSIONS and peer.is_tainted(self):
-            if not isinstance(result, Remote):
-                raise TypeError(f"{name}: the program's object has seen the operand it would be compared with")
-            peer.taint(result)
-        return result
+        return peer.do("special", name, self, *arguments, **keywords)
 
     return method
 
@@ -437,7 +432,7 @@ def arithmetic(peer: "Peer", name: str, plain: type | None, *, reflected: bool) 
                 return result
         if not isinstance(result, Remote):
             raise TypeError(f"{name}: the program's object has made a plain value of the test's operand")
-        if name not in SCALING:
+        if name in COMPARING:
             peer.taint(result)
         return result
 

@@ -47,8 +47,8 @@ def deep() -> Iterator[None]:
         set_limit(limit)
 
 
-class ConversationError(Exception):
-    """A message that makes no sense, or asks for what it may not have."""
+class ConversationError(BaseException):
+    """A message that makes no sense, or asks for what it may not have; no test may take it for an answer."""
 
 
 BASES = (list, collections.OrderedDict, dict, set, collections.deque, bytearray)
@@ -121,6 +121,7 @@ class Peer:
         self.shared_keys: dict[int, str] = {}
         self.message_keys: set[str] = set()
         self.new_numbers: list[int] = []
+        self.broken: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.tasks: dict[int, asyncio.Task] = {}
         self.waiting: dict[int, standins.Waiting] = {}
@@ -158,7 +159,7 @@ class Peer:
         self.tainted.add(self.their_numbers[id(stand_in)])
 
     def is_tainted(self, stand_in: Any) -> bool:
-        return self.their_numbers[id(stand_in)] in self.tainted
+        return self.their_numbers.get(id(stand_in)) in self.tainted
 
     def declare(self, stand_in: Any) -> Any:
         """Remember that a test has made an object itself, by calling its class: its methods are what is tested."""
@@ -333,14 +334,19 @@ class Peer:
             raise
 
     def receive(self) -> dict[str, Any]:
-        with deep():
-            message = self.channel.receive()
-        if not isinstance(message, dict):
-            raise ConversationError("a message that is no object")
-        for key, forms in message.get("changes", ()):
-            if key in self.shared:
-                self.refill(self.shared[key], forms)
-        self.take_extras(message)
+        try:
+            with deep():
+                message = self.channel.receive()
+            for key, forms in message.get("changes", ()):
+                if key in self.shared:
+                    self.refill(self.shared[key], forms)
+            self.take_extras(message)
+        except (ChannelEndError, ConversationError) as problem:
+            self.broken = problem
+            raise
+        except Exception as problem:
+            self.broken = ConversationError(f"{type(problem).__name__}: {problem}")
+            raise self.broken from problem
         return message
 
     def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
@@ -356,12 +362,24 @@ class Peer:
             )
             while "do" in (reply := self.receive()):
                 self.answer(reply)
-            if "raised" in reply:
-                error = self.decode(reply["raised"])
-                if not isinstance(error, BaseException):
-                    raise ConversationError("no exception")
-                raise self.checked_error(error, operation, arguments)
-            return self.decode(reply["value"])
+            result, error = self.read_reply(reply)
+        if error is not None:
+            raise self.checked_error(error, operation, arguments)
+        return result
+
+    def read_reply(self, reply: dict[str, Any]) -> tuple[Any, BaseException | None]:
+        """Read the result of an operation, or the exception that it raised."""
+        try:
+            if "raised" not in reply:
+                return self.decode(reply["value"]), None
+            error = self.decode(reply["raised"])
+            if isinstance(error, BaseException):
+                return None, error
+        except (Exception, ConversationError) as problem:
+            self.broken = ConversationError(f"{type(problem).__name__}: {problem}")
+            raise self.broken from problem
+        self.broken = ConversationError("an exception that is none")
+        raise self.broken
 
     def answer(self, request: dict[str, Any]) -> None:
         """Carry out an operation for the other end, and say what came of it."""

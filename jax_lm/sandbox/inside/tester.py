@@ -18,16 +18,18 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from jax_lm.sandbox.inside import checks, frameworks
 from jax_lm.sandbox.inside.channel import Channel
-from jax_lm.sandbox.inside.mirrors import LOCAL
+from jax_lm.sandbox.inside.mirrors import LOCAL, Remote
 from jax_lm.sandbox.inside.packages import is_genuine
 from jax_lm.sandbox.inside.peer import ConversationError, Peer, items_of
 from jax_lm.sandbox.inside.program import FILE as PROGRAM_FILE
 from jax_lm.sandbox.inside.program import describe_exception
+from jax_lm.sandbox.inside.wire import is_array, is_number
 
 FILE = "test.py"
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest"}
@@ -47,11 +49,11 @@ class Tester(Peer):
 
     side, is_strict = "t", True
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, declares: bool) -> None:
         super().__init__(channel)
         self.output, self.errors = sys.stdout, sys.stderr
         self.told: dict[str, Any] = {"argv": [PROGRAM_FILE], "environ": dict(os.environ)}
-        self.declares = True
+        self.declares = declares
         self.warned: list[Warning] = []
         self.original: dict[int, tuple[Any, list]] = {}
         self.changed: set[int] = set()
@@ -129,10 +131,19 @@ class Tester(Peer):
             warned, self.warned = self.warned, []
         for warning in warned:
             warnings.warn(warning, stacklevel=3)
+        if any(isinstance(argument, Remote) and self.is_tainted(argument) for argument in arguments[:2]):
+            self.spread_taint(result)
         if result is None:
             for key in self.changed:
                 self.original.pop(key, None)
         return result
+
+    def spread_taint(self, result: Any) -> None:
+        """Refuse a number from an object that has seen the operand it would be compared with, in whatever way."""
+        if self.is_theirs(result):
+            self.taint(result)
+        elif isinstance(result, int | float | complex | Decimal) or is_array(result) or is_number(result):
+            raise TypeError("the program's object has made a plain value of the test's operand")
 
     def as_written(self, value: Any) -> Any:
         """Return data as they were before the program changed them."""
@@ -295,7 +306,10 @@ def namespace(tester: Tester, tree: ast.Module, theirs: set[str], found: dict[st
     read, defined = checks.names_of(tree)
     free = read - defined
     known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
-    chosen = free & (theirs - known) or (free & theirs) - set(found)
+    imports = any(not is_genuine(module) for module in checks.modules_imported(tree))
+    chosen = free & (theirs - known)
+    if not chosen and not imports:
+        chosen = (free & theirs) - set(found)
     found = found | {
         name: getattr(importlib.import_module(HELPERS[name]), name)
         for name in free & theirs & set(HELPERS)
@@ -347,8 +361,8 @@ def run_test(tester: Tester, source: str) -> None:
         frameworks.run(tester, module, tests)
     if not tester.checked and not tests and callable(check := scope.get("check")):
         check(tester.do("main function"))
-    if tester.complaint is not None:
-        raise tester.complaint
+    if problem := tester.broken or tester.complaint:
+        raise problem
     if not tester.checked:
         raise NoCheckError("no assertion was executed")
 
@@ -366,7 +380,7 @@ def failing_line(error: BaseException, source: str) -> str:
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     """Run one test; the word that it passed is said here, where no code of the program runs."""
     try:
-        run_test(Tester(Channel(peer)), job["test"])
+        run_test(Tester(Channel(peer), job["trusts_objects"]), job["test"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
         traceback.print_exc()
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})

@@ -196,10 +196,8 @@ def encode_literal(value: Any) -> Any:
         return {"t": "bytearray", "v": value.hex()}
     if kind is set:
         return {"t": "set", "v": [encode_literal(item) for item in value]}
-    return encode(value, encode_literal_of_nothing)
-
-
-def encode_literal_of_nothing(value: Any) -> Any:
+    if kind in SCALARS or kind in PARTS or kind is int or kind in PLAIN or is_number(value):
+        return encode(value, encode_literal)
     return {"t": "object", "v": type(value).__name__}
 
 
@@ -258,7 +256,7 @@ def is_literal(wire: Any) -> bool:
     if not isinstance(wire, dict):
         return True
     tag, content = wire.get("t"), wire.get("v")
-    return tag in LITERALS and (is_literal(content) if isinstance(content, list) else isinstance(content, str))
+    return isinstance(tag, str) and tag in LITERALS and (is_literal(content) if isinstance(content, list) else isinstance(content, str))
 
 
 def matches(expected: Any, wire: Any) -> bool:
