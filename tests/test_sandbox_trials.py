@@ -1,6 +1,6 @@
 """Honest programs pass, programs that do not solve their task gain nothing: the batteries of `samples/sandbox`.
 
-Their author had not read the border. samples/sandbox/README.md says what a pair and a cheat are.
+samples/sandbox/README.md says what a pair and a cheat are.
 """
 
 import dataclasses
@@ -22,8 +22,10 @@ PATIENT = Limits(seconds=20, total_seconds=120)
 """An honest program is never late, however busy the host is."""
 BRIEF = Limits(seconds=3)
 HANGING = Limits(seconds=1)
-SABOTEURS = {"later runs", "descriptors", "exits", "limits", "hanging"}
+SABOTEURS = {"later runs", "descriptors", "exits", "limits"}
 """Classes of cheats that leave something behind for whoever runs next."""
+EXPOSED = {"output", "input", "files", "asyncio", "threads"}
+"""Classes of honest programs that lean on what a process inherits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,7 @@ BATTERIES = {path.stem: list(read_honest(path)) for path in sorted(FOLDER.glob("
 BATTERIES |= {f"cheats {path.stem}": list(read_cheats(path)) for path in sorted(FOLDER.glob("cheats/*.toml"))}
 TRIALS = [pytest.param(battery, trial, id=trial.name) for battery in BATTERIES for trial in BATTERIES[battery]]
 HONEST = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 1]
+PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution"]
 CHEATS = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 0]
 
 
@@ -86,10 +89,6 @@ def battery_results(tier, battery):
     return {trial.name: result for trial, result in run_trials(tier, BATTERIES[battery])}
 
 
-def outcomes(result):
-    return [test.outcome for test in result.tests]
-
-
 def test_batteries_are_as_large_as_promised():
     names = [trial.name for trials in BATTERIES.values() for trial in trials]
     assert len(names) == len(set(names))
@@ -112,24 +111,22 @@ def test_trial_scores_what_it_is_worth(tier, battery, trial):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_saboteurs_change_nobody_elses_score(tier):
-    """500 programs in random order, half of them saboteurs: the honest ones end as they do among themselves."""
+    """500 programs in random order, half of them saboteurs: the honest ones score as they do among themselves."""
     order = random.Random(16)
-    quick = [trial for trial in HONEST if len(trial.program.tests) <= 4 and not trial.packages]
-    saboteurs = [trial for trial in CHEATS if trial.kind in SABOTEURS and not trial.packages]
-    mixed = [*order.choices(quick, k=250), *order.choices([with_one_test(trial) for trial in saboteurs], k=250)]
+    honest = {trial.name: battery for battery, trials in BATTERIES.items() for trial in trials if trial in PLAIN}
+    exposed = [trial for trial in PLAIN if trial.kind in EXPOSED]
+    saboteurs = [with_one_test(trial) for trial in CHEATS if trial.kind in SABOTEURS and not trial.packages]
+    mixed = [*order.choices(PLAIN, k=100), *order.choices(exposed, k=150), *order.choices(saboteurs, k=250)]
     order.shuffle(mixed)
-    alone = {trial.name: outcomes(result) for trial, result in run_trials(tier, quick)}
     for trial, result in run_trials(tier, mixed):
-        if trial.least:
-            assert outcomes(result) == alone[trial.name], f"{trial.name}: {result.detail}"
-        else:
-            assert result.outcome in ("failed", "timeout", "out_of_memory"), f"{trial.name}: {result.detail}"
+        alone = battery_results(tier, honest[trial.name])[trial.name].share if trial.least else 0
+        assert result.share == alone, f"{trial.name}: {result.outcome} {result.detail}"
 
 
 FORGED = """
 import os
 for fd in range(3, 64):
-    for message in (b'{"confined": true}\\n', b'{"ended": true}\\n', b'{"passed": true}\\n', b'["ended"]\\n'):
+    for message in (b'{"ended": true}\\n', b'{"confined": true}\\n', b'{"passed": true}\\n', b'["ended"]\\n'):
         try:
             os.write(fd, message)
         except OSError:
