@@ -181,7 +181,7 @@ def supervised(graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, m
 
     def rows() -> Batch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
-        arrays: Any = tokens, tokens.astype(bool), tokens, jnp.zeros(planned.batch)
+        arrays: Any = tokens, tokens.astype(bool), tokens, None
         return Batch(*arrays)
 
     return loss, placed(jax.eval_shape(rows), NamedSharding(mesh, row_spec(planned.batch, mesh)))

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 BUILTIN_MODEL = Path(__file__).parent / "assets" / "builtin"
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
+BUILTIN_SURENESS = 0.93
+"""An answer below it is doubted; the card of the built-in model says how often that is right."""
+
 DTYPES = ("float32", "bfloat16")
 INT8 = "int8"
 Progress = Callable[[int, int], None]
@@ -165,6 +168,13 @@ class DiffuCoderInference:
         if not messages:
             raise ValueError("messages=[]: must hold at least one message")
         return self.tokenizer.apply_chat_template(messages)
+
+    def doubt(self, answer: Generation, temperature: float) -> str | None:
+        """Say why an answer of the built-in model, at this temperature, is doubtful; None if it is not."""
+        sureness = answer.sureness(temperature)
+        if not self.is_builtin or sureness >= BUILTIN_SURENESS:
+            return None
+        return f"the built-in model is not sure of this answer ({sureness:.0%}): it knows small Python functions only"
 
     def complete(
         self, prompts: Sequence[str], options: GenerationOptions, *, seed: int = 0, on_progress: Progress | None = None

@@ -132,6 +132,7 @@ class GenerationOptions:
         temperature: 0 is greedy.
         top_p: mass of the nucleus, in (0, 1]; None is off.
         top_k: number of candidates per position; None is off. The published sampler's hidden default is 50.
+        min_p: least probability of a candidate, as a share of the likeliest one's, in [0, 1]; None is off.
         num_steps: denoising steps; None takes max_new_tokens / tokens_per_step, or as many as a commit rule by
             probability needs.
         tokens_per_step: how many tokens a step commits; more is faster and worse.
@@ -147,6 +148,7 @@ class GenerationOptions:
     temperature: float = 0.3
     top_p: float | None = 0.95
     top_k: int | None = 50
+    min_p: float | None = None
     num_steps: int | None = None
     tokens_per_step: int = 1
     alg: str = "entropy"
@@ -175,6 +177,8 @@ class GenerationOptions:
             raise ValueError(f"top_p={self.top_p}: must lie in (0, 1], or be None")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k}: must be at least 1, or None")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p}: must lie in [0, 1], or be None")
 
     @property
     def steps(self) -> int | None:

@@ -34,6 +34,17 @@ class Generation:
             return -math.inf
         return sum(math.log(max(p, 1e-30)) for p in self.confidence) / len(self.confidence)
 
+    def sureness(self, temperature: float) -> float:
+        """Geometric mean of the tokens' probabilities before the temperature; 0 without any.
+
+        A temperature T divides the log-odds of two candidates by T. Undone as if there were no third.
+        """
+        if not self.token_ids:
+            return 0.0
+        bounded = (min(max(p, 1e-7), 1 - 1e-7) for p in self.confidence)
+        logs = [-math.log1p(((1 - p) / p) ** (temperature or 1.0)) for p in bounded]
+        return math.exp(sum(logs) / len(logs))
+
 
 @dataclass(frozen=True)
 class DecodedBatch:

@@ -23,6 +23,7 @@ def started(inference, options=OPTIONS, **arguments):
     engine.start()
     try:
         assert engine.ready.wait(500)
+        engine.compiling.join()
         yield engine
     finally:
         engine.close(grace=0.0)
@@ -56,6 +57,6 @@ def call(address, method, path, body=None, **headers):
         answer = connection.getresponse()
         text = answer.read().decode()
         is_json = (answer.headers.get("content-type") or "").startswith("application/json")
-        return answer.status, answer.headers, json.loads(text) if is_json else text
+        return answer.status, answer.headers, json.loads(text) if is_json and text else text
     finally:
         connection.close()

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import threading
 import time
 from dataclasses import replace
@@ -52,6 +53,8 @@ def expected(tiny_inference):
 def test_models(client):
     (model,) = client.models.list().data
     assert model.id == "tiny"
+    # Of 128 columns one at least is the prompt's.
+    assert (model.max_tokens, model.max_model_len, model.context) == (80, 128, 128)
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
@@ -77,6 +80,78 @@ def test_several_prompts_and_choices(client, expected):
     assert len(set(texts)) == 4
     again = client.completions.create(prompt=PROMPT, n=2, echo=True, **options)
     assert [choice.text for choice in again.choices] == texts[:2]
+
+
+def test_the_longest_answer_is_told_as_it_is(tiny_inference):
+    engine = Engine(tiny_inference, replace(OPTIONS, max_tokens=1024))
+    with listening(engine) as address:
+        (card,) = call(address, "GET", "/v1/models")[2]["data"]
+        fields = {"prompt": "", "max_tokens": card["max_tokens"] + 1}
+        status, _, body = call(address, "POST", "/v1/completions", fields)
+        assert (card["max_tokens"], status) == (127, 400)
+        assert "the context holds 128" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/"])
+def test_head_is_get_without_a_body(address, path):
+    status, headers, body = call(address, "HEAD", path)
+    assert (status, body) == (200, "")
+    assert headers["content-type"] == call(address, "GET", path)[1]["content-type"]
+    assert call(address, "HEAD", "/v1/completions")[0] == 405
+
+
+def test_token_ids_are_prompts(client, engine, expected):
+    ids = engine.tokenizer.encode_plain(PROMPT)
+    answer = client.completions.create(prompt=[ids, ids[:3]], **GREEDY)
+    assert answer.choices[0].text == expected
+    assert answer.usage.prompt_tokens == len(ids) + 3
+    assert client.completions.create(prompt=ids, echo=True, **GREEDY).choices[0].text == PROMPT + expected
+    for wrong in ([engine.tokenizer.vocab_size], [-1], [1.5], [5, "a"]):
+        with pytest.raises(openai.BadRequestError, match="prompt"):
+            client.completions.create(prompt=wrong, **GREEDY)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_no_tokens_with_echo_are_the_prompts_alone(client, engine, streams):
+    options = GREEDY | {"max_tokens": 0, "stream": streams}
+    options |= {"stream_options": {"include_usage": True}} if streams else {}
+    pieces = client.completions.create(prompt=[PROMPT, "x"], n=2, echo=True, **options)
+    pieces = list(pieces) if streams else [pieces]
+    choices = [choice for piece in pieces for choice in piece.choices]
+    assert [choice.text for choice in choices] == [PROMPT, PROMPT, "x", "x"]
+    assert {choice.finish_reason for choice in choices} == {"length"}
+    spent = len(engine.tokenizer.encode_plain(PROMPT)) + 1
+    assert (pieces[-1].usage.prompt_tokens, pieces[-1].usage.completion_tokens) == (spent, 0)
+    with pytest.raises(openai.BadRequestError, match="context holds 128"):
+        client.completions.create(prompt=PROMPT * 20, echo=True, **options)
+
+
+def test_filters_act(client, tiny_inference):
+    """One candidate is the likeliest token, however it is asked for."""
+    options = GenerationOptions(max_new_tokens=24, temperature=1.0, top_k=1)
+    likeliest = tiny_inference.complete([PROMPT], options)[0]
+    drawn = GREEDY | {"temperature": 1.0, "seed": 3}
+    for extra in ({"top_k": 1}, {"min_p": 1.0}):
+        assert client.completions.create(prompt=PROMPT, extra_body=extra, **drawn).choices[0].text == likeliest
+    assert client.completions.create(prompt=PROMPT, **drawn).choices[0].text != likeliest
+
+
+def test_without_an_end_all_tokens_are_written(client):
+    answer = client.completions.create(prompt=PROMPT, extra_body={"ignore_eos": True}, **GREEDY | {"max_tokens": 80})
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (80, "length")
+
+
+def test_a_conversation_goes_on_with_the_answers_own_message(client, engine):
+    messages = [{"role": "user", "content": "Write gcd."}]
+    first = client.chat.completions.create(messages=messages, **GREEDY).choices[0].message
+    again = [*messages, first, {"role": "user", "content": "Shorter.", "name": "ann"}]
+    answer = client.chat.completions.create(messages=again, **GREEDY)
+    plain = [*messages, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Shorter."}]
+    assert answer.usage.prompt_tokens == len(engine.tokenizer.encode_chat(plain))
+    assert (
+        answer.choices[0].message.content
+        == client.chat.completions.create(messages=plain, **GREEDY).choices[0].message.content
+    )
 
 
 def test_suffix_is_infilling(client, tiny_inference):
@@ -160,9 +235,19 @@ WRONG = {
     "best_of": {"best_of": 3},
     "surprise": {"surprise": 1},
     "block_length": {"block_length": 8, "preset": "fast"},
-    "stop": {"stop": ["a"] * 5},
+    "stop": {"stop": ["a"] * 17},
     "prompt": {"prompt": 7},
+    "top_k": {"top_k": -1},
+    "min_p": {"min_p": 2},
+    "tools": {"tools": [{"type": "function"}]},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "repetition_penalty": {"repetition_penalty": 1.1},
+    "store": {"store": 0},
+    "ignore_eos": {"ignore_eos": "yes"},
+    "stream_options": {"stream_options": {"include_obfuscation": True}},
+    "logprobs": {"logprobs": 5},
 }
+INNER_NAMES = re.compile(r"constrained|tagged|#|pydantic|Input|list\[|Value error")
 
 
 @pytest.mark.parametrize("param", WRONG)
@@ -170,7 +255,32 @@ def test_wrong_options_are_refused_by_name(address, param):
     status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY | WRONG[param])
     assert status == 400
     assert body["error"]["type"] == "invalid_request_error"
-    assert param in f"{body['error']['param']} {body['error']['message']}"
+    assert body["error"]["param"].split(".")[0] == param
+    assert body["error"]["message"].startswith(param)
+    assert not INNER_NAMES.search(body["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": ["a"] * 17}, "stop: at most 16, not 17"),
+        ({"stop": 5}, "stop=5: must be a text or a list of texts"),
+        ({"stop": ["a", ""]}, "stop.1='': must not be empty"),
+        ({"temperature": 3}, "temperature=3: must be less than or equal to 2"),
+        ({"prompt": [1, "a"]}, "prompt.1='a': must be a valid integer"),
+        ({"prompt": None}, "prompt: must be given"),
+        (
+            {"tool_choice": "required"},
+            "tool_choice='required': this server does not have it; 'none' or 'auto' means nothing",
+        ),
+        ({"surprise": 1}, "surprise: this server does not have it"),
+        ({"top_k": 51}, "top_k=51: must be less than or equal to 50"),
+        ({"max_tokens": 0}, "max_tokens=0: must be at least 1; 0 goes with a completion's echo alone"),
+    ],
+)
+def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
+    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY | fields)
+    assert (status, body["error"]["message"]) == (400, message)
 
 
 def test_errors_reach_the_client_as_its_own(client, address):

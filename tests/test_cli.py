@@ -30,6 +30,14 @@ def test_generate_prints_the_program_and_nothing_else(capsys):
     compile(out, "generated", "exec")
     assert out.startswith("def add(a, b):")
     assert "demonstration model" in err
+    assert "not sure" not in err
+
+
+def test_generate_says_what_the_built_in_model_does_not_know(capsys):
+    status, out, err = run(capsys, "generate", "def dijkstra(graph, source):", *QUICK)
+    assert status == 0
+    assert "warning: the built-in model is not sure of this answer" in err
+    assert "not sure" not in out
 
 
 def test_generate_only_new(capsys):

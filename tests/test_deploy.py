@@ -53,6 +53,16 @@ def test_the_server_is_started_with_options_that_it_has(file):
     parsed = tyro.cli(Serve, args=options, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes))
     # Both are reached from outside, or may be: with keys.
     assert parsed.api_key_file is not None
+    # Who stops them by force waits for longer than they need.
+    assert 1 <= parsed.grace < kill_seconds()[file]
+
+
+def kill_seconds():
+    """How long after SIGTERM the process is killed: as the unit says, and docker if nobody says anything."""
+    unit = (DEPLOY / "diffucoder.service").read_text()
+    stop = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)
+    assert stop
+    return {"Dockerfile": 10, "diffucoder.service": int(stop[1])}
 
 
 def test_systemd_takes_the_unit(tmp_path):

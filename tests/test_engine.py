@@ -166,6 +166,27 @@ def test_a_stop_text_ends_the_answer_before_it(engine, alone):
     assert len(tokens) < len(alone[1])
 
 
+def test_an_answer_that_nothing_ends_fills_its_canvas(engine, alone):
+    """The stop tokens are those that the model wrote itself: it does not know any other."""
+    ear = Ear()
+    (job,) = engine.submit([ask(engine, PROMPTS[0])], ear)
+    (end,) = ear.finished().values()
+    written = end.tokens[2].token_id
+    ids = [token.token_id for token in end.tokens]
+    stops = engine.tokenizer.stop_ids
+    for early_stop, count in ((True, ids.index(written)), (False, 40)):
+        options, ear = replace(GREEDY, early_stop=early_stop), Ear()
+        sequence = engine.sequence(ask(engine, PROMPTS[0], options))
+        assert sequence.stop_ids == (stops if early_stop else ())
+        sequence.tokens[sequence.hole.start : sequence.hole.start + len(ids)] = ids
+        sequence.masked[:] = False
+        sequence.stop_ids = (written,) if early_stop else ()
+        job = Job(request=ask(engine, PROMPTS[0], options), sequence=sequence, listen=ear, deadline=0.0)
+        event = job.look(engine.tokenizer)
+        assert len(event.tokens) == count
+        assert event.reason == ("stop" if early_stop else "length")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("ab", "ab"), ("ab\n", "ab"), ("ab\n\n", "ab"), ("ab\n\ndef", "ab\n\ndef"), ("", "")]
 )
@@ -236,8 +257,11 @@ def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
 
 def test_what_a_lone_sequence_needs_is_compiled_first(fresh):
     wide = fresh(context=160, queue=4)
-    assert [size for _, size in wide.shapes] == sorted(size for _, size in wide.shapes)
-    assert [(slots.columns, size) for slots, size in wide.shapes[:2]] == [(128, 1), (160, 1)]
+    assert [(slots.columns, size) for slots, size in wide.urgent] == [(160, 1), (192, 1)]
+    # Then what a crowd needs, and then again few and narrow ones first.
+    assert [(slots.columns, size) for slots, size in wide.shapes[: wide.soon]] == [(160, 4), (192, 4)]
+    rest = [(slots.columns, size) for slots, size in wide.shapes[wide.soon :]]
+    assert rest == [(128, 1), (160, 1), (128, 4), (160, 4)]
 
 
 @pytest.fixture
@@ -312,7 +336,8 @@ def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
     [
         (Request(before=(5,), options=replace(GREEDY, max_new_tokens=81)), "max_tokens=81: at most 80"),
         (Request(before=(5,) * 100, options=GREEDY), "the context holds 128"),
-        (Request(before=(5,), options=replace(GREEDY, top_k=3)), "top_k=3"),
+        (Request(before=(5,), options=replace(GREEDY, top_k=51)), r"top_k=51: must lie in \[1, 50\]"),
+        (Request(before=(5,), options=replace(GREEDY, top_k=None)), "top_k=None"),
         (Request(before=(5,), options=replace(GREEDY, num_steps=41)), "steps=41: at most one"),
         (Request(before=(), options=GREEDY), "one given before it"),
     ],
@@ -349,6 +374,65 @@ def test_shutdown_without_grace_fails_what_is_there(fresh):
     engine.submit([ask(engine, PROMPTS[0])] * 8, ear)
     engine.close(grace=0.0)
     assert "shutdown" in {end.reason for end in ear.finished(8).values()}
+
+
+def test_what_the_device_still_holds_is_given_up_once(engine, alone, monkeypatch):
+    held, release = threading.Event(), threading.Event()
+
+    def hold(sequences):
+        held.set()
+        release.wait(60)
+
+    monkeypatch.setattr(FaultySlots, "before_run", staticmethod(hold))
+    ear = Ear()
+    engine.submit([ask(engine, prompt) for prompt in PROMPTS[:3]], ear)
+    try:
+        assert held.wait(10)
+        engine.give_up()
+        assert {end.reason for end in ear.finished(3).values()} == {"shutdown"}
+    finally:
+        release.set()
+    assert answers(engine, [ask(engine, PROMPTS[4])]) == alone[4:]
+    assert sum(event.reason is not None for event in ear.events) == 3
+
+
+def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):
+    release = threading.Event()
+    engine = fresh()
+    monkeypatch.setattr(engine, "compile", lambda *shape: release.wait(60))
+    engine.start()
+    assert not engine.close(grace=0.0, wait=0.2)
+    release.set()
+    assert engine.close(grace=0.0, wait=20.0)
+
+
+def test_shutdown_before_it_is_warm_ends_what_waits(fresh, monkeypatch):
+    engine = fresh()
+    ear = Ear()
+    engine.submit([ask(engine, PROMPTS[0])], ear)
+    engine.refuse_new(60.0)
+    engine.start()
+    assert next(iter(ear.finished().values())).reason == "shutdown"
+    assert not engine.ready.is_set()
+
+
+def test_a_compilation_that_fails_is_tried_again(engine, alone, monkeypatch):
+    """As it does when no descriptor is left for it."""
+    failures, done = [OSError(24, "Too many open files")] * 2, threading.Event()
+
+    def compile_at_last():
+        if failures:
+            raise failures.pop()
+        done.set()
+
+    monkeypatch.setattr(FaultySlots, "instead_of_compiling", staticmethod(compile_at_last))
+    monkeypatch.setattr(engine, "pause", 0.05)
+    engine.shapes.append((engine.groups[0], 1))
+    # Wakes the engine's thread, which waits for ever once nothing is left to compile.
+    assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
+    assert done.wait(20)
+    assert not failures
+    assert not engine.shapes
 
 
 def test_a_defect_of_the_loop_leaves_nobody_waiting(fresh, monkeypatch):

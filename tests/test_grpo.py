@@ -58,6 +58,7 @@ def test_the_published_recipe_is_the_preset_and_the_default():
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
         "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
         "profile", "warmup_steps", "adam_epsilon", "muon_learning_rate", "tokens_per_step", "alg_temp", "early_stop",
+        "held_out_prompts",
     }  # fmt: skip
     # Of decoding, the preset says everything.
     overrides = {field.name for field in dataclasses.fields(Decoding)} - {"preset"}
@@ -156,7 +157,7 @@ def test_runs_of_version_0_1_are_continued_by_the_same_settings_alone():
         "grpo": grpo | {"reward_funcs": ["binary_code"], "reward_weights": [3.0]},
         "prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None,
     }  # fmt: skip
-    own = settings_without(config, "generation_batch_size", "training")
+    own = settings_without(config, "generation_batch_size", "held_out_prompts", "training")
     rest = {"prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None}
     present = json.loads(json.dumps(config.training.identity | {"grpo": own} | rest))
     assert differing_setting(former, present) is None

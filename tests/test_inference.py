@@ -10,6 +10,7 @@ from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.inference import DiffuCoderInference, fitting_dtype
 from jax_lm.infilling import Template
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
+from jax_lm.results import Generation
 from jax_lm.tokenizer import MASK, TokenizerError
 
 GREEDY = {"max_new_tokens": 64, "temperature": 0.0}
@@ -233,3 +234,28 @@ def test_score_prefers_the_right_body_and_repeats_for_a_seed(engine):
     assert right == again
     assert right.log_likelihood > wrong.log_likelihood + 2
     assert right.log_likelihood < 0
+
+
+def answer_with(*confidence):
+    return Generation(("x",), tuple(range(len(confidence))), confidence, tuple(range(len(confidence))), stopped=True)
+
+
+def test_sureness_is_the_geometric_mean():
+    assert answer_with(0.9, 0.4).sureness(0.0) == pytest.approx(0.6)
+    assert answer_with(0.9, 0.4).sureness(1.0) == pytest.approx(0.6)
+    assert answer_with().sureness(0.0) == 0.0
+    assert answer_with(1.0, 1.0).sureness(0.3) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
+def test_sureness_undoes_the_temperature_of_two_candidates(temperature):
+    tempered = [p ** (1 / temperature) / (p ** (1 / temperature) + (1 - p) ** (1 / temperature)) for p in (0.8, 0.3)]
+    assert answer_with(*tempered).sureness(temperature) == pytest.approx((0.8 * 0.3) ** 0.5)
+
+
+def test_only_unsure_answers_of_the_built_in_model_are_doubted(engine, monkeypatch):
+    assert engine.doubt(answer_with(0.99, 0.98), 0.0) is None
+    assert "not sure of this answer (90%)" in engine.doubt(answer_with(0.9, 0.9), 0.0)
+    assert "(0%)" in engine.doubt(answer_with(), 0.0)
+    monkeypatch.setattr(engine, "is_builtin", False)
+    assert engine.doubt(answer_with(0.1), 0.0) is None

@@ -1,6 +1,7 @@
 """The loss of masked diffusion in its variants, packed rows, and training a tiny model."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -10,8 +11,8 @@ import pytest
 from flax import nnx
 
 from jax_lm.data.batches import Row, collate
-from jax_lm.diffusion.masking import mask_tokens, masked_share, noise_levels, shift_right
-from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.diffusion.masking import mask_tokens, noise_levels, shift_right
+from jax_lm.models.dream import DreamForCausalLM, flatten, parameters
 from jax_lm.training.config import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import ByStep, diffusion_loss, loss_terms, partition, token_weights, train
 from jax_lm.training.update import gradient
@@ -69,15 +70,17 @@ def plain_loss(losses, masked, canvas, samples, levels, weight, normalisation):
 def test_loss_equals_the_formula(weighting, normalisation):
     arrays = drawn()
     losses, masked, canvas, samples, levels = (np.asarray(array) for array in arrays)
+    counts = [masked[samples == number].sum() for number in np.unique(samples)]
+    assert min(counts) == 1 < max(counts)
 
     def weight(place, size):
         t = float(levels[place])
-        share = t + (1 - t) ** size / size
         row, k = place
-        if weighting == "cart":
-            visible = [j for j in range(8) if j != k and not masked[row, j] and samples[row, j] == samples[place]]
-            return sum(0.5 * 0.3 * 0.7 ** (abs(k - j) - 1) for j in visible)
-        return {"1/t": 1 / share, "linear": (1 - t) * t / share, "plain": 1.0}[weighting]
+        is_only_one = masked[samples == samples[place]].sum() == 1
+        unforced = size * t / (size * t + 1 - t) if is_only_one else 1.0
+        visible = [j for j in range(8) if j != k and not masked[row, j] and samples[row, j] == samples[place]]
+        cart = sum(0.5 * 0.1 * 0.9 ** (abs(k - j) - 1) for j in visible)
+        return {"1/t": unforced / t, "linear": (1 - t) * unforced, "cart": unforced * cart, "plain": 1.0}[weighting]
 
     terms = loss_terms(LossConfig(weighting=weighting, normalisation=normalisation), *arrays)
     expected = plain_loss(losses, masked, canvas, samples, levels, weight, normalisation)
@@ -119,9 +122,57 @@ def test_mean_of_the_estimator_is_the_mean_loss():
     assert error < 0.02 * exact  # so that the bound above is a strict one
 
 
-def test_share_of_masks_is_what_the_weights_divide_by():
-    shares = masked_share(jnp.float32([[0.5, 1e-3]]), jnp.float32([[4, 1]]))
-    np.testing.assert_allclose(shares, [[0.5 + 0.5**4 / 4, 1.0]], rtol=1e-6)
+def chances(masked, level, *, forced):
+    """How likely these masks of one canvas are, in exact arithmetic; with one forced if the level gives none."""
+    n, count = len(masked), sum(masked)
+    plain = level**count * (1 - level) ** (n - count)
+    return plain + ((1 - level) ** n / n if forced and count == 1 else 0.0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("weighting", ["1/t", "linear", "cart"])
+def test_forced_mask_leaves_the_objective_as_it_is(weighting, n):
+    """All masks of a canvas, and a loss of each token under each of them: the mean is that without a forced mask.
+
+    For 1/t it is also the bound of masked diffusion: for each number of masks the mean loss of a masked token, over all
+    such masks, summed up. Integrals over t are exact: these are polynomials of low degree.
+    """
+    subsets = [m for m in itertools.product((False, True), repeat=n) if any(m)]
+    # As real ones do, losses grow with the number of masks.
+    losses = np.random.default_rng(n).random((len(subsets), n)) + 3 * np.mean(subsets, axis=1, keepdims=True)
+    nodes, quadrature = np.polynomial.legendre.leggauss(8)
+    config = LossConfig(weighting=weighting)
+    # One token before the canvas is always visible.
+    rows, width = len(subsets), n + 1
+    closed = np.zeros((rows, 1))
+    masked, canvas = np.hstack([closed, subsets]).astype(bool), np.hstack([closed, np.ones((rows, n))]).astype(bool)
+    totals = jax.jit(jax.vmap(lambda *row: loss_terms(config, *(x[None] for x in row)).total))
+    ours = expected = 0.0
+    for level, share in zip((nodes + 1) / 2, quadrature / 2, strict=True):
+        levels = np.full((rows, width), level, np.float32)
+        samples = np.zeros((rows, width), np.int32)
+        estimates = totals(np.float32(np.hstack([closed, losses])), masked, canvas, samples, levels)
+        for mask, row, estimate in zip(subsets, losses, np.asarray(estimates), strict=True):
+            ours += share * chances(mask, level, forced=True) * float(estimate)
+            expected += share * chances(mask, level, forced=False) * plain_total(weighting, mask, row, level)
+    assert ours == pytest.approx(expected, rel=2e-6)
+    if weighting == "1/t":
+        by_count = [[losses[i][list(m)].mean() for i, m in enumerate(subsets) if sum(m) == k] for k in range(1, n + 1)]
+        assert ours == pytest.approx(sum(map(np.mean, by_count)), rel=2e-6)
+
+
+def plain_total(weighting, mask, losses, level):
+    """The stated sum over the masked tokens of a canvas behind one visible token, in float64."""
+
+    def weight(k):
+        nearness = [0.5 * 0.1 * 0.9 ** (abs(k - j) - 1) for j in (-1, *np.flatnonzero(~np.array(mask)))]
+        return {"1/t": 1 / level, "linear": 1 - level, "cart": sum(nearness)}[weighting]
+
+    return sum(losses[k] * weight(k) for k in np.flatnonzero(mask))
+
+
+def test_nearness_is_that_of_dreams_training_configuration():
+    assert LossConfig().cart_p == 0.1
 
 
 @pytest.mark.parametrize(
@@ -200,6 +251,36 @@ def test_products_are_computed_in_the_chosen_dtype(shallow, shallow_config, batc
     assert len(products) == 3 * 10
     operands = [line.rsplit(" : ", 1)[1].split("->")[0] for line in products]
     assert all(("bf16" in types) == is_rounded and ("f32" in types) != is_rounded for types in operands)
+
+
+def test_every_gradient_in_bfloat16_is_that_of_float32(shallow, shallow_config):
+    """At 16,384 tokens, frequent ones among them as in text, padding and MASK: sums that bfloat16 cannot hold."""
+    rows, length, frequent = 64, 256, 400
+    tokens = np.random.default_rng(0).zipf(1.3, (rows, length)) % 90
+    sizes = [length * (3 + i % 2) // 4 for i in range(rows)]
+    answers = [
+        Row(tuple(map(int, row[:size])), (False,) * 32 + (True,) * (size - 32))
+        for row, size in zip(tokens, sizes, strict=True)
+    ]
+    batch = collate([[row] for row in answers], length, 91)
+    graph, state = shallow
+    objective = diffusion_loss(graph, LossConfig(), shallow_config.mask_token_id)
+    step = jax.jit(lambda w, b, k, dtype: gradient(objective, w, {}, b, k, dtype=dtype)[0], static_argnames="dtype")
+    weights = nnx.to_pure_dict(state)
+    exact, ours = (dict(flatten(step(weights, batch, jax.random.key(0), dtype))) for dtype in ("float32", "bfloat16"))
+    errors = {name: relative_error(leaf, exact[name]) for name, leaf in ours.items()}
+    embedding = "model.embed_tokens.weight"
+    counts = np.bincount(batch.tokens.ravel(), minlength=96)
+    chosen = [shallow_config.mask_token_id, *np.flatnonzero(counts > frequent)]
+    assert {91, 95} < set(chosen)
+    errors |= {f"token {row}": relative_error(ours[embedding][row], exact[embedding][row]) for row in chosen}
+    assert {name: error for name, error in errors.items() if not error < 0.02} == {}
+
+
+def relative_error(ours, exact):
+    """Norm of the difference, relative to the second."""
+    ours, exact = np.asarray(ours, np.float64), np.asarray(exact, np.float64)
+    return float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """The logit shift, samples side by side, noise levels and masks."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,12 @@ import pytest
 from jax_lm.diffusion.masking import (
     attention_mask,
     mask_tokens,
-    masked_share,
     noise_levels,
     over_samples,
     sample_positions,
     sample_starts,
     shift_right,
+    unforced_ratio,
 )
 
 LEVEL_DRAWS = ("even", "antithetic", "independent")
@@ -129,7 +131,7 @@ def test_sample_without_canvas_stays_as_it_is(rows):
     np.testing.assert_array_equal(noisy[1], tokens[1])
 
 
-def test_masked_share_is_the_level_of_the_sample(rows):
+def test_share_of_masks_is_the_level_of_the_sample(rows):
     tokens, canvas = rows
     levels = np.tile(np.array([0.1, 0.3, 0.5, 0.9], np.float32), 100)
     _, masked = forward(jax.random.key(4), tokens, canvas, levels)
@@ -141,13 +143,18 @@ def test_masked_share_is_the_level_of_the_sample(rows):
 
 
 @pytest.mark.parametrize("level", [0.02, 0.3])
-def test_masked_share_counts_the_one_mask_that_is_always_there(level):
-    """On a canvas of five it matters: 1 - 0.98^5 of the samples would else have none."""
-    tokens, canvas = np.zeros((4000, 5), np.int32), np.ones((4000, 5), bool)
+def test_unforced_ratio_is_that_of_the_two_probabilities(level):
+    """On a canvas of three, where a mask is forced in (1 - t)^3 of the cases; counted over 20,000 draws."""
+    tokens, canvas = np.zeros((20_000, 3), np.int32), np.ones((20_000, 3), bool)
     _, masked = forward(jax.random.key(5), tokens, canvas, level)
-    exact = float(masked_share(jnp.float32([[level]]), jnp.float32([[5]]))[0, 0])
-    assert masked.mean() == pytest.approx(exact, abs=4 * (exact / 20_000) ** 0.5)
-    assert exact > level + 0.03
+    counts = masked.sum(axis=1)
+    for count in (1, 2, 3):
+        plain = math.comb(3, count) * level**count * (1 - level) ** (3 - count)
+        forced = (counts == count).mean()
+        ratio = float(unforced_ratio(*jnp.float32([[[level]], [[3]], [[count]]]))[0, 0])
+        assert plain / ratio == pytest.approx(forced, abs=4 * (forced / 20_000) ** 0.5 + 1e-4)
+    # The case that matters: far from 1.
+    assert float(unforced_ratio(*jnp.float32([[[0.02]], [[3]], [[1]]]))[0, 0]) < 0.1
 
 
 def test_masks_depend_on_the_key_alone(rows):
@@ -187,3 +194,25 @@ def test_attention_opens_from_causal_to_full_within_samples():
     assert half[future].mean() == pytest.approx(0.5, abs=4 * 0.5 / future.sum() ** 0.5)
     # The share is traced: a schedule compiles once.
     assert mask._cache_size() == 1
+
+
+def drawn_sizes(jaxpr):
+    """Sizes of all arrays of random bits in a program, those of inner programs among them."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "random_bits":
+            yield from (output.aval.size for output in equation.outvars)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from drawn_sizes(inner)
+
+
+def test_attention_draws_one_mask_for_all_rows_and_none_where_it_is_open():
+    samples, key = jnp.repeat(PACKED, 8, axis=0), jax.random.key(0)
+    openness = jnp.full(16, 0.5)
+    assert list(drawn_sizes(jax.make_jaxpr(attention_mask)(samples, openness, key).jaxpr)) == [6 * 6]
+    assert list(drawn_sizes(jax.make_jaxpr(lambda s, k: attention_mask(s, None, k))(samples, key).jaxpr)) == []
+    # Rows of a step have the same draw, wherever they are.
+    alone = attention_mask(samples[3:4], openness[:1], key)
+    np.testing.assert_array_equal(attention_mask(samples, openness, key)[3:4], alone)
+    np.testing.assert_array_equal(attention_mask(samples, None, key), samples[:, :, None] == samples[:, None, :])

@@ -16,10 +16,15 @@ def settings(**changes):
 
 
 @pytest.mark.parametrize("muon_learning_rate", [None, 0.05])
-def test_weight_decay_spares_vectors(muon_learning_rate):
+def test_weight_decay_spares_vectors_and_adapters(muon_learning_rate):
     params = {
         "embed": {"weight": jnp.full((4, 6), 2.0)},
-        "layers": {0: {"q_proj": {"weight": jnp.full((6, 6), 2.0), "bias": jnp.full(6, 2.0)}}},
+        "layers": {
+            0: {
+                "q_proj": {"weight": jnp.full((6, 6), 2.0), "bias": jnp.full(6, 2.0)},
+                "o_proj": {"lora_a": jnp.full((2, 6), 2.0), "lora_b": jnp.full((6, 2), 2.0)},
+            }
+        },
         "norm": {"weight": jnp.full(6, 2.0)},
     }
     config = settings(learning_rate=0.1, muon_learning_rate=muon_learning_rate, weight_decay=0.01)
@@ -30,6 +35,8 @@ def test_weight_decay_spares_vectors(muon_learning_rate):
     np.testing.assert_allclose(updates["embed"]["weight"], -0.1 * 0.01 * 2, rtol=1e-5)
     np.testing.assert_allclose(layer["weight"], -(muon_learning_rate or 0.1) * 0.01 * 2, rtol=1e-5)
     np.testing.assert_array_equal(layer["bias"], 0)
+    for factor in updates["layers"][0]["o_proj"].values():
+        np.testing.assert_array_equal(factor, 0)
     np.testing.assert_array_equal(updates["norm"]["weight"], 0)
 
 

@@ -1,6 +1,12 @@
-"""The page in a real browser: it opens, generates, fills its canvas, replays, infills, chats. Skipped without one."""
+"""The page in a real browser: generating, replaying slowly, sharing, by keyboard, on a phone. Skipped without one."""
 
+import io
+import json
+import keyword
+import re
 import shutil
+import tokenize
+from pathlib import Path
 
 import pytest
 
@@ -9,16 +15,41 @@ pytest.importorskip("playwright")
 
 from playwright import sync_api
 from playwright.sync_api import expect
-from serving import listening, started
+from serving import call, listening, started
+
+from jax_lm.sandbox import run
+from jax_lm.serving.api import PAGE, PAGE_FILES
+from jax_lm.serving.engine import EngineOptions
+from jax_lm.serving.guard import RequestLimits
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
+PHONE = {"width": 390, "height": 844}
+REPLAY = {
+    "format": "diffucoder-replay-1", "model": "m", "before": "def f():", "after": "", "chat": False, "length": 6,
+    "forwards": 3, "seconds": 0.2, "tokens": 3, "reason": "stop", "text": " return 1",
+    "commits": [[5, 1, "<|endoftext|>", 0.99], [3, 1, "<|endoftext|>", 0.98], [0, 2, "\n    ", 0.9],
+                [2, 2, "<b>1</b>", 0.5], [1, 3, "return ", 0.25]],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def address(tiny_inference):
-    with started(tiny_inference) as engine, listening(engine) as address:
+def tiny_engine(tiny_inference):
+    with started(tiny_inference) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def address(tiny_engine):
+    with listening(tiny_engine) as address:
+        yield "http://{}:{}/".format(*address)
+
+
+@pytest.fixture(scope="module")
+def builtin_address(engine):
+    options = EngineOptions(slots=1, queue=12, context=256, max_tokens=144)
+    with started(engine, options) as builtin, listening(builtin) as address:
         yield "http://{}:{}/".format(*address)
 
 
@@ -31,18 +62,30 @@ def browser():
 
 
 @pytest.fixture
-def page(browser, address):
-    """The page, opened; whatever it complains of fails the test."""
-    context = browser.new_context()
-    page, complaints = context.new_page(), []
-    page.on("console", lambda message: is_complaint(message) and complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: request.url.startswith(address) or complaints.append(request.url))
-    page.goto(address)
-    expect(page.locator("#model")).to_have_text("tiny")
-    yield page
-    context.close()
+def visit(browser):
+    """Opens the page; whatever it complains of, or asks of another host, fails the test."""
+    contexts, complaints = [], []
+
+    def opened(address, **settings):
+        context = browser.new_context(**settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: is_complaint(message) and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: is_own(request.url, address) or complaints.append(request.url))
+        page.goto(address)
+        expect(page.locator("#model")).to_contain_text("tiny")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
     assert complaints == []
+
+
+@pytest.fixture
+def page(visit, address):
+    return visit(address)
 
 
 def is_complaint(message):
@@ -50,49 +93,220 @@ def is_complaint(message):
     return message.type in ("error", "warning") and "status of 400" not in message.text
 
 
-def generate(page):
+def is_own(url, address):
+    """The page makes blobs to save files."""
+    return url.removeprefix("blob:").startswith(address.split("#")[0])
+
+
+def generate(page, **settings):
+    """Generate, and wait until the server is done; the page may still be playing."""
+    if settings:
+        page.locator("#ask details").evaluate("details => { details.open = true; }")
+    for name, value in settings.items():
+        field = page.locator(f"#{name}")
+        field.select_option(value) if name in ("preset", "alg") else field.fill(value)
     page.get_by_role("button", name="Generate").click()
     expect(page.locator("#status")).to_contain_text("tokens in", timeout=60_000)
 
 
+def shown(page):
+    """The pass that is shown, and all that there are."""
+    found = re.fullmatch(r"pass (\d+) of (\d+)", page.locator("#pass-text").inner_text())
+    assert found
+    return tuple(map(int, found.groups()))
+
+
 def masks(page):
-    return page.locator(".cell.mask").count()
+    return page.locator("#cells .cell.mask:visible").count()
 
 
-def test_the_canvas_fills_and_replays(page):
+def cells(page):
+    return page.locator("#cells .cell:visible").all_inner_texts()
+
+
+def written(page):
+    """The text without trailing layout: what a user copies."""
+    return page.locator("#answer").evaluate("answer => answer.textContent")
+
+
+def test_all_files_of_the_page_come_without_a_key_and_under_its_policy(tiny_engine):
+    with listening(tiny_engine, limits=RequestLimits(keys=("k" * 16,), hosts=())) as address:
+        assert {name for name, _ in PAGE_FILES.values()} == {path.name for path in PAGE.iterdir()}
+        for path, (name, _) in PAGE_FILES.items():
+            status, headers, text = call(address, "GET", path)
+            assert (status, text) == (200, (PAGE / name).read_text())
+            assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+
+
+def test_the_canvas_fills_slowly_and_replays(page):
     page.get_by_role("button", name="def gcd(a, b):").click()
-    page.get_by_text("Settings").click()
-    page.get_by_label("Tokens to fill").fill("48")
-    page.evaluate(
-        """() => {
-            window.seen = [];
-            const look = () => window.seen.push(document.querySelectorAll('.cell.mask').length);
-            new MutationObserver(look).observe(document.getElementById('canvas'), { childList: true, subtree: true });
-        }"""
-    )
-    generate(page)
-    seen = page.evaluate("window.seen")
-    # The first steps may arrive with the empty canvas.
-    assert max(seen) >= 40
-    assert len(set(seen)) > 4, "the canvas filled at once"
-    assert page.locator(".cell.decided").count() > 0
-    left = masks(page)
-    assert page.get_by_label("Text").input_value().startswith("def gcd(a, b):")
-    slider = page.get_by_label("Step of the replay")
-    steps = int(slider.get_attribute("max"))
-    assert int(slider.input_value()) == steps > 4
+    generate(page, max_tokens="48")
+    # The server is done long before the page has shown it all at ten passes per second.
+    at, passes = shown(page)
+    assert at < passes
+    assert passes > 4
+    assert int(page.locator("#forwards").inner_text()) == passes
+    assert masks(page) > 0
+    seen = {masks(page)}
+    page.get_by_label("Speed").select_option("30")
+    while shown(page)[0] < passes:
+        seen.add(masks(page))
+    assert len(seen) > 4, "the canvas filled at once"
+    expect(page.get_by_role("button", name="Replay", exact=True)).to_be_enabled()
+    assert written(page).startswith("def gcd(a, b):")
+    left, slider = masks(page), page.get_by_label("Pass", exact=True)
+    assert int(slider.input_value()) == int(slider.get_attribute("max")) == passes
     slider.fill("0")
     assert masks(page) == 48
-    slider.fill(str(steps // 2))
+    slider.fill(str(passes // 2))
     assert left < masks(page) < 48
-    page.get_by_role("button", name="Replay").click()
-    expect(page.locator("#step-text")).to_have_text(f"step {steps} of {steps}", timeout=20_000)
+    page.get_by_label("Speed").select_option("real")
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.locator("#pass-text")).to_have_text(f"pass {passes} of {passes}", timeout=20_000)
     assert masks(page) == left
-    assert page.locator("#order circle").count() == page.locator(".cell.decided").count()
-    by_step = page.locator(".cell.decided").first.get_attribute("style")
-    page.get_by_label("by confidence").check()
-    assert page.locator(".cell.decided").first.get_attribute("style") != by_step or by_step == "--share: 100%;"
-    assert page.locator("#forwards").inner_text().isdigit()
+
+
+def test_a_paused_replay_stays_where_it_is(page):
+    generate(page)
+    page.get_by_role("button", name="Pause").click()
+    at = shown(page)
+    assert at[0] < at[1]
+    page.wait_for_timeout(400)
+    assert shown(page) == at
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    expect(page.locator("#pass-text")).not_to_have_text("pass {} of {}".format(*at))
+    assert shown(page)[0] > at[0]
+
+
+@pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
+@pytest.mark.parametrize("alg", ["entropy", "origin", "left_to_right"])
+def test_passes_are_the_models_evaluations(page, preset, alg):
+    """Passes, forwards and the list in words say the same, also where steps are skipped or decide nothing."""
+    if preset == "turbo" and alg == "origin":
+        pytest.skip("turbo decides by probability, origin by chance")
+    page.evaluate(
+        """() => {
+            const ask = window.fetch;
+            window.fetch = async (...given) => {
+                const answer = await ask(...given);
+                window.heard = answer.clone().text();
+                return answer;
+            };
+        }"""
+    )
+    generate(page, preset=preset, alg=alg, max_tokens="40")
+    heard = page.evaluate("window.heard").splitlines()
+    events = [json.loads(line[6:]) for line in heard if line.startswith("data: ")]
+    forwards = events[-1]["forwards"]
+    page.get_by_label("Pass", exact=True).fill(str(forwards))
+    assert shown(page) == (forwards, forwards)
+    assert page.locator("#forwards").inner_text() == str(forwards)
+    page.get_by_text("Passes in words").click()
+    listed = page.locator("#passes li").evaluate_all("items => items.map(item => item.value)")
+    assert listed == sorted(set(listed))
+    assert listed[-1] == forwards
+    steps = {commit["step"] for event in events for commit in event.get("commits", [])}
+    assert len(listed) == len(steps)
+    if alg != "origin":
+        assert listed == list(range(1, forwards + 1))
+
+
+def test_who_wants_no_motion_sees_the_end_at_once(visit, address):
+    page = visit(address, reduced_motion="reduce")
+    generate(page)
+    at, passes = shown(page)
+    assert at == passes > 4
+    page.get_by_label("Speed").select_option("2")
+    page.get_by_role("button", name="Replay", exact=True).click()
+    page.wait_for_timeout(300)
+    assert shown(page)[0] < passes
+
+
+def test_end_tokens_are_folded_and_markup_is_text(visit, address):
+    page = visit(address, reduced_motion="reduce")
+    open_file(page, json.dumps(REPLAY))
+    assert cells(page) == ["↵\n    ", "return ", "<b>1</b>", "end \u00d73"]
+    page.get_by_label("Pass", exact=True).fill("1")
+    assert cells(page) == ["▒▒", "▒▒", "▒▒", "end", "▒▒", "end"]
+    page.get_by_label("Pass", exact=True).fill("2")
+    assert cells(page) == ["↵\n    ", "▒▒", "<b>1</b>", "end", "▒▒", "end"]
+    page.get_by_label("Pass", exact=True).fill("3")
+    page.get_by_text("Passes in words").click()
+    words = page.locator("#passes li").all_inner_texts()
+    assert words == ["end of text \u00d72", '"\\n    " 90.0 %, "<b>1</b>" 50.0 %', '"return " 25.0 %']
+    assert written(page) == "def f(): return 1"
+    assert page.locator("#order circle").count() == 5
+
+
+def test_a_token_tells_its_pass_and_confidence_by_tap_and_keyboard(visit, address):
+    page = visit(address, reduced_motion="reduce", has_touch=True, viewport=PHONE)
+    open_file(page, json.dumps(REPLAY))
+    page.locator("#cells .cell", has_text="return").tap()
+    expect(page.locator("#token")).to_have_text('Position 2: "return ", decided in pass 3 of 3, confidence 25.0 %.')
+    page.keyboard.press("ArrowRight")
+    chosen = page.locator("#cells [aria-selected=true]")
+    assert chosen.inner_text() == "<b>1</b>"
+    assert page.locator("#cells").get_attribute("aria-activedescendant") == chosen.get_attribute("id")
+    assert "50.0 %" in (chosen.get_attribute("aria-label") or "")
+    page.keyboard.press("End")
+    expect(page.locator("#token")).to_have_text("Position 4 and the 2 after it: end of text.")
+    page.keyboard.press("Home")
+    page.get_by_label("Pass", exact=True).fill("1")
+    expect(page.locator("#token")).to_have_text("Position 1: masked, not decided yet.")
+
+
+def test_colours_tell_pass_or_confidence(visit, address):
+    page = visit(address, reduced_motion="reduce")
+    open_file(page, json.dumps(REPLAY))
+
+    def shares():
+        decided = page.locator("#cells .decided")
+        return decided.evaluate_all("marks => marks.map(mark => mark.style.getPropertyValue('--share'))")
+
+    assert shares() == ["50%", "100%", "50%"]
+    page.get_by_label("confidence").check()
+    assert shares() == ["90%", "25%", "50%"]
+    assert "100 % sure" in page.locator(".legend").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_ramp_has_one_way_in_luminance_and_text_on_it_is_read(visit, address, scheme):
+    """So that its order is seen without hues, as by the colour-blind."""
+    page = visit(address, color_scheme=scheme)
+    colours = page.evaluate(
+        """() => {
+            const pen = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+            const measured = (property, value) => {
+                const probe = document.querySelector('#model');
+                probe.style.setProperty(property, value);
+                pen.fillStyle = getComputedStyle(probe)[property];
+                pen.fillRect(0, 0, 1, 1);
+                return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+            };
+            const ramp = Array.from({ length: 21 }, (_, i) =>
+                measured('color', `color-mix(in oklch, var(--last) ${5 * i}%, var(--first))`));
+            const code = ['keyword', 'string', 'number', 'name', 'soft'].map((n) => measured('color', `var(--${n})`));
+            return { ramp, code, ink: measured('color', 'var(--ink)'), paper: measured('color', 'var(--paper)') };
+        }"""
+    )
+    ramp = [luminance(colour) for colour in colours["ramp"]]
+    assert ramp == sorted(ramp, reverse=scheme == "light")
+    assert min(contrast(tint, luminance(colours["ink"])) for tint in ramp) >= 4.5
+    assert contrast(ramp[0], ramp[-1]) >= 1.8
+    assert min(contrast(luminance(c), luminance(colours["paper"])) for c in colours["code"]) >= 4.5
+
+
+def luminance(colour):
+    """Relative luminance of an sRGB colour, WCAG 2.1."""
+    parts = [part / 255 for part in colour]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    """Of two luminances, WCAG 2.1."""
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
 
 
 def test_a_hole_is_marked_and_filled_from_the_keyboard(page):
@@ -105,10 +319,10 @@ def test_a_hole_is_marked_and_filled_from_the_keyboard(page):
     assert box.input_value() == "def f(x):\n    y = ⟨HOLE⟩\n    return y\n"
     box.press("Control+Enter")
     expect(page.locator("#status")).to_contain_text("tokens in", timeout=60_000)
-    text = page.get_by_label("Text").input_value()
-    assert text.startswith("def f(x):\n    y = ")
-    assert text.endswith("\n    return y\n")
-    assert "HOLE" not in text
+    assert written(page).startswith("def f(x):\n    y = ")
+    assert written(page).endswith("\n    return y\n")
+    assert "HOLE" not in written(page)
+    assert page.locator("#after").inner_text() == "\n    return y\n"
     box.fill("no hole")
     page.get_by_role("button", name="Generate").click()
     assert "Mark one hole" in page.locator("#status").inner_text()
@@ -116,12 +330,11 @@ def test_a_hole_is_marked_and_filled_from_the_keyboard(page):
 
 def test_a_conversation_goes_on(page):
     page.get_by_label("Chat").check(force=True)
-    page.get_by_text("Settings").click()
-    page.get_by_label("Tokens to fill").fill("8")
     for count in (2, 4):
         page.locator("#prompt").fill("Write gcd.")
-        generate(page)
+        generate(page, max_tokens="8")
         assert page.locator("#conversation li").count() == count
+        assert page.locator("#before").inner_text().startswith("Write gcd.")
         page.evaluate("document.getElementById('status').textContent = ''")
     page.get_by_role("button", name="New chat").click()
     assert page.locator("#conversation li").count() == 0
@@ -136,8 +349,248 @@ def test_what_the_server_refuses_is_said(page):
     assert "steps" in page.locator("#status").inner_text()
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_window(page, width):
-    page.set_viewport_size({"width": width, "height": 740})
-    generate(page)
+def test_a_request_that_comes_to_nothing_leaves_the_last_replay(visit, address):
+    page = visit(address, reduced_motion="reduce")
+    generate(page, max_tokens="8")
+    made = outcome(page)
+    page.evaluate(
+        """() => {
+            window.fetch = (_, { signal }) => new Promise((_, refuse) => {
+                signal.addEventListener('abort', () => refuse(signal.reason));
+            });
+        }"""
+    )
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator("#status")).to_have_text("Waiting for a place…")
+    expect(page.get_by_role("button", name="Generate")).to_have_attribute("aria-disabled", "true")
+    page.get_by_role("button", name="Generate").click(force=True)
+    open_file(page, json.dumps(REPLAY))
+    expect(page.locator("#status")).to_contain_text("Stop the request first")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text("Stopped.")
+    assert focused(page) == "run"
+    assert outcome(page) == made
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.locator("#pass-text")).to_have_text(f"pass {made[-1][1]} of {made[-1][1]}")
+
+
+@pytest.mark.parametrize("width", [360, 390, 1280])
+def test_the_canvas_is_in_the_window_and_nothing_is_wider(visit, address, width):
+    page = visit(address, viewport={"width": width, "height": 844})
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator(".canvas")).to_be_in_viewport(ratio=1)
+    expect(page.locator("#status")).to_be_in_viewport(ratio=1)
+    expect(page.locator("#status")).to_contain_text("tokens in", timeout=60_000)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    expect(page.locator("#play")).to_be_in_viewport(ratio=1)
+
+
+def test_the_keyboard_reaches_everything_and_keeps_its_place(visit, address):
+    page = visit(address, reduced_motion="reduce")
+    page.locator("#prompt").focus()
+    page.keyboard.press("Tab")
+    assert focused(page) == "run"
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_contain_text("tokens in", timeout=60_000)
+    assert focused(page) == "run", "the focus was lost with a button that was disabled"
+    order = []
+    while (place := focused(page)) and place not in order:
+        order.append(place)
+        page.keyboard.press("Tab")
+    reached = [
+        place
+        for place in order
+        if place in ("run", "max_tokens", "cells", "play", "pass", "speed", "answer", "copy", "link", "save", "open")
+    ]
+    assert reached == ["run", "max_tokens", "cells", "play", "pass", "speed", "answer", "copy", "link", "save", "open"]
+
+
+def focused(page):
+    """The id of what has the focus, else its name or text; empty at the page's end."""
+    return page.evaluate(
+        "(e => e === document.body ? '' : e.id || e.name || e.textContent.trim())(document.activeElement)"
+    )
+
+
+def test_everything_that_takes_the_focus_has_a_name(visit, address):
+    page = visit(address, reduced_motion="reduce")
+    generate(page, max_tokens="8")
+    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    named = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if not node["ignored"] and any(p["name"] == "focusable" and p["value"]["value"] for p in node["properties"])
+    ]
+    assert len(named) > 25
+    assert [role for role, name in named if not name.strip() and role != "RootWebArea"] == []
+    assert {"listbox", "slider", "combobox", "button", "radio", "textbox"} <= {role for role, _ in named}
+    live = page.locator("[role=status], output").evaluate_all("all => all.map(e => [e.id, e.ariaLive])")
+    # Only the status is read out of itself: a replay would talk ten times a second.
+    assert live == [["status", None], ["pass-text", "off"]]
+
+
+def open_file(page, text):
+    """Open a saved replay."""
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Open replay").click()
+    chooser.value.set_files({"name": "replay.json", "mimeType": "application/json", "buffer": text.encode()})
+    expect(page.locator("#status")).not_to_have_text("Press Generate to begin.")
+
+
+def outcome(page):
+    """All that a replay must bring back."""
+    page.get_by_label("Pass", exact=True).fill(page.get_by_label("Pass", exact=True).get_attribute("max"))
+    figures = page.locator("#figures dd").all_inner_texts()
+    title = page.locator("#cells .cell").evaluate_all("marks => marks.map(mark => mark.ariaLabel)")
+    return figures, title, cells(page), written(page), shown(page)
+
+
+def test_a_replay_is_shared_by_link_and_by_file(visit, address, tmp_path):
+    page = visit(address, reduced_motion="reduce", permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#prompt").fill("def f(ä):  # ∎ <b>")
+    generate(page, max_tokens="24", temperature="0.7", seed="3")
+    made = outcome(page)
+    page.get_by_role("button", name="Copy link to replay").click()
+    expect(page.locator("#status")).to_contain_text("Link copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.url
+    other = visit(link, reduced_motion="reduce")
+    expect(other.locator("#status")).to_contain_text("A replay of tiny")
+    assert outcome(other) == made
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save replay").click()
+    assert saved.value.suggested_filename == "replay.json"
+    text = Path(saved.value.path()).read_text()
+    third = visit(address, reduced_motion="reduce")
+    open_file(third, text)
+    expect(third.locator("#status")).to_contain_text("A replay of tiny")
+    assert outcome(third) == made
+    # What is generated next is not what the link in the address bar says.
+    generate(page)
+    assert "#" not in page.url
+
+
+BROKEN = {
+    "no JSON": "x",
+    "another format": "{}",
+    "null": "null",
+    "too long": " " * 2**20 + json.dumps(REPLAY),
+    "a position twice": json.dumps(REPLAY | {"commits": [[0, 1, "a", 1], [0, 2, "b", 1]]}),
+    "a position outside": json.dumps(REPLAY | {"commits": [[6, 1, "a", 1]]}),
+    "a pass too many": json.dumps(REPLAY | {"commits": [[0, 4, "a", 1]]}),
+    "no text": json.dumps(REPLAY | {"text": 1}),
+    "an endless canvas": json.dumps(REPLAY | {"length": 10**9}),
+    "an own reason": json.dumps(REPLAY | {"reason": "<script>"}),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_what_is_no_replay_is_refused(page, text):
+    open_file(page, text)
+    page.wait_for_selector("#status.failed")
+    assert re.match("That is no replay|The replay is", page.locator("#status").inner_text())
+    assert page.locator("#cells .cell").count() == 0
+
+
+def test_links_that_are_damaged_or_unpack_to_too_much_are_refused(visit, address):
+    page = visit(address + "#replay=!!!")
+    expect(page.locator("#status")).to_contain_text("The link is damaged")
+    bomb = page.evaluate("import('/replay.js').then(({ toFragment }) => toFragment(' '.repeat(2 ** 20 - 1)))")
+    page.evaluate("fragment => { location.hash = fragment; }", bomb)
+    expect(page.locator("#status")).to_contain_text("not JSON")
+    with pytest.raises(sync_api.Error, match="damaged"):
+        page.evaluate(
+            """async () => {
+                const { fromFragment } = await import('/replay.js');
+                const zip = new CompressionStream('deflate-raw');
+                const packed = new Response(new Blob(['a'.repeat(2 ** 26)]).stream().pipeThrough(zip));
+                const bytes = new Uint8Array(await packed.arrayBuffer());
+                await fromFragment(btoa(bytes.reduce((all, byte) => all + String.fromCharCode(byte), '')));
+            }"""
+        )
+
+
+def test_code_is_coloured_as_python_reads_it(page):
+    """Compared with the interpreter's own tokenizer, on the programs of this package and on what is hard."""
+    hard = "def f(r'x'):\n    return b'a\\'b' + rb\"#\" + '''x\n'y' ''' + 0x_ff + 1_0.5e-3j + .5 if a2 else 'open\n"
+    programs = [path.read_text() for path in sorted(Path(run.__code__.co_filename).parent.glob("*.py"))]
+    for program in [*programs, "x = 1 # no end of line", "@wraps\nclass A: pass\n", "é = None\n"]:
+        kinds = coloured(page, program)
+        assert "".join(text for _, text in kinds) == program
+        assert [pair for pair in kinds if pair[0] != "plain"] == [*python_kinds(program)]
+    assert "".join(text for _, text in coloured(page, hard)) == hard
+    assert ["string", "'open"] in coloured(page, hard)
+
+
+def coloured(page, program):
+    return page.evaluate("code => import('/python.js').then(({ pieces }) => [...pieces(code)])", program)
+
+
+def python_kinds(program):
+    """What `tokenize` says, in the page's kinds."""
+    lines, before, opened, depth = program.splitlines(keepends=True), "", None, 0
+    for token in tokenize.generate_tokens(io.StringIO(program).readline):
+        name, text = tokenize.tok_name[token.type], token.string
+        if name == "FSTRING_START" and opened is None:
+            opened, depth = token.start, 0
+        if opened is not None:
+            # From Python 3.12 on, an f-string comes in pieces.
+            depth += (name == "FSTRING_START") - (name == "FSTRING_END")
+            if not depth:
+                yield ["string", between(lines, opened, token.end)]
+                opened = None
+        elif name in ("STRING", "NUMBER", "COMMENT"):
+            yield [name.lower(), text]
+        elif name == "NAME" and (keyword.iskeyword(text) or before in ("def", "class")):
+            yield ["name" if before in ("def", "class") else "constant" if text[0].isupper() else "keyword", text]
+        before = text
+
+
+def between(lines, start, end):
+    """The text from one (line, column) to another."""
+    first, last = start[0] - 1, end[0] - 1
+    if first == last:
+        return lines[first][start[1] : end[1]]
+    return lines[first][start[1] :] + "".join(lines[first + 1 : last]) + lines[last][: end[1]]
+
+
+CHECKS = {
+    "def gcd(a, b):": "assert (answer(12, 18), answer(7, 5), answer(9, 0)) == (6, 1, 9)",
+    "def is_prime(n):": "assert [i for i in range(20) if answer(i)] == [2, 3, 5, 7, 11, 13, 17, 19]",
+    "def fibonacci(n):": "assert [answer(i) for i in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]",
+    "def running_sum(nums):": "assert (answer([1, 2, 3]), answer([])) == ([1, 3, 6], [])",
+    "def solution(numbers):": "assert (answer([1, 2, 3, -4]), answer([])) == (20, 0)",
+    "gcd": "assert (answer(12, 18), answer(7, 5), answer(9, 0)) == (6, 1, 9)",
+    "fibonacci": "assert [answer(i) for i in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]",
+    "is_prime": "assert [i for i in range(20) if answer(i)] == [2, 3, 5, 7, 11, 13, 17, 19]",
+    "find_max": "assert (answer([1, 5, 2]), answer([-3, -1])) == (5, -1)",
+    "Return the sum of a and b.": "assert (answer(1, 2), answer(-1, 1)) == (3, 0)",
+    "Sort the numbers of a list.": "assert (answer([3, 1, 2]), answer([])) == ([1, 2, 3], [])",
+    "Return the numbers of the list in reverse order.": "assert (answer([3, 1, 2]), answer([])) == ([2, 1, 3], [])",
+}
+"""What the function that the built-in model writes for each of the page's examples must do."""
+
+
+def test_the_examples_are_what_the_builtin_model_gets_right(visit, builtin_address):
+    page = visit(builtin_address, reduced_motion="reduce")
+    tried = []
+    for mode in ("Complete", "Infill", "Chat"):
+        page.get_by_label(mode).check(force=True)
+        buttons = page.locator("#examples button")
+        # What is there before anybody chooses is the first example.
+        assert page.locator("#prompt").input_value() == buttons.first.get_attribute("title")
+        for button in buttons.all():
+            page.locator("#forget").evaluate("forget => forget.click()")
+            button.click()
+            page.evaluate("document.getElementById('status').textContent = ''")
+            generate(page)
+            name, text = button.inner_text(), written(page)
+            assert page.locator("#cells .cell.mask:visible").count() == 0
+            fenced = re.fullmatch(r"```python\n(.*?)```\s*", text, re.DOTALL)
+            assert bool(fenced) == (mode == "Chat"), text
+            program = fenced[1] if fenced else text
+            (function,) = re.findall(r"^def (\w+)", program, re.MULTILINE)
+            result = run(f"{program}\nanswer = {function}\n", [CHECKS[name]], allow_unsafe=True)
+            assert result.passed, f"{name}\n{text}\n{result.detail}"
+            tried.append(name)
+    assert sorted(tried) == sorted(CHECKS)

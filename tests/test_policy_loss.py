@@ -22,9 +22,11 @@ from jax_lm.training.policy_loss import (
     selective_log_softmax,
     token_scores,
 )
+from jax_lm.training.update import gradient
 
 ROWS, LENGTH = 6, 5
 PROMPT, COMPLETION, MASK = 6, 10, 95
+TOLERANCE = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +42,14 @@ def inputs():
 
 
 def loss_of(inputs, form):
-    total, weight, metrics = policy_loss(*map(jnp.asarray, inputs), form)
-    return float(total / weight), {name: float(value) for name, value in metrics.items()}
+    total, weight, metrics = policy_loss(*map(jnp.asarray, inputs), form, tolerance=TOLERANCE)
+    return float(total / weight), {name: float(getattr(value, "value", value)) for name, value in metrics.items()}
+
+
+def plain_divergence(d, clamp):
+    """e^d - d - 1, and its tangents beyond the clamp, for one number."""
+    near = min(max(d, -clamp), clamp)
+    return np.exp(near) - near - 1 + (np.exp(near) - 1) * (d - near)
 
 
 def plain_terms(inputs, form):
@@ -55,9 +63,9 @@ def plain_terms(inputs, form):
             chosen = mask[row].astype(bool)
             ratio = np.exp((scores[row, chosen] - old[row, chosen]).mean())
         clipped = min(max(ratio, 1 - form.epsilon), 1 + high)
-        d = np.clip(reference[row, place] - scores[row, place], -form.kl_clamp, form.kl_clamp)
+        kl = plain_divergence(reference[row, place] - scores[row, place], form.kl_clamp)
         surrogate = min(ratio * advantage[row], clipped * advantage[row])
-        terms[row, place] = -surrogate + form.beta * (np.exp(d) - d - 1)
+        terms[row, place] = -surrogate + form.beta * kl
     return terms, mask
 
 
@@ -100,7 +108,7 @@ def test_before_the_first_update_the_gradient_is_that_of_the_advantage(inputs):
     gradient, metrics = jax.grad(total, has_aux=True)(jnp.asarray(scores))
     np.testing.assert_allclose(gradient, np.where(mask, -advantage[:, None], 0), rtol=1e-6)
     assert float(metrics["max_log_ratio"]) == 0
-    assert float(metrics["clipped_share"]) == 0
+    assert float(metrics["clipped_share"].value) == float(metrics["unequal_share"].value) == 0
     assert "kl" not in metrics
 
 
@@ -108,27 +116,58 @@ def test_metrics_are_means_over_the_completion(inputs):
     scores, old, reference, advantage, mask = inputs
     form = PolicyLoss(epsilon=0.2)
     _, metrics = loss_of(inputs, form)
-    d = np.clip(reference - scores, -5, 5)[mask].astype(np.float64)
-    assert metrics["kl"] == pytest.approx((np.exp(d) - d - 1).mean(), rel=1e-5)
+    d = (reference - scores)[mask].astype(np.float64)
+    assert metrics["kl"] == pytest.approx(np.mean([plain_divergence(one, 5.0) for one in d]), rel=1e-5)
     assert metrics["max_log_ratio"] == pytest.approx(np.abs(scores - old)[mask].max())
+    assert 0 < metrics["unequal_share"] < 1
+    assert metrics["unequal_share"] == pytest.approx((np.abs(scores - old)[mask] > TOLERANCE).mean())
     ratio, sign = np.exp(scores - old), np.broadcast_to(advantage[:, None], mask.shape)
     clipped = ((ratio < 0.8) & (sign < 0)) | ((ratio > 1.2) & (sign > 0))
     assert 0 < metrics["clipped_share"] < 1
     assert metrics["clipped_share"] == pytest.approx(clipped[mask].mean())
 
 
-def test_divergence_is_clamped_on_both_sides():
-    scores = jnp.array([[0.0, 0.0, 0.0]])
-    reference = jnp.array([[40.0, -40.0, 1.0]])
-    np.testing.assert_allclose(
-        divergence(scores, reference, 5.0)[0], [np.exp(5) - 6, np.exp(-5) + 4, np.e - 2], rtol=1e-5
+def test_divergence_goes_on_as_a_line_that_still_draws_back():
+    """A token far below the reference is pulled up as hard as at the clamp, not let go."""
+    s = jnp.array([[-40.0, -5.1, -5.0, -4.9, 0.0, 4.9, 5.1, 40.0]])
+    reference = jnp.zeros_like(s)
+    value = divergence(s, reference, 5.0)[0]
+    slope = jax.grad(lambda scores: jnp.sum(divergence(scores, reference, 5.0)))(s)[0]
+    d = -np.asarray(s[0], np.float64)
+    np.testing.assert_allclose(value, [plain_divergence(one, 5.0) for one in d], rtol=1e-5)
+    np.testing.assert_allclose(slope, 1 - np.exp(np.clip(d, -5, 5)), rtol=1e-5)
+    # Without a clamp it is the published form, and inside the clamp both are the same.
+    published = divergence(s, reference, float("inf"))[0]
+    np.testing.assert_allclose(published, np.exp(d) - d - 1, rtol=1e-5)
+    np.testing.assert_array_equal(published[3:6], value[3:6])
+
+
+@pytest.mark.parametrize("loss_type", ["bnpo", "grpo", "dr_grpo"])
+def test_metrics_do_not_depend_on_accumulation(inputs, loss_type):
+    """Means over tokens, whatever the loss is divided by: rows have 5, 4, … 0 tokens."""
+    names = ("scores", "old", "reference", "advantages", "mask")
+    batch = dict(zip(names, map(jnp.asarray, inputs), strict=True))
+
+    def loss(params, rows, key):
+        scores = rows["scores"] + params["shift"]
+        others = (rows[name] for name in names[1:])
+        return policy_loss(scores, *others, PolicyLoss(loss_type=loss_type), tolerance=TOLERANCE)
+
+    (_, whole), (_, split) = (
+        gradient(loss, {"shift": jnp.zeros(())}, {}, batch, jax.random.key(0), parts=parts) for parts in (1, 3)
     )
+    assert whole.keys() == {"loss", "kl", "clipped_share", "unequal_share", "max_log_ratio"}
+    for name, value in whole.items():
+        assert float(split[name]) == pytest.approx(float(value), rel=1e-6), name
 
 
 def test_nothing_outside_the_completion_counts(inputs):
     scores, old, reference, advantage, mask = inputs
+    # Of either sign: there e^d is infinite without a clamp.
     wild = np.where(mask, scores, 1e4).astype(np.float32)
-    assert loss_of((wild, old, reference, advantage, mask), PolicyLoss()) == loss_of(inputs, PolicyLoss())
+    for form in (PolicyLoss(), PolicyLoss(kl_clamp=float("inf"))):
+        assert loss_of((-wild, old, reference, advantage, mask), form) == loss_of((-scores, *inputs[1:]), form)
+        assert loss_of((wild, old, reference, advantage, mask), form) == loss_of(inputs, form)
 
 
 def test_leave_one_out_is_the_reward_less_the_mean_of_the_others():

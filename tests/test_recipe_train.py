@@ -1,25 +1,90 @@
 """Training the built-in model: what its run resumes from, and its chat template."""
 
+import random
+from itertools import count
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+
 from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.trainer import State
-from recipes.builtin.rows import completion_row, stream_batches
-from recipes.builtin.train import CHAT_TEMPLATE, Replayed
+from recipes.builtin.bpe import save_tokenizer
+from recipes.builtin.rows import draw_text
+from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe, build_tokenizer, model_config, transplant
 
 START = State({}, (), 0)
 
 
-def test_replayed_source_draws_on_where_it_stopped(letters):
-    stream = stream_batches(
-        letters, seed=0, tokens_per_batch=512, lengths=(512,), shares={completion_row: 1.0}, longer_share=0.0
-    )
-    batches = [next(stream) for _ in range(9)]
-    first, second = Replayed(iter(batches)), Replayed(iter(batches))
-    assert [first.draw(START)[0] is batches[i] for i in range(3)] == [True] * 3
+def numbered_chunk(number):
+    """Batches that say of which chunk they are, and which of it."""
+    return ((number, place) for place in count())
+
+
+def test_a_source_draws_on_where_it_stopped():
+    first, second = Chunks(numbered_chunk), Chunks(numbered_chunk)
+    drawn = [first.draw(START)[0] for _ in range(2 * CHUNK + 3)]
+    assert drawn == [(number, place) for number in range(3) for place in range(CHUNK)][: 2 * CHUNK + 3]
     second.load(first.save())
-    assert second.save() == {"taken": 3}
-    assert second.draw(START)[0] is batches[3]
-    assert second.save() == {"taken": 4}
+    assert [second.draw(START)[0] for _ in range(5)] == [first.draw(START)[0] for _ in range(5)]
+
+
+def test_a_source_that_stopped_at_the_end_of_a_chunk_draws_the_next():
+    source = Chunks(numbered_chunk)
+    source.load({"taken": CHUNK})
+    assert source.draw(START)[0] == (1, 0)
+
+
+def test_a_longer_first_phase_is_the_same_run(tmp_path):
+    short, long = (Recipe(out=tmp_path, stable_steps=steps).phases()["stable"] for steps in (10, 20))
+    assert short.identity == long.identity
+    assert (short.last_step, long.last_step) == (10, 20)
 
 
 def test_the_shipped_chat_template_is_that_of_the_recipe():
     assert (BUILTIN_MODEL / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(0, 1500)
+
+
+def test_the_saved_tokenizer_is_the_same(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path)
+    again = DiffuCoderTokenizer.from_pretrained(tmp_path)
+    rng = random.Random(3)
+    for text in (draw_text(rng) for _ in range(100)):
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == text
+    assert (again.vocab_size, again.mask_id, again.chat_template) == (1536, tokenizer.mask_id, CHAT_TEMPLATE)
+
+
+def test_a_name_is_one_piece_wherever_it_stands(tokenizer):
+    """Only a space in front makes another token of it, so that names are copied and not translated."""
+    alone = tokenizer.encode("numbers")
+    for before in "([._":
+        assert tokenizer.encode(f"{before}numbers")[-len(alone) :] == alone
+
+
+def test_a_transplanted_model_keeps_layers_and_the_vectors_of_its_tokens(tokenizer):
+    model = DreamForCausalLM(model_config(tokenizer))
+    transplant(model, tokenizer, BUILTIN_MODEL)
+    trained, words = DreamForCausalLM.from_pretrained(BUILTIN_MODEL), DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
+    mine, its = (np.asarray(each.model.layers[3].mlp.up_proj.weight[...], np.float32) for each in (model, trained))
+    assert np.array_equal(mine, its)
+    ours, theirs = (np.asarray(each.model.embed_tokens.weight[...], np.float32) for each in (model, trained))
+    for token in ("Ġreturn", "Ġlist", "(", "<|mask|>"):
+        here, there = (each.backend.token_to_id(token) for each in (tokenizer, words))
+        assert np.array_equal(ours[here], theirs[there])
+    made = [i for i in range(1536) if words.backend.token_to_id(tokenizer.backend.id_to_token(i)) is None]
+    assert len(made) > 100
+    pieces = words.encode(tokenizer.decode([made[7]]))
+    assert ours[made[7]] == pytest.approx(theirs[pieces].mean(axis=0), abs=1e-6)
+
+
+def test_a_model_of_another_shape_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="has the shape"):
+        transplant(DreamForCausalLM(model_config(tokenizer)), tokenizer, GOLDEN / "checkpoint")

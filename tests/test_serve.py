@@ -2,8 +2,9 @@
 
 import http.client
 import json
-import shutil
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ KEY = "k" * 20
         (["--queue", "0"], "queue=0"),
         (["--api-key-file", "absent"], "api_key_file='absent' cannot be read"),
         (["--context", "4000"], "context=4000: the model holds 512"),
+        (["--grace", "0"], "grace=0.0: must be at least 1"),
+        (["--connections", "3"], "connections=3: must be at least 8"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, message, capsys):
@@ -36,39 +39,43 @@ def test_wrong_arguments_are_one_line(arguments, message, capsys):
 
 
 @pytest.fixture
-def server(tmp_path, tiny_folder):
-    """The process and its address; a small one, so that little is compiled."""
+def start(tmp_path, tiny_folder):
+    """Starts the process with these options: itself, its address and its log; a small model compiles little."""
     (tmp_path / "keys").write_text(KEY)
-    command = [
-        sys.executable,
-        "-m",
-        "jax_lm.cli",
-        "serve",
-        "--port",
-        "0",
-        "--model",
-        str(tiny_folder),
-        "--name",
-        "tiny",
-    ]
-    command += ["--api-key-file", str(tmp_path / "keys"), "--lanes", "1", "--context", "64"]
-    log = (tmp_path / "log").open("w")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-    line = process.stdout.readline()
-    yield process, ("127.0.0.1", int(line.split(";")[0].rsplit(":", 1)[1])), tmp_path / "log"
-    process.kill()
-    process.wait()
-    log.close()
-    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    command = [sys.executable, "-m", "jax_lm.cli", "serve", "--port", "0", "--model", str(tiny_folder)]
+    command += ["--name", "tiny", "--api-key-file", str(tmp_path / "keys"), "--slots", "1"]
+    started = []
+
+    def begin(*options, files=None):
+        def limit():
+            if files:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, *options], stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=limit
+            )
+        started.append(process)
+        address = "127.0.0.1", int(process.stdout.readline().split(";")[0].rsplit(":", 1)[1])
+        deadline = time.monotonic() + 500
+        while call(address, "GET", "/ready")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return process, address, tmp_path / "log"
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
 
 
-def test_sigterm_under_load(server):
-    process, address, log = server
+def logged(path):
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+
+
+def test_sigterm_under_load(start):
+    process, address, log = start("--context", "64")
     key = {"Authorization": f"Bearer {KEY}"}
-    deadline = time.monotonic() + 200
-    while call(address, "GET", "/ready")[0] != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     assert call(address, "GET", "/v1/models")[0] == 401
     body = {"prompt": "def gcd(a, b):", "max_tokens": 40, "temperature": 0}
     expected = call(address, "POST", "/v1/completions", body, **key)[2]["choices"]
@@ -96,6 +103,95 @@ def test_sigterm_under_load(server):
     assert set(statuses) <= {200, 503, "refused"}
     assert statuses.count("refused") == 6
     assert not different
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    lines = logged(log)
     assert not [line for line in lines if line["level"] == "error"]
     assert {line["status"] for line in lines if line["message"] == "request"} <= {200, 401, 503}
+
+
+def test_sigterm_with_rows_longer_than_the_grace(start):
+    """Each request gets an answer, streams an event with the error, and the process is gone in time."""
+    grace = 4.0
+    process, address, log = start("--context", "512", "--grace", str(grace))
+    key = {"Authorization": f"Bearer {KEY}"}
+    body = {"prompt": "def gcd(a, b):", "max_tokens": 300, "ignore_eos": True}
+    answers, begun = [], threading.Barrier(13)
+
+    def client(number):
+        begun.wait()
+        streams = {"stream": True} if number % 3 == 0 else {}
+        answers.append(call(address, "POST", "/v1/completions", body | {"seed": number} | streams, **key))
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+    for one in clients:
+        one.start()
+    begun.wait()
+    # All have come, and their rows are waiting or running.
+    while "diffucoder_queue_rows 11.0" not in call(address, "GET", "/metrics", **key)[2]:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    begin = time.monotonic()
+    time.sleep(0.3)
+    # Who comes now is told so, until the process is gone.
+    assert call(address, "GET", "/ready")[0] == 503
+    assert call(address, "POST", "/v1/completions", body, **key)[2]["error"]["code"] == "shutdown"
+    assert process.wait(2 * grace) == 0
+    assert time.monotonic() - begin < grace
+    for one in clients:
+        one.join(10)
+    assert len(answers) == 12
+    ended = 0
+    for status, _, answer in answers:
+        assert status in (200, 503), answer
+        if status == 503:
+            ended += answer["error"]["code"] == "shutdown"
+        elif isinstance(answer, str):
+            ended += '"code": "shutdown"' in answer
+            assert '"shutdown"' in answer or "[DONE]" in answer
+        else:
+            assert answer["usage"]["completion_tokens"] == 300
+    assert ended > 6
+    assert [line for line in logged(log) if line["level"] == "error"] == []
+    assert "Traceback" not in log.read_text()
+
+
+def test_half_open_connections_do_not_silence_the_server(start):
+    """150 of them, where 128 files may be open, each sending a byte of its head now and then."""
+    process, address, log = start("--context", "64", files=128)
+    key = {"Authorization": f"Bearer {KEY}"}
+    dripping, stop = [], threading.Event()
+
+    def drip():
+        while not stop.is_set():
+            for connection in list(dripping):
+                try:
+                    connection.send(b"x")
+                except OSError:
+                    dripping.remove(connection)
+            while len(dripping) < 150:
+                connection = socket.create_connection(address, timeout=10)
+                connection.send(b"GET /health HTTP/1.1\r\nX-Slow: ")
+                dripping.append(connection)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 20
+        while len(dripping) < 150:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        body = {"prompt": "def gcd(a, b):", "max_tokens": 8, "temperature": 0}
+        end, slowest = time.monotonic() + 6, 0.0
+        while time.monotonic() < end:
+            begin = time.monotonic()
+            assert call(address, "GET", "/health")[0] == 200
+            assert call(address, "POST", "/v1/completions", body, **key)[0] == 200
+            slowest = max(slowest, time.monotonic() - begin)
+        assert slowest < 5
+    finally:
+        stop.set()
+        thread.join(10)
+        for connection in dripping:
+            connection.close()
+    assert [line for line in logged(log) if line["level"] == "error"] == []
+    assert process.poll() is None

@@ -41,7 +41,7 @@ def sequence(number, options=GREEDY, *, hole=40, seed=3):
         tokens=tokens,
         hole=Block(start, start + hole),
         options=replace(options, num_steps=steps),
-        stop_ids=(STOP,),
+        stop_ids=(STOP,) if options.early_stop else (),
         key=np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 0))),
     )
 
@@ -82,6 +82,8 @@ CASES = {
     "threshold": greedy(decoding=Decoding(commit="threshold", threshold=0.03)),
     "fast": DRAWN_FAST,
     "turbo": ALL_TURBO,
+    "top_k": replace(DRAWN, top_k=3, temperature=1.5),
+    "min_p": replace(DRAWN_FAST, min_p=0.2, temperature=1.5),
 }
 
 
@@ -167,6 +169,18 @@ def test_sequences_find_what_was_compiled_ahead(golden_sampler):
         finish(slots, one)
         assert len(one.blocks) > 1
     assert compilations().count == before
+
+
+def test_a_sequence_that_nothing_ends_fills_its_hole(golden_sampler):
+    """Beside one that ends at its first token, as here all are stop tokens."""
+    everything = tuple(range(512))
+    slots = Slots(golden_sampler, COLUMNS, is_cached=False, count=2, sizes=(2,), stop_ids=everything)
+    endless = sequence(2, replace(DRAWN, early_stop=False))
+    ending = replace(sequence(2, DRAWN), stop_ids=everything)
+    finish(slots, endless, ending)
+    assert endless.forwards == 40
+    assert ending.forwards < 40
+    assert endless.tokens[endless.hole.start :].tolist() == alone(golden_sampler, endless)
 
 
 def test_every_order_differs(batches):

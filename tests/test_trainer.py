@@ -14,7 +14,7 @@ import pytest
 from jax_lm.training.checkpoints import RunCheckpoints
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.trainer import State, Trainer
-from jax_lm.training.update import LossTerms, gradient, split_rows
+from jax_lm.training.update import LossTerms, Mean, gradient, split_rows
 
 ROWS, STEPS = 8, 12
 
@@ -33,7 +33,12 @@ def regression(params, batch, key):
     x = (batch.tokens / 10 + 0.1 * noise).astype(params["out"]["weight"].dtype)
     errors = (x * params["out"]["weight"] + params["out"]["bias"] - 1).astype(jnp.float32) ** 2
     counted = jnp.arange(6) < batch.counted[:, None]
-    terms = {"error": jnp.sum(errors * counted) / jnp.sum(counted), "max_error": jnp.max(errors * counted)}
+    by_row = jnp.sum(errors * counted, axis=1)
+    terms = {
+        "error": Mean(jnp.sum(by_row), jnp.sum(counted).astype(jnp.float32)),
+        "error_by_row": Mean(jnp.sum(by_row), jnp.float32(len(by_row))),
+        "max_error": jnp.max(errors * counted),
+    }
     return LossTerms(jnp.sum(errors * counted), jnp.sum(counted), terms)
 
 

@@ -33,8 +33,8 @@ def uniform(rows, positions):
     return jax.random.uniform(jax.random.key(0), (rows, positions))
 
 
-def plain_filter(logits, top_p, top_k):
-    """Probabilities after top_p and then top_k, by a full sort, in float64."""
+def plain_filter(logits, top_p, top_k, min_p=0.0):
+    """Probabilities after top_p, top_k and min_p, by a full sort, in float64."""
     order = np.argsort(-logits, kind="stable")
     probs = np.exp(logits[order] - logits.max())
     probs /= probs.sum()
@@ -43,6 +43,7 @@ def plain_filter(logits, top_p, top_k):
         kept &= np.concatenate([[0.0], np.cumsum(probs)[:-1]]) <= top_p
     if top_k is not None:
         kept[top_k:] = False
+    kept &= probs >= min_p * probs[0]
     result = np.zeros(len(logits))
     result[order[kept]] = probs[kept] / probs[kept].sum()
     return result
@@ -63,6 +64,30 @@ def test_filters_equal_a_full_sort(top_p, top_k):
     ours = dense(filtered(jnp.asarray(logits), params(top_p=top_p), top_k=top_k), 120)
     theirs = np.apply_along_axis(plain_filter, -1, logits.astype(np.float64), top_p, top_k)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(None, None), (None, 5), (0.9, None), (0.9, 50)])
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 0.5, 1.0])
+def test_min_p_equals_a_full_sort(top_p, top_k, min_p):
+    logits = np.random.default_rng(2).normal(size=(4, 30, 120)).astype(np.float32) * 3
+    ours = dense(filtered(jnp.asarray(logits), params(top_p=top_p, min_p=min_p), top_k=top_k), 120)
+    theirs = np.apply_along_axis(plain_filter, -1, logits.astype(np.float64), top_p, top_k, min_p)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert (ours > 0).sum() == (theirs > 0).sum()
+
+
+@pytest.mark.parametrize("vocabulary", [30, 120])
+@pytest.mark.parametrize("top_k", [1, 7, 50])
+def test_a_traced_top_k_is_the_static_one(vocabulary, top_k):
+    logits = jnp.asarray(np.random.default_rng(3).normal(size=(4, 30, vocabulary)).astype(np.float32) * 3)
+    if vocabulary > 50:
+        # Ties are cut at k; without a k that cuts anything, top_p keeps them all.
+        logits = logits.at[0].set(1.0)
+    traced = filtered(logits, params(top_p=0.9)._replace(top_k=jnp.int32(top_k)), top_k=50)
+    static = filtered(logits, params(top_p=0.9), top_k=top_k)
+    np.testing.assert_allclose(dense(traced, vocabulary), dense(static, vocabulary), rtol=0, atol=2e-6)
+    with pytest.raises(ValueError, match="needs a static top_k"):
+        filtered(logits, params()._replace(top_k=jnp.int32(top_k)), top_k=None)
 
 
 def test_prefiltered_nucleus_equals_the_full_sort_on_many_rows():

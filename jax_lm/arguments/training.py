@@ -12,6 +12,9 @@ from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
 BUILTIN = "builtin"
 """In place of a file of prompts: tasks of the built-in corpus."""
 
+SavedDtype = Literal["float32", "bfloat16"]
+"""Of trained weights. A short training moves most weights by less than half a step of bfloat16."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
@@ -22,6 +25,7 @@ class ModelArguments:
         lora_rank: train adapters of this rank instead of all weights.
         lora_alpha: adapters are scaled by alpha / rank; twice the rank if not given.
         quantize: int8 for the kernels below the adapters, which halves the memory of the weights.
+        save_dtype: of the model or adapter that is written; bfloat16 rounds small updates away.
         mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
         hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
     """
@@ -30,6 +34,7 @@ class ModelArguments:
     lora_rank: int | None = None
     lora_alpha: float | None = None
     quantize: Literal["int8"] | None = None
+    save_dtype: SavedDtype = "float32"
     mesh: str | None = None
     hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
 
@@ -53,11 +58,13 @@ class MergeLora:
         adapter: folder that `diffucoder sft --lora-rank` wrote.
         out: folder for the checkpoint.
         model: folder or hub id of the model that the adapter was trained on; the built-in model if not given.
+        save_dtype: of the checkpoint; bfloat16 rounds small updates away.
     """
 
     adapter: Path
     out: Path
     model: str | None = None
+    save_dtype: SavedDtype = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +160,7 @@ class Adapt:
         model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
+        save_dtype: of the model that is written; bfloat16 rounds small updates away.
         mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
@@ -162,6 +170,7 @@ class Adapt:
     model: str
     out: Path
     from_scratch: bool = False
+    save_dtype: SavedDtype = "float32"
     mesh: str | None = None
     config: Path | None = None
     settings: AdaptConfig = field(default_factory=AdaptConfig)

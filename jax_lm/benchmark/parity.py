@@ -5,6 +5,7 @@ reference) and `cases.json` (the settings of each generation). `recording` makes
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,7 @@ from jax_lm.training.policy_loss import (
     policy_loss,
     selective_log_softmax,
 )
+from jax_lm.training.update import Mean
 
 TOLERANCE = 2e-5
 """Largest absolute difference of float32 hidden states and logits, where nothing else is asked for."""
@@ -308,15 +310,16 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
     yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
     graph, state = nnx.split(DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32))
     params, size = nnx.to_pure_dict(state), settings["num_generations"]
-    form = PolicyLoss(epsilon=settings["epsilon_low"], epsilon_high=settings["epsilon_high"], beta=settings["beta"])
+    low, high = settings["epsilon_low"], settings["epsilon_high"]
+    form = PolicyLoss(epsilon=low, epsilon_high=high, beta=settings["beta"], kl_clamp=math.inf)
     for iteration, ratio in enumerate(settings["mask_ratios"]):
         batch, copies = recorded_batch(golden, iteration, ratio, settings["config"]["mask_token_id"])
-        (loss, (scores, metrics)), gradients = differentiated(graph, params, batch, copies, form=form, chunk=size)
+        (loss, (scores, kl)), gradients = differentiated(graph, params, batch, copies, form=form, chunk=size)
         name = f"iteration {iteration}"
         theirs = golden["per_token_logps"][:, iteration]
         yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
-        yield largest_difference(f"{name}, KL", metrics["kl"], golden[f"kl.{iteration}"], LOSS_TOLERANCE)
+        yield largest_difference(f"{name}, KL", kl, golden[f"kl.{iteration}"], LOSS_TOLERANCE)
         norm, expected = float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
         yield at_most(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
         by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
@@ -330,7 +333,7 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
 def differentiated(
     graph: nnx.GraphDef, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
 ) -> tuple[tuple, dict]:
-    """Compute (loss, (scores, metrics)) and gradients of the recorded rows under given copies."""
+    """Compute (loss, (scores, KL)) and gradients of the recorded rows under given copies."""
 
     def loss_of(params: dict) -> tuple:
         tokens = batch["input_ids"]
@@ -339,7 +342,9 @@ def differentiated(
         total, weight, metrics = policy_loss(
             scores, batch["old"], batch["reference"], batch["advantages"], batch["completion_mask"].astype(bool), form
         )
-        return total / weight, (scores, metrics)
+        divergence = metrics["kl"]
+        assert isinstance(divergence, Mean)
+        return total / weight, (scores, divergence.value)
 
     return jax.value_and_grad(loss_of, has_aux=True)(params)
 

@@ -49,6 +49,9 @@ def run_generate(arguments: Generate) -> int:
     if distributed.is_first():
         holes = batch.rows[0].holes
         print((template.filled(holes) if shows_given else "".join(holes)).rstrip("\n"))
+        doubt = engine.doubt(batch.rows[0], options.temperature)
+        if doubt:
+            print(f"warning: {doubt}", file=sys.stderr)
         if arguments.stats:
             print(batch.describe(), file=sys.stderr)
     return 0

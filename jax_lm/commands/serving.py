@@ -1,31 +1,35 @@
 """`diffucoder serve`: an OpenAI-compatible server with a page that shows the denoising."""
 
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
-
-import uvicorn
+from typing import NoReturn
 
 from jax_lm.arguments.serving import Serve
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
 from jax_lm.serving.api import ServerSettings, create_app
+from jax_lm.serving.connections import ConnectionLimits
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.guard import LOOPBACK, JsonLines, RequestLimits, read_keys
+from jax_lm.serving.http import HttpServer, ListenOptions
 
-GRACE_SECONDS = 30
-KEEP_ALIVE_SECONDS = 10
+logger = logging.getLogger("jax_lm.serving")
 
 
-def run_serve(arguments: Serve) -> int:
-    """Serve until it is told to stop."""
+def run_serve(arguments: Serve) -> NoReturn:
+    """Serve until it is told to stop; then the process ends."""
     keys = read_keys(arguments.api_key_file) if arguments.api_key_file else ()
     is_local = arguments.host in LOOPBACK
     if not (is_local or keys or arguments.allow_no_key):
         raise ValueError(f"host={arguments.host}: needs api_key_file on another address than loopback, or allow_no_key")
-    if not 0 <= arguments.port < 2**16:
-        raise ValueError(f"port={arguments.port}: must lie in [0, 65535]")
+    listen = ListenOptions(
+        host=arguments.host,
+        port=arguments.port,
+        grace=arguments.grace,
+        connections=ConnectionLimits.here(arguments.connections),
+    )
     bounds = ("slots", "queue", "context", "max_tokens", "seconds")
     options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
     configure_logging()
@@ -41,43 +45,24 @@ def run_serve(arguments: Serve) -> int:
     )
     app = create_app(engine, settings, RequestLimits(keys=keys, hosts=hosts))
     engine.start()
-    config = uvicorn.Config(
-        app,
-        host=arguments.host,
-        port=arguments.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    # uvicorn ends what is in flight when it gets SIGTERM, then raises it again: by then everything is done.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    server = HttpServer(app, engine, listen, announce)
+    # uvicorn raises the signal again when everything is done, and listens to it only when it has begun.
+    signal.signal(signal.SIGTERM, server.handle_exit)
     try:
-        announcing(uvicorn.Server(config), engine).run()
-    finally:
+        server.run()
+    except BaseException:  # also Ctrl-C: an interpreter that ends below a compilation crashes
         engine.close(grace=0.0)
-    return 0
+        raise
+    if not engine.close(grace=0.0, wait=listen.margin / 2):
+        logger.warning("the engine is still busy: left without it")
+    # Everybody has an answer. The interpreter's own end takes seconds over what XLA holds, or crashes on a compilation.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
-def announcing(server: Any, engine: Any) -> Any:
-    """The server, which says where it listens, and lets the engine take nothing new once it is told to stop."""
-    startup, shutdown = server.startup, server.shutdown
-
-    async def start(sockets: Any = None) -> None:
-        await startup(sockets)
-        for listener in server.servers:
-            for socket in listener.sockets:
-                host, port = socket.getsockname()[:2]
-                print(f"listening on http://{host}:{port}; Ctrl-C ends it", flush=True)
-
-    async def stop(sockets: Any = None) -> None:
-        engine.refuse_new(float(GRACE_SECONDS))
-        await shutdown(sockets)
-
-    server.startup, server.shutdown = start, stop
-    return server
+def announce(host: str, port: int) -> None:
+    print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it", flush=True)
 
 
 def configure_logging() -> None:

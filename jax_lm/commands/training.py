@@ -7,10 +7,9 @@ from typing import Any
 
 from flax import nnx
 from jax.sharding import Mesh
-from jax.typing import DTypeLike
 
 from jax_lm import distributed, terminal
-from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, PrepareData, Sft
+from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, PrepareData, SavedDtype, Sft
 from jax_lm.checkpoints import huggingface
 from jax_lm.data.acecode import prepare_acecode
 from jax_lm.data.conversations import Samples, conversation_rows, read_samples, text_rows
@@ -93,7 +92,7 @@ def run_adapt(arguments: Adapt) -> int:
     else:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
         model.config = config
-    target = TrainedModel(tokenizer, model.dtype)
+    target = TrainedModel(tokenizer, arguments.save_dtype)
     finished = adapt(
         model,
         samples.rows,
@@ -110,10 +109,11 @@ def run_merge_lora(arguments: MergeLora) -> int:
     """Load model and adapter, and write the sum as a checkpoint."""
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
-    model = DreamForCausalLM.from_pretrained(folder)
+    # In float32, because most of what an adapter adds is less than half a step of bfloat16.
+    model = DreamForCausalLM.from_pretrained(folder, dtype="float32")
     lora.load_adapter(model, arguments.adapter)
     lora.merge(model)
-    model.save_pretrained(arguments.out)
+    model.save_pretrained(arguments.out, dtype=arguments.save_dtype)
     tokenizer.save_pretrained(arguments.out)
     print(f"wrote {arguments.out}")
     return 0
@@ -128,10 +128,10 @@ def run_data(arguments: PrepareData) -> int:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Which parameters of a model are trained, and how it is written: tokenizer, stored dtype, adapters."""
+    """Which parameters of a model are trained, and how it is written: tokenizer, dtype, adapters."""
 
     tokenizer: DiffuCoderTokenizer
-    dtype: DTypeLike
+    dtype: SavedDtype
     adapters: lora.LoraConfig | None = None
 
     def trained(self, name: str) -> bool:
@@ -145,7 +145,7 @@ class TrainedModel:
             return terminal.TERMINATED
         if self.adapters:
             folder = out / "adapter"
-            lora.save_adapter(model, folder, self.adapters)
+            lora.save_adapter(model, folder, self.adapters, dtype=self.dtype)
         else:
             folder = out / "model"
             model.save_pretrained(folder, dtype=self.dtype)
@@ -169,10 +169,9 @@ def load_for_training(arguments: ModelArguments, seed: int) -> tuple[DreamForCau
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     adapters = lora_config(arguments)
     model = DreamForCausalLM.from_pretrained(folder, mesh=parse_mesh(arguments.mesh), int8=arguments.quantize == "int8")
-    dtype = model.dtype
     if adapters is not None:
         lora.add_lora(model, adapters, seed)
-    return model, TrainedModel(tokenizer, dtype, adapters)
+    return model, TrainedModel(tokenizer, arguments.save_dtype, adapters)
 
 
 def parse_mesh(text: str | None) -> Mesh | None:

@@ -38,17 +38,18 @@ class Batch(NamedTuple):
         canvas: which positions may be masked, and are targets then.
         samples: number, among the samples of the step, of the sample that a token belongs to; -1 where there is
             nothing to attend to. Tokens of different samples do not see each other.
-        openness: share of the future that attention sees; 1 is bidirectional, 0 causal.
+        openness: share of the future that attention sees while it opens; 1 is bidirectional, 0 causal. None is
+            bidirectional, and draws nothing.
     """
 
     tokens: Int[np.ndarray, "b t"]
     canvas: Bool[np.ndarray, "b t"]
     samples: Int[np.ndarray, "b t"]
-    openness: Float[np.ndarray, "b"]
+    openness: Float[np.ndarray, "b"] | None
 
 
 def collate(
-    rows: Sequence[Sequence[Row]], length: int, pad_id: int, *, first_sample: int = 0, openness: float = 1.0
+    rows: Sequence[Sequence[Row]], length: int, pad_id: int, *, first_sample: int = 0, openness: float | None = None
 ) -> Batch:
     """Make a batch of rows of samples, padded on the right to `length`.
 
@@ -76,7 +77,8 @@ def collate(
                 canvas[i, end:] = True
                 samples[i, end:] = number
             start, number = end, number + 1
-    return Batch(tokens, canvas, samples, np.full(len(rows), openness, np.float32))
+    opening = None if openness is None else np.full(len(rows), openness, np.float32)
+    return Batch(tokens, canvas, samples, opening)
 
 
 class Order:
@@ -181,7 +183,7 @@ class SampleStream:
         rows = self.order.start(whole) + (epochs - whole) * len(self.order.epoch(whole))
         return max(1, math.ceil(rows / self.batch_size))
 
-    def batch(self, step: int, *, openness: float = 1.0, process: int = 0, processes: int = 1) -> Batch:
+    def batch(self, step: int, *, openness: float | None = None, process: int = 0, processes: int = 1) -> Batch:
         """Collate the rows of a process at a step (from 0); ValueError if the processes cannot divide the rows."""
         if self.batch_size % processes:
             raise ValueError(f"batch_size={self.batch_size}: must be a multiple of the {processes} processes")

@@ -87,24 +87,31 @@ def mask_tokens(
     return jnp.where(masked, mask_id, tokens), masked
 
 
-def masked_share(levels: Float[Array, "b t"], sizes: Float[Array, "b t"]) -> Float[Array, "b t"]:
-    """Compute the probability that `mask_tokens` masks a canvas position: its level, or being its sample's one mask.
+def unforced_ratio(
+    levels: Float[Array, "b t"], sizes: Float[Array, "b t"], counts: Float[Array, "b t"]
+) -> Float[Array, "b t"]:
+    """Compute how much likelier a sample's masks are where none is forced: P(masks) / P(masks by `mask_tokens`).
 
-    `sizes` are the canvas positions of its sample. A loss that divides by it has the mean of one that masks with
-    probability `levels` alone and divides by them.
+    A loss times this has the mean, over all masks, of the same loss where every position is masked with the probability
+    of its level alone. `sizes` are the canvas positions of its sample, `counts` those that were masked.
     """
-    # All n draws are above t with probability (1 - t)^n; then one position of n is masked all the same.
-    return levels + (1 - levels) ** sizes / jnp.maximum(sizes, 1)
+    # Two masks and more come from the level alone. One of n comes from it with probability t (1 - t)^(n - 1), and is
+    # forced with (1 - t)^n / n; their ratio is n t to 1 - t.
+    alone = sizes * levels / (sizes * levels + 1 - levels)
+    return jnp.where(counts == 1, alone, 1.0)
 
 
-def attention_mask(samples: Int[Array, "b t"], openness: Float[Array, "b"], key: PRNGKeyArray) -> Bool[Array, "b t s"]:
-    """Let a token attend to those of its own sample that are not in the future, and to each future one with
-    probability `openness` of its row (1 is bidirectional, 0 causal)."""
+def attention_mask(
+    samples: Int[Array, "b t"], openness: Float[Array, "b"] | None, key: PRNGKeyArray
+) -> Bool[Array, "b t s"]:
+    """Let a token attend to those of its own sample: to all of them, or while attention opens, to those that are not
+    in the future and to each future one with probability `openness` of its row (1 is bidirectional, 0 causal).
+
+    One draw [t, s] for all rows (Gong et al., DiffuLLaMA, arXiv 2410.17891), so that it follows from the step alone.
+    """
     own = samples[:, :, None] == samples[:, None, :]
+    if openness is None:
+        return own
     columns = jnp.arange(samples.shape[1])
-
-    def draw(first: Array) -> Array:
-        return jax.random.uniform(jax.random.fold_in(key, first), (columns.size, columns.size))
-
-    future = jax.vmap(draw)(samples[:, 0]) < openness[:, None, None]
-    return own & ((columns[:, None] >= columns[None]) | future)
+    drawn = jax.random.uniform(key, (columns.size, columns.size)) < openness[:, None, None]
+    return own & ((columns[:, None] >= columns[None]) | drawn)

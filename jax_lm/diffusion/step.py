@@ -199,7 +199,7 @@ def step(
         tokens = config.hooks.tokens(state.step, state.tokens, logits)
         state = rewrite(state, tokens, inputs.canvas.holes, config.mask_id)
     if config.stop_ids:
-        state = end_rows(state, inputs.canvas, config.stop_ids)
+        state = end_rows(state, inputs, config.stop_ids)
     return skip_idle(state._replace(step=state.step + 1), inputs, config), cache
 
 
@@ -308,9 +308,12 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
     return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
 
 
-def end_rows(state: SamplerState, canvas: CanvasArrays, stop_ids: tuple[int, ...]) -> SamplerState:
+def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> SamplerState:
     """Fill each hole after a stop token that has no mask before it, with that token; nothing there is read."""
+    canvas = inputs.canvas
     is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids)) & canvas.holes & ~state.masked
+    if inputs.params.early_stop is not None:
+        is_stop &= inputs.params.early_stop
     masks_before = jnp.cumsum(state.masked, axis=1) - state.masked
     # Clear: as many masks before the stop token as before its hole, hence none between.
     is_clear = is_stop & (masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1))

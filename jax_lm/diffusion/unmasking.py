@@ -29,6 +29,8 @@ class SamplingParams(NamedTuple):
     Attributes:
         temperature: 0 takes the likeliest token.
         top_p: mass of the nucleus; None is off, and another program. Infinity is off too.
+        top_k: number of candidates, where it is less than the static one; None is off, and another program.
+        min_p: least share of the likeliest token's probability; None is off, and another program. 0 is off too.
         alg: index of the order in `ALGS`.
         alg_temp: 0 takes the most confident positions.
         by_schedule: whether the noise schedule says how many tokens a step commits, or else their probability.
@@ -37,10 +39,13 @@ class SamplingParams(NamedTuple):
         factor: of the rule `factor`; 0 for the others.
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
+        early_stop: whether a stop token ends a row; None is always, and another program.
     """
 
     temperature: Float[Array, "*b"]
     top_p: Float[Array, "*b"] | None
+    top_k: Int[Array, "*b"] | None
+    min_p: Float[Array, "*b"] | None
     alg: Int[Array, "*b"]
     alg_temp: Float[Array, "*b"]
     by_schedule: Bool[Array, "*b"]
@@ -49,6 +54,7 @@ class SamplingParams(NamedTuple):
     factor: Float[Array, "*b"]
     steps: Int[Array, "*b"]
     ratios: Float[Array, "*b s"]
+    early_stop: Bool[Array, "*b"] | None = None
 
     @classmethod
     def of(cls, options: GenerationOptions, block: int, region: int, *, columns: int = 0) -> "SamplingParams":
@@ -65,6 +71,8 @@ class SamplingParams(NamedTuple):
         numbers: dict[str, Any] = {
             "temperature": np.float32(options.temperature),
             "top_p": None if options.top_p is None else np.float32(options.top_p),
+            "top_k": None,
+            "min_p": None if options.min_p is None else np.float32(options.min_p),
             "alg": np.int32(ALGS.index(options.alg)),
             "alg_temp": np.float32(options.alg_temp),
             "by_schedule": np.bool_(decoding.commit == "steps"),
@@ -92,27 +100,38 @@ class Candidates(NamedTuple):
 def filtered(
     logits: Float[Array, "b r v"], params: SamplingParams, *, top_k: int | None, excluded_id: int | None = None
 ) -> Candidates:
-    """Temperature, then top_p over the full distribution, then top_k; renormalised over what is left.
+    """Temperature, then top_p over the full distribution, top_k and min_p; renormalised over what is left.
 
     The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits and one
     logsumexp over the vocabulary are needed. Ties with the k-th largest logit are cut at k.
 
     Args:
+        top_k: candidates that there are at all; `params.top_k` takes less of them without another compilation.
         excluded_id: a token that is no candidate.
-    """
 
+    Raises:
+        ValueError: `params.top_k` without a static one, whose order it counts in.
+    """
+    if top_k is None and params.top_k is not None:
+        raise ValueError("params.top_k: needs a static top_k")
     if excluded_id is not None:
         logits = logits.at[..., excluded_id].set(-jnp.inf)
     logits = logits / jnp.where(params.temperature > 0, params.temperature, 1.0)
-    if top_k is not None and top_k < logits.shape[-1]:
-        values, ids = largest(logits, top_k)
+    if top_k is not None and (top_k < logits.shape[-1] or params.top_k is not None):
+        values, ids = largest(logits, min(top_k, logits.shape[-1]))
         if params.top_p is not None:
             log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
             values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
+        if params.top_k is not None:
+            values = jnp.where(jnp.arange(values.shape[-1]) < params.top_k, values, -jnp.inf)
     else:
         values, ids = logits, jnp.broadcast_to(jnp.arange(logits.shape[-1]), logits.shape)
         if params.top_p is not None:
             values = jnp.where(logits >= nucleus_cutoff(logits, params.top_p), logits, -jnp.inf)
+    if params.min_p is not None:
+        # The ratio of two probabilities is that of their weights, whatever the other filters leave.
+        floor = jnp.max(values, axis=-1, keepdims=True) + jnp.log(params.min_p)
+        values = jnp.where(values >= floor, values, -jnp.inf)
     return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
 
 

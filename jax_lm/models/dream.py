@@ -28,7 +28,7 @@ from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyValues, attend
-from jax_lm.models.products import product
+from jax_lm.models.products import lookup, product, scaled
 
 Batch = Int[Array, "b t"]
 Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
@@ -74,7 +74,7 @@ class DreamRMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        return self.weight[...] * x32.astype(x.dtype)
+        return scaled(x32.astype(x.dtype), self.weight[...])
 
 
 class DreamRotaryEmbedding(nnx.Module):
@@ -160,9 +160,7 @@ class DreamEmbedding(nnx.Module):
         self.weight = nnx.Param(init((config.vocab_size, config.hidden_size)))
 
     def __call__(self, input_ids: Batch, mesh: Mesh | None = None) -> Hidden:
-        # XLA would look up parts of rows, and then has no good way to the whole rows that the layers want.
-        table = sharding.constrain(self.weight[...], mesh, "tensor", None)
-        return sharding.shard_rows(table[sharding.shard_rows(input_ids, mesh)], mesh)
+        return lookup(self.weight[...], input_ids, mesh)
 
 
 class DreamModel(nnx.Module):

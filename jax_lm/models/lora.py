@@ -94,9 +94,10 @@ def is_lora(name: str) -> bool:
     return name.endswith(("lora_a", "lora_b"))
 
 
-def save_adapter(model: DreamForCausalLM, folder: Path, config: LoraConfig) -> None:
+def save_adapter(model: DreamForCausalLM, folder: Path, config: LoraConfig, *, dtype: DTypeLike = jnp.float32) -> None:
     """Write the adapters of a model; each file appears whole or not at all. Of several hosts, the first one writes."""
-    tensors = {name: jax.device_get(whole(value)) for name, value in parameters(model).items() if is_lora(name)}
+    adapter = {name: value.astype(dtype) for name, value in parameters(model).items() if is_lora(name)}
+    tensors = {name: jax.device_get(whole(value)) for name, value in adapter.items()}
     if jax.process_index() > 0:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,15 @@
-"""Products of matrices that accumulate in float32 whatever the dtype, and their gradients."""
+"""Products, scalings and look-ups that accumulate in float32 whatever the dtype, and so do their gradients."""
 
+import functools
 from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+
+from jax_lm import sharding
 
 
 @jax.custom_vjp
@@ -45,3 +49,57 @@ def contract(a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...
 def full_precision(dtype: DTypeLike) -> AbstractContextManager:
     """Multiply float32 at full precision: accelerators would otherwise round their inputs to 10 bits or fewer."""
     return jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default")
+
+
+@jax.custom_vjp
+def scaled(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
+    """Multiply each column by its weight.
+
+    JAX's own gradient of the weight adds the rows up in their dtype: in bfloat16, sums of thousands stall.
+    """
+    return weight * x
+
+
+def scaled_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return scaled(x, weight), (x, weight)
+
+
+def scaled_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, weight = operands
+    by_row = cotangent.astype(jnp.float32) * x.astype(jnp.float32)
+    return (cotangent * weight).astype(x.dtype), jnp.sum(by_row, axis=range(x.ndim - 1)).astype(weight.dtype)
+
+
+scaled.defvjp(scaled_forward, scaled_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def lookup(table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None) -> Float[Array, "b t d"]:
+    """Take the rows of a table by their ids; on a `mesh`, what comes back is split by rows of the batch.
+
+    JAX's own gradient adds the cotangents of an id up in their dtype: in bfloat16 a row that is looked up thousands of
+    times, as that of MASK is, loses most of its gradient.
+    """
+    # XLA would look up parts of rows, and then has no good way to the whole rows that the layers want.
+    table = sharding.constrain(table, mesh, "tensor", None)
+    return sharding.shard_rows(table[sharding.shard_rows(ids, mesh)], mesh)
+
+
+def lookup_forward(table: Array, ids: Array, mesh: Mesh | None) -> tuple[Array, tuple[Array, Array]]:
+    # No column of the table: the gradient needs its length and dtype alone.
+    return lookup(table, ids, mesh), (ids, table[:, :0])
+
+
+def lookup_backward(mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, None]:
+    ids, like = saved
+    if mesh is not None:
+        # Columns where the table's are: each device then adds up its own part of the gradient, and no whole one exists.
+        rows = "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
+        ids = sharding.constrain(ids, mesh, rows)
+        cotangent = sharding.constrain(cotangent, mesh, rows, None, "fsdp")
+    empty = jnp.zeros((len(like), cotangent.shape[-1]), jnp.float32)
+    gradient = sharding.constrain(empty, mesh, "tensor", "fsdp").at[ids].add(cotangent.astype(jnp.float32))
+    return sharding.constrain(gradient, mesh, "tensor", "fsdp").astype(like.dtype), None
+
+
+lookup.defvjp(lookup_forward, lookup_backward)

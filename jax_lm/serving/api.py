@@ -21,21 +21,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from jax_lm.serving import jobs, protocol
+from jax_lm.serving import bodies, jobs
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
-from jax_lm.serving.guard import Guard, RequestLimits
+from jax_lm.serving.guard import SCRIPTS, Guard, RequestLimits
+from jax_lm.serving.infill import InfillBody, cut_to_fit, worded
 from jax_lm.serving.jobs import Event, Job
-from jax_lm.serving.protocol import AnswerFormat, Refusal, error, usage
+from jax_lm.serving.protocol import AnswerFormat, ChatFormat, Refusal, error
 from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_TOKENS = 128
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{path: (path[1:], "text/javascript; charset=utf-8") for path in SCRIPTS},
 }
 FAILURES = {
     "timeout": (504, "the request took longer than it may"),
@@ -92,18 +94,19 @@ class Server:
 
     # What a request asks for.
 
-    def require_model(self, body: protocol.DecodingBody) -> None:
-        if body.model not in (None, self.settings.model):
+    def require_model(self, body: bodies.DecodingBody) -> None:
+        # Some clients write an empty name where the user gave none.
+        if body.model not in (None, "", self.settings.model):
             message = f"model={body.model!r}: this server offers {self.settings.model!r}"
             raise Refusal(404, message, param="model", code="model_not_found")
 
     def requests(
-        self, body: protocol.DecodingBody, before: list[int], after: list[int], count: int
+        self, body: bodies.DecodingBody, before: list[int], after: list[int], count: int, length: int | None = None
     ) -> list[jobs.Request]:
         """Answers to one prompt; an empty prompt begins where a text begins, as OpenAI's does."""
         before = before or [self.tokenizer.token_id(END_OF_TEXT)]
         room = self.engine.context - len(before) - len(after)
-        length = max(1, min(protocol.DEFAULT_TOKENS, room)) if body.length is None else body.length
+        length = length or body.length or max(1, min(DEFAULT_TOKENS, room))
         options, seed = body.options(length), body.seed if body.seed is not None else secrets.randbelow(2**32)
         return [
             jobs.Request(
@@ -112,16 +115,25 @@ class Server:
             for index in range(count)
         ]
 
+    def prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        """Encode a text; ids are taken as they are, special tokens among them, if the tokenizer knows them."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode_plain(prompt)
+        if unknown := [token for token in prompt if token >= self.tokenizer.vocab_size]:
+            message = f"prompt: token {unknown[0]} must lie in [0, {self.tokenizer.vocab_size - 1}]"
+            raise Refusal(400, message, param="prompt")
+        return prompt
+
     def chat_ids(self, messages: Sequence[Any]) -> list[int]:
         try:
             return self.tokenizer.encode_chat([message.plain() for message in messages])
         except TokenizerError as problem:
             raise Refusal(400, str(problem), param="messages") from problem
 
-    def submit(self, requests: Sequence[jobs.Request], inbox: Inbox) -> list[Job]:
+    def submit(self, requests: Sequence[jobs.Request], inbox: Inbox, seconds: float | None = None) -> list[Job]:
         """Hand requests to the engine; what it refuses becomes an answer."""
         try:
-            return self.engine.submit(requests, inbox.listen)
+            return self.engine.submit(requests, inbox.listen, seconds)
         except QueueFullError as full:
             message = "the queue is full; try again later"
             raise Refusal(429, message, code="queue_full", retry_after=full.retry_after) from full
@@ -133,29 +145,48 @@ class Server:
 
     # The endpoints.
 
-    async def completions(self, body: protocol.CompletionBody, http: Request) -> Response:
+    async def completions(self, body: bodies.CompletionBody, http: Request) -> Response:
         """One or several texts, each completed or infilled `n` times."""
         self.require_model(body)
-        after = self.tokenizer.encode_plain(body.suffix or "")
-        requests = [
-            request
-            for prompt in body.prompts
-            for request in self.requests(body, self.tokenizer.encode_plain(prompt), after, body.n)
-        ]
-        before = [prompt if body.echo else "" for prompt in body.prompts for _ in range(body.n)]
+        after, prompts = (
+            self.tokenizer.encode_plain(body.suffix or ""),
+            [self.prompt_ids(each) for each in body.prompts],
+        )
+        texts = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in body.prompts]
+        before = [text if body.echo else "" for text in texts for _ in range(body.n)]
         shape = AnswerFormat(request_id(http), self.settings.model, body)
+        if body.length == 0:
+            return self.echoed(prompts, before, shape)
+        requests = [request for prompt in prompts for request in self.requests(body, prompt, after, body.n)]
         return await self.answer(body, requests, before, shape, http)
 
-    async def chat(self, body: protocol.ChatBody, http: Request) -> Response:
+    def echoed(self, prompts: Sequence[list[int]], before: Sequence[str], shape: AnswerFormat) -> Response:
+        """Answer with the prompts alone, as `max_tokens` 0 asks."""
+        longest, spent = max(map(len, prompts)), sum(map(len, prompts))
+        if longest > self.engine.context:
+            message = f"prompt: {longest} tokens, but the context holds {self.engine.context}"
+            raise Refusal(400, message, param="prompt")
+        if not shape.body.stream:
+            return JSONResponse(shape.whole([(Event(reason="length"), text) for text in before], spent))
+
+        async def pieces() -> AsyncIterator[str]:
+            for index, text in enumerate(before):
+                yield data(shape.chunk([shape.delta(index, text, Event(reason="length"))]))
+            for piece in shape.closing(spent, 0):
+                yield data(piece)
+
+        return events_response(pieces())
+
+    async def chat(self, body: bodies.ChatBody, http: Request) -> Response:
         """A conversation, answered `n` times."""
         self.require_model(body)
         requests = self.requests(body, self.chat_ids(body.messages), [], body.n)
-        shape = protocol.ChatFormat(request_id(http), self.settings.model, body)
+        shape = ChatFormat(request_id(http), self.settings.model, body)
         return await self.answer(body, requests, [""] * body.n, shape, http)
 
     async def answer(
         self,
-        body: protocol.OpenAI,
+        body: bodies.OpenAI,
         requests: Sequence[jobs.Request],
         before: Sequence[str],
         shape: AnswerFormat,
@@ -173,10 +204,16 @@ class Server:
         self.log_texts([one.text for one in finished], "answers", http)
         return JSONResponse(shape.whole(list(zip(finished, before, strict=True)), prompt_tokens))
 
-    async def collect(self, submitted: list[Job], inbox: Inbox, http: Request) -> list[Event]:
-        """How all jobs ended; Refusal if one gave no answer. If the client goes away, they are given up."""
+    async def collect(
+        self, submitted: list[Job], inbox: Inbox, http: Request, *, half_is_enough: bool = False
+    ) -> list[Event]:
+        """How all jobs ended; Refusal if one gave no answer. If the client goes away, they are given up.
 
-        async def ends() -> dict[Job, Event]:
+        Args:
+            half_is_enough: whether what was final when the time was over is an answer.
+        """
+
+        async def ends() -> dict[Job | None, Event]:
             return {event.job: event async for event in inbox.events(len(submitted)) if event.reason}
 
         work, gone = asyncio.create_task(ends()), asyncio.ensure_future(http.receive())
@@ -190,16 +227,40 @@ class Server:
             work.cancel()
             gone.cancel()
         for one in finished:
-            if not one.is_answer:
+            if not (one.is_answer or (half_is_enough and one.reason == "timeout")):
                 raise failure(one)
         return finished
+
+    async def infill(self, body: InfillBody, http: Request) -> Response:
+        """What stands between two texts, `n_cmpl` times, as llama.cpp words it."""
+        self.require_model(body)
+        extra, before, after = (
+            self.tokenizer.encode_plain(text)
+            for text in (
+                "".join(f"{each.text}\n" for each in body.input_extra),
+                body.input_prefix + body.prompt,
+                body.input_suffix,
+            )
+        )
+        length = min(DEFAULT_TOKENS, self.engine.context // 2) if body.length is None else body.length
+        before, after, is_cut = cut_to_fit(extra, before, after, self.engine.context - length - 1)
+        ends = [Event(reason="length")] * body.n_cmpl
+        if length:
+            requests = self.requests(body, before, after, body.n_cmpl, length)
+            inbox = Inbox(hears_progress=False)
+            seconds = body.t_max_predict_ms and body.t_max_predict_ms / 1000
+            submitted = self.submit(requests, inbox, seconds)
+            self.log_prompts(requests, http)
+            ends = await self.collect(submitted, inbox, http, half_is_enough=True)
+            self.log_texts([one.text for one in ends], "answers", http)
+        return JSONResponse(worded(body, ends, self.settings.model, len(before) + len(after), is_cut=is_cut))
 
     async def stream(
         self, submitted: list[Job], inbox: Inbox, before: Sequence[str], shape: AnswerFormat, prompt_tokens: int
     ) -> AsyncIterator[str]:
         """Pieces of text that can no longer change; an end without an answer is an event with an error."""
-        place = {job: index for index, job in enumerate(submitted)}
-        sent, tokens = dict.fromkeys(submitted, 0), 0
+        place: dict[Job | None, int] = {job: index for index, job in enumerate(submitted)}
+        sent, tokens = dict.fromkeys(place, 0), 0
         try:
             for index in place.values():
                 for choice in shape.opening(index, before[index]):
@@ -216,14 +277,12 @@ class Server:
                 if is_last:
                     tokens += len(event.tokens)
                     yield data(shape.chunk([shape.delta(place[event.job], "", event)]))
-            options = shape.body.stream_options
-            if options is not None and options.include_usage:
-                yield data(shape.chunk([], usage(prompt_tokens, tokens)))
-            yield data("[DONE]")
+            for piece in shape.closing(prompt_tokens, tokens):
+                yield data(piece)
         finally:
             self.engine.cancel(submitted)
 
-    async def denoise(self, body: protocol.DenoiseBody, http: Request) -> Response:
+    async def denoise(self, body: bodies.DenoiseBody, http: Request) -> Response:
         """Every commit as a server-sent event: `start`, any number of `commits`, then `done` or `error`."""
         self.require_model(body)
         if body.messages is None:
@@ -273,7 +332,10 @@ class Server:
         return self.card()
 
     def card(self) -> dict[str, Any]:
-        limits = {"context": self.engine.context, "max_tokens": self.engine.options.max_tokens}
+        context = self.engine.context
+        # A prompt has at least one token. Clients of vLLM look for max_model_len.
+        longest = min(self.engine.options.max_tokens, context - 1)
+        limits = {"context": context, "max_model_len": context, "max_tokens": longest}
         about = {"notice": self.settings.notice, "has_chat": self.tokenizer.chat_template is not None}
         openai = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "jax-diffucoder"}
         return openai | about | limits
@@ -301,6 +363,7 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
         ("/v1/completions", server.completions),
         ("/v1/chat/completions", server.chat),
         ("/v1/denoise", server.denoise),
+        ("/infill", server.infill),
     ):
         app.post(path, response_model=None, responses=answers)(endpoint)
     for path, endpoint in (
@@ -338,11 +401,8 @@ async def on_invalid(http: Request, problem: Exception) -> Response:
     first = problem.errors()[0]
     if first["type"] == "json_invalid":
         return JSONResponse(error("the body is not JSON", status=400), 400)
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = first["msg"].removeprefix("Value error, ")
-    param = place or message.split(":")[0]
-    text = f"{place}: {message}" if place else message
-    return JSONResponse(error(text, status=400, param=param if param.isprintable() else None), 400)
+    message, param = bodies.refusal(first)
+    return JSONResponse(error(message, status=400, param=param), 400)
 
 
 async def on_http(http: Request, problem: Exception) -> Response:

@@ -8,6 +8,7 @@
 A job's answer depends on its request alone. What goes wrong with one job ends that job.
 """
 
+import ctypes
 import logging
 import threading
 import time
@@ -33,6 +34,8 @@ BATCH_SIZES = (1, 4, 8, 16)
 """Numbers of sequences that there are compilations for, up to what the options say."""
 IDLE_SECONDS = 1.0
 """How long nobody must have asked before another shape is compiled."""
+LONGEST_PAUSE = 300.0
+"""Seconds to which that time doubles with every compilation that fails, say for want of descriptors."""
 STEPS_PER_CALL = 4
 """Steps between two looks at the queue; also how often progress is told."""
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -115,16 +118,19 @@ class Engine:
             for width in [*(width for width in WIDTHS if width < self.context), self.context]
             for is_cached in (False, True)
         ]
-        first = [(slots, size) for slots in self.groups[-2:] for size in sorted({1, options.slots})]
+        # The widest slots can hold every sequence: one at a time, then as many as there may be.
+        self.urgent = [(slots, 1) for slots in self.groups[-2:]]
+        soon = [(slots, options.slots) for slots in self.groups[-2:] if options.slots > 1]
         # Few sequences and narrow ones first: in a batch made for sixteen, a lone one costs as much as sixteen.
         rest = [(slots, size) for size in sorted(sizes) for slots in self.groups]
-        self.urgent, self.shapes = first, [shape for shape in rest if shape not in first]
+        self.shapes = [*soon, *(shape for shape in rest if shape not in (*self.urgent, *soon))]
+        self.soon = len(soon)
         self.waiting: list[Job] = []
         self.running: dict[Sequence, Job] = {}
         self.condition = threading.Condition()
         self.ready, self.stopped = threading.Event(), threading.Event()
         self.is_closing, self.shutdown_at = False, 0.0
-        self.seconds_per_job = 1.0
+        self.seconds_per_job, self.pause = 1.0, IDLE_SECONDS
         self.thread = threading.Thread(target=self.work, name="engine", daemon=True)
         self.compiling = threading.Thread()
 
@@ -176,11 +182,27 @@ class Engine:
             self.is_closing, self.shutdown_at = True, time.monotonic() + grace
             self.condition.notify()
 
-    def close(self, grace: float) -> None:
-        """Take nothing new, and wait until what is there has ended or `grace` seconds are over."""
+    def give_up(self) -> None:
+        """End what is left with the reason `shutdown`, also while a call of the device goes on."""
+        with self.condition:
+            left = [*self.waiting, *self.running.values()]
+        for job in left:
+            self.tell(job, Event(job=job, reason="shutdown", text=job.text))
+
+    def close(self, grace: float, wait: float | None = None) -> bool:
+        """Take nothing new, and wait until what is there has ended or `grace` seconds are over.
+
+        Args:
+            wait: seconds for the engine's thread to end, which a call of the device or of the compiler may hold; None
+                is as long as that takes.
+
+        Returns:
+            Whether it has ended.
+        """
         self.refuse_new(grace)
         if self.thread.is_alive():
-            self.thread.join()
+            self.thread.join(wait)
+        return not self.thread.is_alive()
 
     def retry_after(self) -> int:
         """Seconds until a place should be free."""
@@ -214,9 +236,13 @@ class Engine:
     def work(self) -> None:
         """Until closed: let sequences join and leave, and take some steps with all of them."""
         try:
-            # The widest slots can hold every sequence.
             for shape in self.urgent:
                 self.compile(*shape)
+            if not all(slots.sizes for slots, _ in self.urgent):
+                # Told to shut down before there was anything to decode with.
+                return
+            # Without being idle: a crowd that is there from the first moment would else be served one by one for ever.
+            self.begin_compiling(self.soon)
             self.ready.set()
             self.metrics.ready.set(1)
             while self.wait():
@@ -244,6 +270,7 @@ class Engine:
             decoding = Decoding(preset="fast" if slots.is_cached else "exact")
             options = GenerationOptions(max_new_tokens=2, decoding=decoding)
             slots.compile(size, self.sequence(Request(before=(self.tokenizer.pad_id,), options=options)))
+            return_freed_memory()
 
     def wait(self) -> bool:
         """Until there is something to do; False when all is done and nothing new is taken.
@@ -252,20 +279,33 @@ class Engine:
         asks meanwhile shares the processor with a compilation, but does not wait for its end.
         """
         while True:
+            is_compiling = self.compiling.is_alive()
             with self.condition:
-                if self.condition.wait_for(self.is_called, IDLE_SECONDS if self.shapes else None):
+                # A compilation that fails gives its shape back.
+                if self.condition.wait_for(self.is_called, self.pause if self.shapes or is_compiling else None):
                     return bool(self.waiting or self.running)
-            if not self.compiling.is_alive():
-                self.compiling = threading.Thread(target=self.compile_next, name="compilation", daemon=True)
-                self.compiling.start()
+            if self.shapes and not self.compiling.is_alive():
+                self.begin_compiling(1)
 
-    def compile_next(self) -> None:
-        """The next of the shapes that are not compiled yet."""
-        slots, size = self.shapes.pop(0)
+    def begin_compiling(self, count: int) -> None:
+        """Compile so many of the shapes that are left, on a thread beside."""
+        self.compiling = threading.Thread(target=self.compile_next, args=(count,), name="compilation", daemon=True)
         try:
-            self.compile(slots, size)
-        except Exception:  # the border: what is compiled already serves everything
-            logger.exception("a shape of %d sequences cannot be compiled", size)
+            self.compiling.start()
+        except RuntimeError:
+            self.pause = min(2 * self.pause, LONGEST_PAUSE)
+            logger.exception("no thread for a compilation; the next attempt is in %.0f s", self.pause)
+
+    def compile_next(self, count: int) -> None:
+        """Compile the next shapes; one that cannot be compiled now is tried again later."""
+        for slots, size in [self.shapes.pop(0) for _ in range(count)]:
+            try:
+                self.compile(slots, size)
+                self.pause = IDLE_SECONDS
+            except Exception:  # the border: what is compiled already serves everything
+                self.pause = min(2 * self.pause, LONGEST_PAUSE)
+                self.shapes.append((slots, size))
+                logger.exception("%d sequences cannot be compiled; the next attempt is in %.0f s", size, self.pause)
 
     def is_called(self) -> bool:
         return bool(self.waiting or self.running or self.is_closing)
@@ -368,7 +408,11 @@ class Engine:
         self.tell(job, event)
 
     def tell(self, job: Job, event: Event) -> None:
-        """Let the listener know; what it raises is logged, as nobody here could do anything about it."""
+        """Let the listener know, of the end once; what it raises is logged: nobody here could do anything about it."""
+        with self.condition:
+            if job.is_ended:
+                return
+            job.is_ended = event.reason is not None
         try:
             job.listen(event)
         except Exception:  # the border: a listener that has gone must not end the engine
@@ -379,6 +423,13 @@ class Engine:
         if event == COMPILE_EVENT:
             self.metrics.compilations.inc()
             self.metrics.compile_seconds.inc(duration_secs)
+
+
+def return_freed_memory() -> None:
+    """Hand back to the system what a compilation has freed, which glibc keeps: most of what the process would hold."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def bytes_in_use() -> float:

@@ -29,7 +29,8 @@ MIN_KEY = 16
 PATIENCE = 8
 """Times the longest body that is read from a client before it is told that its body is too long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OPEN_PATHS = ("/", "/icon.svg", "/page.css", "/page.js", "/health", "/ready")
+SCRIPTS = ("/page.js", "/canvas.js", "/python.js", "/replay.js")
+OPEN_PATHS = ("/", "/icon.svg", "/page.css", *SCRIPTS, "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEADERS = {
@@ -90,6 +91,9 @@ class Guard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if scope["method"] == "HEAD":
+            # Answered as GET is; whoever writes the answer to the wire leaves the body out.
+            scope = {**scope, "method": "GET"}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)

@@ -6,6 +6,7 @@ Turns decided tokens into text and stop texts into ends. Knows neither queue nor
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class Event:
     """News of a job: positions that some steps decided, or how it ended.
 
     Attributes:
+        job: None of an answer that nothing had to be decided for.
         reason: of its end: stop, length, cancelled, timeout, shutdown or error; None while it goes on.
         text: of the answer, all that can no longer change.
         commits: positions decided since the last event, in the order of the steps.
@@ -61,7 +63,7 @@ class Event:
         error: what went wrong, for the log of whoever runs the server.
     """
 
-    job: "Job"
+    job: "Job | None" = None
     reason: str | None = None
     text: str = ""
     commits: tuple[Commit, ...] = ()
@@ -85,6 +87,7 @@ class Job:
         deadline: when it must have ended, by the monotonic clock.
         arrived: when it came, likewise.
         first_text: when the first text became final.
+        is_ended: whether the listener was told of its end.
         text: what of the answer is final.
         reported: positions of the hole that the listener knows.
     """
@@ -96,6 +99,7 @@ class Job:
     arrived: float = field(default_factory=time.monotonic)
     first_text: float | None = None
     is_cancelled: bool = False
+    is_ended: bool = False
     text: str = ""
     reported: np.ndarray = field(init=False)
 
@@ -107,20 +111,20 @@ class Job:
         commits = self.commits(tokenizer)
         sequence, is_done = self.sequence, self.sequence.is_done
         ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
-        text = tokenizer.decode_until_stop(ids)
+        stop_ids = set(sequence.stop_ids)
+        text = tokenizer.decode(takewhile(lambda token: token not in stop_ids, ids), skip_special_tokens=True)
         if not is_done:
             # A character may still lack its last bytes.
             text = text.rstrip(REPLACEMENT)
         ends = [text.find(stop) for stop in self.request.stop if stop in text]
         if ends or is_done:
             self.text = text[: min(ends)] if ends else text
-            has_stop_token = bool(set(ids) & set(tokenizer.stop_ids))
             return Event(
                 job=self,
-                reason="stop" if ends or has_stop_token else "length",
+                reason="stop" if ends or stop_ids & set(ids) else "length",
                 text=self.text,
                 commits=commits,
-                tokens=self.tokens(tokenizer, ids),
+                tokens=self.tokens(tokenizer, ids, is_cut=bool(ends)),
                 forwards=sequence.forwards,
             )
         self.text = without_beginning(text, self.request.stop)
@@ -145,10 +149,16 @@ class Job:
             step=int(sequence.commit_step[column]),
         )
 
-    def tokens(self, tokenizer: DiffuCoderTokenizer, ids: list[int]) -> tuple[Commit, ...]:
+    def tokens(self, tokenizer: DiffuCoderTokenizer, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
         """The tokens that the text is made of: up to a stop token, and to where a stop text cut it."""
-        kept = next((index for index, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))
-        while kept and len(tokenizer.decode(ids[: kept - 1], skip_special_tokens=True)) >= len(self.text):
+        stop_ids = self.sequence.stop_ids
+        kept = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
+        # Without stop tokens every token counts, also those that are no text.
+        while (
+            (is_cut or stop_ids)
+            and kept
+            and len(tokenizer.decode(ids[: kept - 1], skip_special_tokens=True)) >= len(self.text)
+        ):
             kept -= 1
         return tuple(self.commit(position, tokenizer) for position in range(kept))
 

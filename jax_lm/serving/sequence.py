@@ -15,7 +15,7 @@ from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 
 TOP_K = 50
-"""Candidates per position: a shape, hence the same for all sequences. The published sampler's."""
+"""Candidates that a position has at most: a shape, hence the same for all sequences. The published sampler's."""
 
 FIXED = {"refresh_every": 1, "refresh_steps": None, "freeze_prompt": False, "first_token": "rule"}
 """Settings of decoding in which sequences of one batch cannot differ."""
@@ -28,8 +28,8 @@ class Sequence:
     Attributes:
         tokens: ids; MASK where nothing is decided yet.
         hole: the columns to fill; at least one given token stands before it.
-        options: order, draw and commit rule (steps or threshold); `top_k` must be 50, `alg_temp` 0, the cache none or
-            a window that is refreshed at every block.
+        options: order, draw and commit rule (steps or threshold); `top_k` must be at most 50, `alg_temp` 0, the cache
+            none or a window that is refreshed at every block.
         stop_ids: tokens that end it.
         key: data of a random key.
         masked: columns still to be decided.
@@ -59,7 +59,9 @@ class Sequence:
         if not 0 < self.hole.start < self.hole.end <= len(self.tokens):
             raise ValueError(f"hole={self.hole}: must lie within {len(self.tokens)} tokens, one given before it")
         decoding, steps = self.options.decoding.resolved, self.options.steps
-        fixed = {"top_k": (self.options.top_k, TOP_K), "alg_temp": (self.options.alg_temp, 0)}
+        if self.options.top_k is None or self.options.top_k > TOP_K:
+            raise ValueError(f"top_k={self.options.top_k}: must lie in [1, {TOP_K}], the candidates that are kept")
+        fixed = {"alg_temp": (self.options.alg_temp, 0)}
         fixed |= {name: (getattr(decoding, name), only) for name, only in FIXED.items()}
         for name, (value, only) in fixed.items():
             if value != only:
@@ -127,7 +129,10 @@ class Sequence:
         block = self.blocks[self.block]
         params = SamplingParams.of(self.options, block.length, self.hole.length, columns=columns)
         # A number for every sequence, as all of a batch run one program.
-        return params if params.top_p is not None else params._replace(top_p=np.float32(np.inf))
+        top_p = np.float32(np.inf) if params.top_p is None else params.top_p
+        top_k, min_p = np.int32(self.options.top_k or TOP_K), np.float32(self.options.min_p or 0)
+        early_stop = np.bool_(self.options.early_stop)
+        return params._replace(top_p=top_p, top_k=top_k, min_p=min_p, early_stop=early_stop)
 
     def take(self, tokens: np.ndarray, masked: np.ndarray, commit_step: np.ndarray, confidence: np.ndarray) -> None:
         """Take over what steps decided in the open block."""

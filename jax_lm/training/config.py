@@ -53,7 +53,7 @@ class OptimizerConfig:
         min_lr_ratio: share of the peak to which the cosine falls.
         adam_beta1, adam_beta2: decay of the two moments.
         adam_epsilon: added to the root of the second moment.
-        weight_decay: decoupled; on matrices alone, never on biases and norms.
+        weight_decay: decoupled; on the model's matrices alone, never on biases, norms and adapters.
         max_grad_norm: bound of the global norm of the gradient.
         muon_learning_rate: peak for the matrices of the layers, updated by Muon (orthogonalised momentum) instead;
             needs about half the steps of AdamW on the built-in model. Everything else stays with AdamW.
@@ -176,8 +176,9 @@ class LossConfig:
         high_levels: t = 1 - u^2 instead of t = u.
         minimum_level: lowest t.
         max_weight: bound of 1/t; none if not given.
-        cart_p: share of the nearest visible token in cart's weight; those further away decline geometrically.
-        masks_per_query: attention differs between the tokens of a row, for packed rows and opening attention.
+        cart_p: share of the nearest visible token in cart's weight; those further away decline geometrically. The value
+            is that of Dream's training configuration.
+        masks_per_query: attention differs between the tokens of a row, for packed rows.
         remat: compute the inside of a layer again for its gradient instead of keeping it.
     """
 
@@ -187,7 +188,7 @@ class LossConfig:
     high_levels: bool = False
     minimum_level: float = 1e-3
     max_weight: float | None = None
-    cart_p: float = 0.3
+    cart_p: float = 0.1
     masks_per_query: bool = False
     remat: bool = False
 
@@ -310,7 +311,8 @@ class PolicyLoss:
         epsilon: the ratio is clipped below 1 - epsilon.
         epsilon_high: and above 1 + epsilon_high; None is epsilon.
         beta: weight of the divergence from the reference policy; 0 needs no reference.
-        kl_clamp: bound of |s_ref - s| inside the divergence: e^d of a composite score explodes.
+        kl_clamp: |s_ref - s| beyond which the divergence goes on as a line, as e^d of a composite score explodes;
+            inf is the published form.
     """
 
     loss_type: str = "bnpo"
@@ -341,6 +343,8 @@ class GRPOConfig:
         num_iterations: updates per rollout, each with masks of its own.
         num_train_epochs: how often every prompt is used; `max_steps` overrides it.
         max_prompt_length: longer prompts are dropped, and counted.
+        held_out_prompts: prompts, drawn by the seed, that are not learnt from; their mean reward is measured every
+            `evaluate_every` updates and at the end, always with the same random numbers.
         generation_batch_size: completions sampled together; None is all of a rollout.
         reward_funcs, reward_weights: names (or package.module:function) and weights of the rewards.
         shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
@@ -361,6 +365,7 @@ class GRPOConfig:
     num_iterations: int = 2
     num_train_epochs: float = 1.0
     max_prompt_length: int = 200
+    held_out_prompts: int = 0
     generation_batch_size: int | None = None
     reward_funcs: tuple[str, ...] = ("code", "code_format")
     reward_weights: tuple[float, ...] = (2.0, 0.5)
@@ -385,6 +390,7 @@ class GRPOConfig:
         require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
         require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
         require_above_zero(self, "num_train_epochs")
+        require_not_negative(self, "held_out_prompts")
         require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
         require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")

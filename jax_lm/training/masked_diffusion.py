@@ -49,11 +49,15 @@ def token_weights(
         distance = jnp.abs(jnp.arange(samples.shape[1])[:, None] - jnp.arange(samples.shape[1])[None])
         nearness = 0.5 * config.cart_p * (1 - config.cart_p) ** (distance - 1.0)
         visible = (samples[:, :, None] == samples[:, None, :]) & ~masked[:, None, :] & (distance > 0)
-        return jnp.sum(nearness * visible, axis=-1)
-    # A token is masked with probability `share` (about t): dividing by it gives every token the same mean weight.
-    share = masking.masked_share(levels, sizes)
-    weights = 1 / share if config.weighting == "1/t" else (1 - levels) * levels / share
-    return weights if config.max_weight is None else jnp.minimum(weights, config.max_weight)
+        weights = jnp.sum(nearness * visible, axis=-1)
+    else:
+        weights = 1 / levels if config.weighting == "1/t" else 1 - levels
+    # Every sample has a mask, forced if need be: which these objectives do not know.
+    counts = masking.over_samples("sum", masked.astype(jnp.float32), samples)
+    weights = weights * masking.unforced_ratio(levels, sizes, counts)
+    if config.max_weight is None or config.weighting == "cart":
+        return weights
+    return jnp.minimum(weights, config.max_weight)
 
 
 def loss_terms(
@@ -82,14 +86,15 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
 
     def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
         model = nnx.merge(graph, params)
-        tokens, canvas, samples, openness = map(jnp.asarray, batch)
+        tokens, canvas, samples, openness = jax.tree.map(jnp.asarray, batch)
         key_level, key_mask, key_attention = jax.random.split(key, 3)
         levels = masking.noise_levels(key_level, samples, config.level_draws, config.minimum_level)
         if config.high_levels:
             # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1.
             levels = 1 - (1 - levels) ** 2
         noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
-        seen = masking.attention_mask(samples, openness, key_attention) if config.masks_per_query else samples >= 0
+        per_query = config.masks_per_query or openness is not None
+        seen = masking.attention_mask(samples, openness, key_attention) if per_query else samples >= 0
         hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=config.remat)
         logits = model.logits(masking.shift_right(hidden, masking.sample_starts(samples)))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)

@@ -8,6 +8,7 @@ import optax
 import optax.contrib
 from jaxtyping import Array
 
+from jax_lm.models.lora import is_lora
 from jax_lm.training.config import OptimizerConfig
 
 
@@ -17,15 +18,17 @@ def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clip, then update by AdamW, or by Muon for the matrices of the layers; weight decay acts on matrices only."""
+    """Clip, then update by AdamW, or by Muon for the matrices of the layers; see `decays`."""
     rate = schedule(config, steps, config.learning_rate)
     betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
-    adamw = optax.adamw(rate, *betas, config.adam_epsilon, weight_decay=decay, mask=is_matrix)
+    adamw = optax.adamw(rate, *betas, config.adam_epsilon, weight_decay=decay, mask=decays)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.muon_learning_rate is None:
         return optax.chain(clip, adamw)
     muon_rate = schedule(config, steps, config.muon_learning_rate)
-    muon = optax.contrib.muon(muon_rate, weight_decay=decay, muon_weight_dimension_numbers=out_in_matrices)
+    muon = optax.contrib.muon(
+        muon_rate, weight_decay=decay, weight_decay_mask=decays, muon_weight_dimension_numbers=out_in_matrices
+    )
     return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": adamw}, muon_or_adamw))
 
 
@@ -43,6 +46,13 @@ def out_in_matrices(params: optax.Params) -> optax.Params:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params)
 
 
-def is_matrix(params: optax.Params) -> optax.Params:
-    """Mark the leaves that weight decay acts on."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+def decays(params: optax.Params) -> optax.Params:
+    """Mark the leaves that weight decay acts on: the model's matrices, no biases, norms and adapters.
+
+    The factors of an adapter are no weights: to make both smaller pulls the model back to where it started.
+    """
+
+    def marked(path: tuple, leaf: Array) -> bool:
+        return leaf.ndim > 1 and not is_lora(str(path[-1].key))
+
+    return jax.tree_util.tree_map_with_path(marked, params)

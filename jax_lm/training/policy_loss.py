@@ -22,6 +22,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_one_of
 from jax_lm.sharding import shard_rows
 from jax_lm.training.config import BASELINES, Estimator, PolicyLoss
+from jax_lm.training.update import LossTerms, Mean
 
 STD_EPSILON = 1e-4
 
@@ -217,12 +218,15 @@ def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Fl
 
 
 def divergence(scores: Float[Array, "b c"], reference_scores: Float[Array, "b c"], clamp: float) -> Float[Array, "b c"]:
-    """Estimate the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s, |d| <= clamp.
+    """Estimate the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s.
 
     Never negative, and 0 only where both agree; with true log-probabilities its mean is the divergence (Schulman's k3).
+    Beyond |d| = clamp it goes on as its tangent there: e^d of a composite score explodes, but a token that has drifted
+    that far must still be drawn back. A clamp of infinity is the published form.
     """
-    difference = jnp.clip(reference_scores - scores, -clamp, clamp)
-    return jnp.exp(difference) - difference - 1
+    d = reference_scores - scores
+    near = jnp.clip(d, -clamp, clamp)
+    return jnp.exp(near) - near - 1 + (jnp.exp(near) - 1) * (d - near)
 
 
 def policy_loss(
@@ -232,15 +236,16 @@ def policy_loss(
     advantages: Float[Array, "b"],
     completion_mask: Bool[Array, "b c"],
     form: PolicyLoss,
-) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Float[Array, ""]]]:
+    *,
+    tolerance: float = 0.0,
+) -> LossTerms:
     """Sum up the clipped surrogate, and the penalty if there is a reference.
 
-    Returns:
-        A sum over these rows, and what to divide it by once all rows are summed up. Metrics: `kl` and `clipped_share`
-        are means over completion tokens; `max_log_ratio` is the largest |s - s_old|, 0 before a rollout's first update.
+    Its metrics: `kl` and `clipped_share` are means over completion tokens; `max_log_ratio` is the largest |s - s_old|,
+    and `unequal_share` the share of completion tokens with more than `tolerance` of it. Both are 0 before a rollout's
+    first update, but for rounding.
     """
     mask = completion_mask.astype(jnp.float32)
-    tokens = jnp.maximum(jnp.sum(mask), 1.0)
     token_log_ratio = jnp.where(completion_mask, scores - old_scores, 0.0)
     log_ratio = token_log_ratio
     if form.loss_type == "gspo":
@@ -251,10 +256,19 @@ def policy_loss(
     clipped = jnp.clip(ratio, 1 - form.epsilon, form.upper)
     terms = -jnp.minimum(ratio * advantage, clipped * advantage)
     is_clipped = ((ratio < 1 - form.epsilon) & (advantage < 0)) | ((ratio > form.upper) & (advantage > 0))
-    metrics = {"clipped_share": jnp.sum(is_clipped * mask) / tokens, "max_log_ratio": jnp.max(jnp.abs(token_log_ratio))}
+
+    def over_tokens(values: Array) -> Mean:
+        return Mean(jnp.sum(values * mask), jnp.sum(mask))
+
+    metrics: dict[str, Mean | Array] = {
+        "clipped_share": over_tokens(is_clipped),
+        "max_log_ratio": jnp.max(jnp.abs(token_log_ratio)),
+        "unequal_share": over_tokens(jnp.abs(token_log_ratio) > tolerance),
+    }
     if reference_scores is not None:
-        kl = divergence(scores, reference_scores, form.kl_clamp)
+        # Outside the completion both agree: e^d of what does not count may be infinite, and infinity times 0 is none.
+        kl = divergence(jnp.where(completion_mask, scores, reference_scores), reference_scores, form.kl_clamp)
         terms = terms + form.beta * kl
-        metrics["kl"] = jnp.sum(kl * mask) / tokens
+        metrics["kl"] = over_tokens(kl)
     weights, weight = row_weights(form.loss_type, completion_mask)
-    return jnp.sum(jnp.sum(terms * mask, axis=1) * weights), weight, metrics
+    return LossTerms(jnp.sum(jnp.sum(terms * mask, axis=1) * weights), weight, metrics)

@@ -28,6 +28,9 @@ PROMPT = "prompt"
 WIDTH_BUCKET = 32
 """Prompts are padded to a multiple of this."""
 
+HELD_OUT = 2**32 - 1
+"""In place of the number of an epoch or a rollout, for prompts that are evaluated."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -45,10 +48,12 @@ class PromptSet:
     Attributes:
         prompts: those that fit.
         too_long: how many were dropped, because they have more than the allowed tokens.
+        width: columns that hold any of the prompts; one width, so that everything compiles once.
     """
 
     prompts: tuple[Prompt, ...]
     too_long: int
+    width: int
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], tokenizer: DiffuCoderTokenizer, max_length: int) -> "PromptSet":
@@ -71,13 +76,17 @@ class PromptSet:
             raise ValueError(f"no prompt has at most max_prompt_length={max_length} tokens ({too_long} are longer)")
         if too_long:
             logger.warning("%d prompts dropped: longer than max_prompt_length=%d tokens", too_long, max_length)
-        return cls(fitting, too_long)
+        longest = max(len(prompt.ids) for prompt in fitting)
+        return cls(fitting, too_long, longest + -longest % WIDTH_BUCKET)
 
-    @property
-    def width(self) -> int:
-        """Columns that hold any of the prompts; one width, so that everything compiles once."""
-        longest = max(len(prompt.ids) for prompt in self.prompts)
-        return longest + -longest % WIDTH_BUCKET
+    def split(self, count: int, seed: int) -> tuple["PromptSet", tuple[Prompt, ...]]:
+        """Split off `count` prompts drawn by the seed; ValueError if none would be left. The rest keeps its width."""
+        if count >= len(self.prompts):
+            raise ValueError(f"held_out_prompts={count}: must leave some of the {len(self.prompts)} prompts that fit")
+        order = np.random.default_rng((seed, HELD_OUT)).permutation(len(self.prompts))
+        held_out = set(order[:count].tolist())
+        learnt = tuple(prompt for number, prompt in enumerate(self.prompts) if number not in held_out)
+        return PromptSet(learnt, self.too_long, self.width), tuple(self.prompts[number] for number in order[:count])
 
     def chosen(self, seed: int, rollout: int, count: int) -> list[Prompt]:
         """Choose the prompts of a rollout: every prompt once per epoch, each epoch in an order of its own."""

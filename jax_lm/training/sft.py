@@ -107,7 +107,7 @@ def streams(
     return partial(stream, learnt), [evaluated.batch(n) for n in range(evaluated.steps(1.0))] if evaluated else []
 
 
-def by_step(stream: SampleStream, openness: Callable[[int], float] = lambda step: 1.0) -> ByStep:
+def by_step(stream: SampleStream, openness: Callable[[int], float | None] = lambda step: None) -> ByStep:
     """Draw this process's rows of each step; `openness` is the share of the future that attention sees, by step."""
     part = {"process": jax.process_index(), "processes": jax.process_count()}
     return ByStep(lambda step: stream.batch(step, openness=openness(step), **part))
@@ -139,9 +139,12 @@ def revealed(steps: int) -> Vary:
     return vary
 
 
-def openness(step: int, annealing_steps: int) -> float:
-    """Open attention along a line: the share of the future that it sees at a step (from 0), from 0 to 1."""
-    return min(1.0, step / annealing_steps) if annealing_steps else 1.0
+def openness(step: int, annealing_steps: int) -> float | None:
+    """Open attention along a line: the share of the future that it sees at a step (from 0), from 0 to 1.
+
+    None where nothing is to be opened. At the end it stays 1 instead: None would be another program to compile.
+    """
+    return min(1.0, step / annealing_steps) if annealing_steps else None
 
 
 def varied(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:

@@ -13,11 +13,22 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jax_lm.metrics import LARGEST
-
 Params = dict[Any, Any]
 Batch = Any
 """A tree of arrays with the rows in front, among them an attribute `tokens` [b, t]."""
+
+
+class Mean(NamedTuple):
+    """A mean in parts: the sum over some rows, and what it is divided by once all rows are summed up."""
+
+    total: Float[Array, "*n"]
+    weight: Float[Array, "*n"]
+
+    @property
+    def value(self) -> Float[Array, ""]:
+        """The mean over all parts; 0 if there is nothing to average."""
+        weight = jnp.sum(self.weight)
+        return jnp.sum(self.total) / jnp.where(weight == 0, 1.0, weight)
 
 
 class LossTerms(NamedTuple):
@@ -26,12 +37,13 @@ class LossTerms(NamedTuple):
     Attributes:
         total: weighted sum over these rows.
         weight: what it is divided by: tokens, rows. A constant to the gradient.
-        metrics: means over these rows (those called max_… their maximum).
+        metrics: means, each with a weight of its own, so that no split of a batch changes one; of those called max_…
+            the maximum over these rows.
     """
 
     total: Float[Array, ""]
     weight: Float[Array, ""]
-    metrics: dict[str, Array]
+    metrics: dict[str, Mean | Array]
 
 
 @runtime_checkable
@@ -116,10 +128,7 @@ def gradient(
     weight = jnp.sum(terms.weight)
     # Nothing to learn from (every row excluded) is a step of zero, not of 0 / 0.
     weight = jnp.where(weight == 0, 1.0, weight)
-    metrics = {
-        name: jnp.max(value) if name.startswith(LARGEST) else jnp.sum(value * terms.weight) / weight
-        for name, value in terms.metrics.items()
-    }
+    metrics = {name: m.value if isinstance(m, Mean) else jnp.max(m) for name, m in terms.metrics.items()}
     return jax.tree.map(lambda g: g / weight, gradients), {"loss": jnp.sum(terms.total) / weight} | metrics
 
 

@@ -1,10 +1,16 @@
 """Train a small tokenizer of DiffuCoder's kind."""
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from tokenizers import AddedToken, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 
 from jax_lm.tokenizer import DiffuCoderTokenizer, byte_level_bpe
+
+NAMES_APART = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""Qwen2's words, but that punctuation never opens one: so a name has one form after `(`, `_`, `[` or `.`, and a small
+model copies it instead of learning a token for each."""
 
 
 def train_bpe(
@@ -12,11 +18,26 @@ def train_bpe(
 ) -> DiffuCoderTokenizer:
     """Train a tokenizer on `texts`; `vocab_size` counts the special tokens."""
     backend = byte_level_bpe(models.BPE())
+    usual = backend.pre_tokenizer
+    split = pre_tokenizers.Split(Regex(NAMES_APART), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
+    backend.pre_tokenizer = usual
     backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     return DiffuCoderTokenizer(backend, chat_template)
+
+
+def save_tokenizer(tokenizer: DiffuCoderTokenizer, folder: Path) -> None:
+    """Write the files that DiffuCoder publishes: vocab.json, merges.txt, added_tokens.json and the chat template."""
+    tokenizer.backend.model.save(str(folder))
+    added = tokenizer.backend.get_added_tokens_decoder()
+    ids = {token.content: token_id for token_id, token in sorted(added.items())}
+    (folder / "added_tokens.json").write_text(json.dumps(ids) + "\n", encoding="utf-8")
+    if tokenizer.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")

@@ -203,18 +203,30 @@ STRINGS = Kind(
 )  # fmt: skip
 
 
-def draw_composition(rng: random.Random) -> BuiltinTask:
-    """Draw a pipeline in one wording, with its tests."""
+def draw_pipeline(rng: random.Random) -> Pipeline:
+    """Draw the kind of list, the steps with their constants, and the result."""
     kind = NUMBERS if rng.random() < 0.7 else STRINGS
     steps = rng.sample(kind.steps, rng.choice((1, 2, 2, 3)))
     drawn = tuple((step, rng.choice(step.constants) if step.constants else None) for step in steps)
-    pipeline = Pipeline(kind, drawn, rng.choice(kind.finals))
-    parameter, name = rng.choice(kind.parameter_names()), rng.choice(VAGUE_NAMES)
-    description = pipeline.describe(rng)
+    return Pipeline(kind, drawn, rng.choice(kind.finals))
+
+
+def pipeline_tests(pipeline: Pipeline, name: str, rng: random.Random) -> tuple[str, ...]:
+    """Write assert statements on drawn lists."""
     tests = []
     for _ in range(TESTS_PER_TASK):
-        values = kind.draw(rng)
+        values = pipeline.kind.draw(rng)
         tests.append(f"assert {name}({values!r}) == {pipeline.run(list(values))!r}")
+    return tuple(tests)
+
+
+def draw_composition(rng: random.Random) -> BuiltinTask:
+    """Draw a pipeline in one wording, with its tests."""
+    pipeline = draw_pipeline(rng)
+    kind = pipeline.kind
+    parameter, name = rng.choice(kind.parameter_names()), rng.choice(VAGUE_NAMES)
+    description = pipeline.describe(rng)
+    tests = pipeline_tests(pipeline, name, rng)
     style = HeaderStyle.draw(rng, docstrings={"line": 55, "block": 20, "example": 10, "comment": 15})
     hinted = f"{parameter}: {kind.type}" if style.hints else parameter
     header = f"def {name}({hinted}):"
@@ -222,8 +234,8 @@ def draw_composition(rng: random.Random) -> BuiltinTask:
         family="composition",
         key=f"composition|{pipeline}",
         entry_point=name,
-        prompt=style.prompt(header, description, tuple(tests), imports=""),
+        prompt=style.prompt(header, description, tests, imports=""),
         completion=style.completion(pipeline.body(parameter)),
         description=description,
-        tests=tuple(tests),
+        tests=tests,
     )

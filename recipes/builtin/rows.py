@@ -9,50 +9,81 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jax_lm.data.batches import Batch, Row, collate
-from jax_lm.data.prompts import BuiltinTask
+from jax_lm.infilling import AUTO_LENGTHS
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer
-from recipes.builtin.corpus import draw_task
-
-REQUESTS = (
-    "Write a Python function named `{name}`. {doc}",
-    "Write a function `{name}` in Python: {doc}",
-    "{doc} Call it `{name}`.",
-    "Implement `{name}` in Python. {doc}",
-    "Write Python code for `{name}`. {doc}",
-    "Complete this Python code:\n{header}",
+from recipes.builtin.layouts import (
+    comment_prompt,
+    draw_hole,
+    header_prompt,
+    signed_answer,
+    signed_comment_prompt,
+    unsigned_answer,
 )
-"""How a user asks for a task in chat."""
+from recipes.builtin.spelling import draw_spelled
+
+HEADER_SHARE, UNSIGNED_SHARE = 0.88, 0.45
+"""Of the completions that have a header, not a comment alone, and of the questions that leave names to us."""
+
+EXACT_SHARE, SPARE_SHARE = 0.4, 0.45
+"""Of the holes that are as long as their text, and that end with spare canvas; the rest are of a usual length."""
 
 
-def completion_row(task: BuiltinTask, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
-    """Show the header, and mask the body."""
-    return split_row(task.prompt, task.completion, tokenizer)
+def completion_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+    """Show a header, or a comment that asks for a program, and mask the rest."""
+    return split_row(*draw_prompt(rng), tokenizer)
 
 
-def continuation_row(task: BuiltinTask, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+def draw_prompt(rng: random.Random) -> tuple[str, str]:
+    """Draw a prompt and what completes it."""
+    if rng.random() < HEADER_SHARE:
+        return header_prompt(draw_spelled(rng), rng)
+    if rng.random() < UNSIGNED_SHARE:
+        return comment_prompt(draw_spelled(rng, plain=True), rng)
+    return signed_comment_prompt(draw_spelled(rng), rng)
+
+
+def continuation_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
     """Show the text up to any character, and mask the rest."""
-    text = task.prompt + task.completion
+    text = "".join(header_prompt(draw_spelled(rng), rng))
     cut = rng.randrange(1, len(text))
     return split_row(text[:cut], text[cut:], tokenizer)
 
 
-def infilling_row(task: BuiltinTask, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
-    """Cut a hole between two visible parts, of the length of what was there."""
-    text = task.prompt + task.completion
-    start = rng.randrange(0, len(text))
-    end = rng.randrange(start + 1, min(len(text), start + 160) + 1)
-    parts = [tokenizer.encode(part) for part in (text[:start], text[start:end], text[end:])]
-    canvas = [False] * len(parts[0]) + [True] * len(parts[1]) + [False] * len(parts[2])
-    return Row((*parts[0], *parts[1], *parts[2]), tuple(canvas), open=False)
+def infilling_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+    """Cut a hole between two visible parts: of the length of what was there, or longer, and then it ends itself."""
+    prompt, completion = header_prompt(draw_spelled(rng), rng)
+    text = prompt + completion
+    start, end = draw_hole(text, len(prompt), rng)
+    before, hole, after = (tokenizer.encode(part) for part in (text[:start], text[start:end], text[end:]))
+    hole += [tokenizer.token_id(END_OF_TEXT)] + [tokenizer.pad_id] * MAX_SPARE
+    hole = hole[: draw_hole_length(len(hole) - MAX_SPARE - 1, rng)]
+    canvas = [False] * len(before) + [True] * len(hole) + [False] * len(after)
+    return Row((*before, *hole, *after), tuple(canvas), open=False)
 
 
-def chat_row(task: BuiltinTask, tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
+def draw_hole_length(needed: int, rng: random.Random) -> int:
+    """Draw the length of a hole that holds so many tokens: these, some more, or one of those that are tried."""
+    way = rng.random()
+    if way < EXACT_SHARE:
+        return needed
+    if way < EXACT_SHARE + SPARE_SHARE:
+        return needed + rng.randint(1, MAX_SPARE)
+    return min((length for length in AUTO_LENGTHS if length >= needed), default=needed)
+
+
+def chat_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
     """Show a request in words, and mask its answer, a fenced block of code."""
-    header = task.prompt.rstrip("\n")
-    request = rng.choice(REQUESTS).format(name=task.entry_point, doc=task.description, header=header)
+    is_unsigned = rng.random() < UNSIGNED_SHARE
+    request, reply = (unsigned_answer if is_unsigned else signed_answer)(draw_spelled(rng, plain=is_unsigned), rng)
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": request}])
-    code = f"{header}\n{task.completion.strip(chr(10))}"
-    return split_row(prompt, f"```python\n{code}\n```", tokenizer, end=END_OF_TURN)
+    return split_row(prompt, reply, tokenizer, end=END_OF_TURN)
+
+
+def draw_text(rng: random.Random) -> str:
+    """Draw what a prompt or a question and its completion hold, in the shares of a tokenizer's corpus."""
+    if rng.random() < 0.75:
+        return "".join(draw_prompt(rng))
+    return "\n".join(unsigned_answer(draw_spelled(rng, plain=True), rng))
 
 
 def split_row(prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end: str = END_OF_TEXT) -> Row:
@@ -65,13 +96,16 @@ def split_row(prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end:
 SHORTEST_CANVAS = 32
 """On shorter ones hardly any row fits."""
 
-RowKind = Callable[[BuiltinTask, DiffuCoderTokenizer, random.Random], Row]
+MAX_SPARE = 32
+"""Tokens by which a hole may be longer than its text; AUTO_LENGTHS are never further apart."""
+
+RowKind = Callable[[DiffuCoderTokenizer, random.Random], Row]
 
 
 def stream_batches(
     tokenizer: DiffuCoderTokenizer,
     *,
-    seed: int,
+    seed: int | str,
     tokens_per_batch: int,
     lengths: Sequence[int],
     shares: Mapping[RowKind, float],
@@ -92,7 +126,7 @@ def stream_batches(
     waiting: dict[int, list[Row]] = {length: [] for length in lengths}
     while True:
         draw_row = rng.choices(list(shares), list(shares.values()))[0]
-        row = draw_row(draw_task(rng), tokenizer, rng)
+        row = draw_row(tokenizer, rng)
         fitting = [length for length in sorted(lengths) if length >= len(row.ids)]
         if not fitting:
             continue

@@ -1,102 +1,55 @@
-"""Train the built-in model: its tokenizer, its shape, its two phases.
+"""Train the built-in model: its tokenizer, its shape, a phase at a constant rate and one in which the rate falls.
 
     python -m recipes.builtin.train --out out/builtin
 
-rebuilds it from nothing on a CPU; `runs/builtin_model.sh` also measures the result.
+rebuilds it from nothing on a CPU; `runs/builtin_model.sh` also measures the result. The same command continues a run
+that was ended. The first phase may end at any step: `--stable-steps` below what it has done begins the second at once.
 """
 
 import logging
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import tyro
 from flax import nnx
 
 from jax_lm.data.batches import Batch
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.reports.run_folder import weights_digest
 from jax_lm.terminal import TERMINATED
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, DiffuCoderTokenizer
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
 from jax_lm.training.trainer import State
-from recipes.builtin.bpe import train_bpe
-from recipes.builtin.corpus import draw_task
-from recipes.builtin.rows import RowKind, chat_row, completion_row, continuation_row, infilling_row, stream_batches
+from recipes.builtin.bpe import save_tokenizer, train_bpe
+from recipes.builtin.rows import chat_row, completion_row, continuation_row, draw_text, infilling_row, stream_batches
 
 VOCABULARY = 1536
-TOKENIZER_TASKS = 20_000
-CANVAS_LENGTHS = (64, 96, 128, 192, 352)
+TOKENIZER_TEXTS = 20_000
+CANVAS_LENGTHS = (64, 80, 96, 112, 128, 160, 192, 256, 352)
+SHARES = {completion_row: 0.56, continuation_row: 0.03, infilling_row: 0.21, chat_row: 0.2}
+LONGER_SHARE = 0.1
+SHAPE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_theta",
+)  # fmt: skip
+CHUNK = 200
+"""Batches that one seed gives. A run resumes by drawing a part of a chunk again."""
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A part of the run, with its own rows, canvases and optimizer.
-
-    Attributes:
-        loss: objective.
-        training: optimizer and schedule.
-        shares: weights of the kinds of rows.
-        longer_share: share of rows on a canvas longer than they need.
-        data_seed: added to the seed of the recipe.
-    """
-
-    loss: LossConfig
-    training: TrainerConfig
-    shares: Mapping[RowKind, float]
-    longer_share: float
-    data_seed: int
-
-
-def adamw_and_muon(learning_rate: float, muon_learning_rate: float, *, warmup_steps: int) -> OptimizerConfig:
-    """Choose Muon for the matrices of the layers and AdamW for the rest, with rates that fall to 0."""
-    return OptimizerConfig(
-        learning_rate=learning_rate,
-        muon_learning_rate=muon_learning_rate,
-        warmup_steps=warmup_steps,
-        min_lr_ratio=0.0,
-        adam_beta2=0.98,
-    )
-
-
-PHASES = (
-    # The evidence bound teaches local structure, but hardly what belongs on an empty canvas: after these steps a
-    # masked token is right in 75 % of the cases when 30 % of the canvas is visible, and in 29 % when none is.
-    Phase(
-        loss=LossConfig(max_weight=20.0),
-        training=TrainerConfig(
-            max_steps=6000,
-            stop_after=3000,
-            optimizer=adamw_and_muon(3e-3, 0.02, warmup_steps=100),
-            compute_dtype="bfloat16",
-            log_every=50,
-        ),
-        shares={completion_row: 0.72, continuation_row: 0.1, infilling_row: 0.08, chat_row: 0.1},
-        longer_share=0.08,
-        data_seed=1,
-    ),
-    # So the rest practises nearly empty canvases, mostly on completions, and on canvases of many lengths.
-    Phase(
-        loss=LossConfig(weighting="plain", normalisation="masked", high_levels=True),
-        training=TrainerConfig(
-            max_steps=2500,
-            optimizer=adamw_and_muon(1.5e-3, 0.006, warmup_steps=50),
-            compute_dtype="bfloat16",
-            seed=1,
-            log_every=50,
-        ),
-        shares={completion_row: 0.85, continuation_row: 0.05, infilling_row: 0.05, chat_row: 0.05},
-        longer_share=0.12,
-        data_seed=2,
-    ),
-)
+LOSS = LossConfig(weighting="plain", normalisation="masked", high_levels=True)
+"""Generation starts from an empty canvas: this practises nearly empty ones, as the evidence bound hardly does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,28 +58,65 @@ class Recipe:
 
     Attributes:
         out: folder for the checkpoint, the tokenizer and, per phase, metrics and what it resumes from.
+        stable_steps: updates at a constant rate; a run that has done more goes on to the decay.
+        decay_steps: updates over which the rate falls to 0.
         tokens_per_batch: tokens of a batch, spare canvas included.
+        learning_rate, muon_learning_rate: of AdamW, and of Muon for the matrices of the layers.
         seed: of the corpus, the initial weights and the masks.
+        start: folder of a trained model of the same shape to start from, whatever its tokenizer; nothing if not given.
     """
 
     out: Path
+    stable_steps: int = 20_000
+    decay_steps: int = 4000
     tokens_per_batch: int = 4096
+    learning_rate: float = 2e-3
+    muon_learning_rate: float = 0.01
     seed: int = 0
+    start: Path | None = None
+
+    def phases(self) -> dict[str, TrainerConfig]:
+        """List the phases by the names of their folders."""
+        return {
+            # The length of the schedule says nothing, as its floor is its peak.
+            "stable": self.training(max_steps=10**7, stop_after=self.stable_steps, warmup=100, min_lr_ratio=1.0),
+            "decay": self.training(max_steps=self.decay_steps, stop_after=None, warmup=20, min_lr_ratio=0.0),
+        }
+
+    def training(self, *, max_steps: int, stop_after: int | None, warmup: int, min_lr_ratio: float) -> TrainerConfig:
+        """Configure a phase: Muon for the matrices of the layers, AdamW for the rest."""
+        optimizer = OptimizerConfig(
+            learning_rate=self.learning_rate,
+            muon_learning_rate=self.muon_learning_rate,
+            warmup_steps=warmup,
+            min_lr_ratio=min_lr_ratio,
+            adam_beta2=0.98,
+        )
+        return TrainerConfig(
+            max_steps=max_steps,
+            stop_after=stop_after,
+            optimizer=optimizer,
+            compute_dtype="bfloat16",
+            seed=self.seed,
+            log_every=50,
+            save_every=250,
+            keep=3,
+        )
 
 
-class Replayed:
-    """A source from a seeded iterator; it resumes by drawing again, and dropping, what was taken."""
+class Chunks:
+    """A source of seeded chunks of batches; it resumes by drawing again, and dropping, a part of one."""
 
     arrays: Any = ()
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self.batches, self.taken, self.behind = batches, 0, 0
+    def __init__(self, chunk: Callable[[int], Iterator[Any]]) -> None:
+        self.chunk, self.taken = chunk, 0
+        self.batches: Iterator[Any] = iter(())
 
-    def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
-        """Take the next batch, after those that an earlier run took."""
-        for _ in range(self.behind):
-            next(self.batches)
-        self.behind = 0
+    def draw(self, state: State) -> tuple[Any, dict[str, float]]:
+        """Take the next batch."""
+        if self.taken % CHUNK == 0:
+            self.batches = self.chunk(self.taken // CHUNK)
         self.taken += 1
         return next(self.batches), {}
 
@@ -135,16 +125,17 @@ class Replayed:
         return {"taken": self.taken}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Go on behind the batches that were taken, on a fresh iterator."""
-        self.taken = self.behind = saved["taken"]
+        """Go on behind the batches that were taken."""
+        self.taken = saved["taken"]
+        number, done = divmod(self.taken, CHUNK)
+        self.batches = islice(self.chunk(number), done, None)
 
 
-def build_tokenizer(seed: int, count: int = TOKENIZER_TASKS) -> DiffuCoderTokenizer:
-    """Train a byte-level BPE on `count` tasks of the training side of the corpus, with Dream's special tokens."""
+def build_tokenizer(seed: int, count: int = TOKENIZER_TEXTS) -> DiffuCoderTokenizer:
+    """Train a byte-level BPE on `count` texts of the training side of the corpus, with Dream's special tokens."""
     rng = random.Random(seed)
-    tasks = (draw_task(rng) for _ in range(count))
-    texts = (f"{task.prompt}{task.completion}\n{task.description}" for task in tasks)
     tokens = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, MASK, DIFFUSION_PAD)
+    texts = (draw_text(rng) for _ in range(count))
     return train_bpe(texts, vocab_size=VOCABULARY, special_tokens=tokens, chat_template=CHAT_TEMPLATE)
 
 
@@ -167,26 +158,66 @@ def model_config(tokenizer: DiffuCoderTokenizer) -> DreamConfig:
     )
 
 
+def transplant(model: DreamForCausalLM, tokenizer: DiffuCoderTokenizer, folder: Path) -> None:
+    """Take over the layers of a trained model, and the vectors of its tokens by what they write.
+
+    A token that its vocabulary lacks gets the mean of those that write the same.
+
+    Raises:
+        ValueError: the model has another shape.
+    """
+    wanted, found = shape_of(model.config), shape_of(DreamForCausalLM.read_config(folder))
+    if wanted != found:
+        raise ValueError(f"start={folder}: has the shape {found}, not {wanted}")
+    trained = DreamForCausalLM.from_pretrained(folder, dtype="float32")
+    words = DiffuCoderTokenizer.from_pretrained(folder)
+    sources = [sources_of(token_id, tokenizer, words) for token_id in range(model.config.vocab_size)]
+    weights = nnx.to_pure_dict(nnx.state(trained))
+    for table in (weights["model"]["embed_tokens"], weights["lm_head"]):
+        table["weight"] = jnp.stack([table["weight"][jnp.array(ids)].mean(axis=0) for ids in sources])
+    nnx.update(model, weights)
+
+
+def shape_of(config: DreamConfig) -> dict[str, Any]:
+    """Keep what decides the shapes of the layers."""
+    return {name: getattr(config, name) for name in SHAPE}
+
+
+def sources_of(token_id: int, tokenizer: DiffuCoderTokenizer, words: DiffuCoderTokenizer) -> list[int]:
+    """Find the ids of another vocabulary that write what a token of this one does."""
+    token = tokenizer.backend.id_to_token(token_id)
+    same = None if token is None else words.backend.token_to_id(token)
+    # A part of a character is in every byte-level vocabulary, so that a text is left here.
+    return [same] if same is not None else words.encode(tokenizer.decode([token_id]))
+
+
+def batches(recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, chunk: int) -> Iterator[Batch]:
+    """Draw the batches of a chunk of a phase."""
+    return stream_batches(
+        tokenizer,
+        seed=f"{recipe.seed} {phase} {chunk}",
+        tokens_per_batch=recipe.tokens_per_batch,
+        lengths=CANVAS_LENGTHS,
+        shares=SHARES,
+        longer_share=LONGER_SHARE,
+    )
+
+
 def main(recipe: Recipe) -> None:
     """Build the tokenizer, train, and write the checkpoint in bfloat16."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
     tokenizer = build_tokenizer(recipe.seed)
     model = DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed))
-    for number, phase in enumerate(PHASES):
-        batches = stream_batches(
-            tokenizer,
-            seed=recipe.seed + phase.data_seed,
-            tokens_per_batch=recipe.tokens_per_batch,
-            lengths=CANVAS_LENGTHS,
-            shares=phase.shares,
-            longer_share=phase.longer_share,
-        )
-        identity = {"tokens_per_batch": recipe.tokens_per_batch, "seed of the recipe": recipe.seed}
-        out = recipe.out / f"phase-{number}"
-        if not train(model, Replayed(batches), phase.loss, phase.training, out, identity=identity):
+    identity: dict[str, Any] = {"tokens_per_batch": recipe.tokens_per_batch, "seed of the recipe": recipe.seed}
+    if recipe.start:
+        transplant(model, tokenizer, recipe.start)
+        identity["start"] = weights_digest(recipe.start)
+    for phase, training in recipe.phases().items():
+        source = Chunks(partial(batches, recipe, tokenizer, phase))
+        if not train(model, source, LOSS, training, recipe.out / phase, identity=identity):
             sys.exit(TERMINATED)
-    tokenizer.save_pretrained(recipe.out)
+    save_tokenizer(tokenizer, recipe.out)
     model.save_pretrained(recipe.out, dtype="bfloat16")
 
 

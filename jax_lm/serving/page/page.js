@@ -1,30 +1,59 @@
-// The page: asks /v1/denoise, shows each commit as it comes, and replays them. No state but this file's.
+// The page: asks /v1/denoise, shows each pass as it comes or slower, and replays it. No state but this file's.
+
+import { Canvas } from "/canvas.js";
+import { coloured } from "/python.js";
+import { fromFragment, packed, toFragment, unpacked } from "/replay.js";
 
 const HOLE = "⟨HOLE⟩";
+// What the built-in model gets right (tests/test_page.py runs what it writes), each with the room that it needs.
 const EXAMPLES = {
-  complete: ["def fibonacci(n):", "def is_prime(n):", "def gcd(a, b):", "def quicksort(arr):"],
-  infill: [
-    `def add(a, b):\n    ${HOLE}\n\nprint(add(1, 2))\n`,
-    `def area(width, height):\n    ${HOLE}\n    return result\n`,
+  complete: [
+    { text: "def gcd(a, b):", tokens: 64 },
+    { text: "def is_prime(n):", tokens: 64 },
+    { text: "def fibonacci(n):", tokens: 64 },
+    { text: "def running_sum(nums):", tokens: 64 },
+    { text: 'def solution(numbers):\n    """Keep the even numbers, square each and add them up."""', tokens: 64 },
   ],
-  chat: ["Write a function gcd(a, b).", "Write a function that reverses a string."],
+  // A hole is filled to its last token, so that its length must fit.
+  infill: [
+    { name: "gcd", text: `def gcd(a, b):\n${HOLE}\n    return a\n`, tokens: 14 },
+    { name: "fibonacci", text: `def fibonacci(n):\n${HOLE}\n    return a\n`, tokens: 29 },
+    {
+      name: "is_prime",
+      text:
+        `def is_prime(n):\n    if n < 2:\n        return False\n    for i in range(2, int(n ** 0.5) + 1):\n${HOLE}\n` +
+        "    return True\n",
+      tokens: 12,
+    },
+    {
+      name: "find_max",
+      text: `def find_max(nums):\n    result = nums[0]\n    for x in nums:\n${HOLE}\n    return result\n`,
+      tokens: 10,
+    },
+  ],
+  // Block by block: over the whole canvas at once its answers fall apart.
+  chat: [
+    { text: "Return the sum of a and b.", tokens: 48, block: 4 },
+    { text: "Sort the numbers of a list.", tokens: 48, block: 8 },
+    { text: "Return the numbers of the list in reverse order.", tokens: 48, block: 8 },
+  ],
 };
 const PLACEHOLDERS = {
   complete: "Code to go on with",
   infill: "Code with a hole: put the cursor there, or select what to replace, and press Mark hole",
   chat: "What to write",
 };
-const REPLAY_MS = 40;
-const GRAPH = { width: 600, height: 150, dot: 3.5 }; // as the viewBox in index.html
 
 const $ = (id) => document.getElementById(id);
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 const colour = () => document.querySelector("input[name=colour]:checked").value;
-const shortened = (text) => text.trim().split("\n")[0].slice(0, 28);
+const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const canvas = new Canvas($);
 
-let run = null; // what is or was shown: { given, after, cells, dots, commits, steps, started, abort }
+let run = null; // what is or was shown, see `started` and replay.js
+let abort = null; // of the request that is going on
 let turns = []; // the conversation so far
-let player = null;
+let isPlaying = false, timer = null;
 
 function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
@@ -82,16 +111,18 @@ function headers() {
 }
 
 async function generate() {
-  stopPlaying();
   let body;
   try {
     body = question();
   } catch (problem) {
     return say(problem.message, true);
   }
-  const abort = new AbortController();
-  run = { abort, body, commits: [], cells: [], dots: [], steps: 0, forwards: 0, started: performance.now() };
+  history.replaceState(null, "", location.pathname);
+  stopPlaying();
+  abort = new AbortController();
+  const former = run;
   busy(true);
+  reveal();
   say("Waiting for a place…");
   try {
     const response = await fetch("/v1/denoise", {
@@ -99,117 +130,214 @@ async function generate() {
     });
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const [name, data] of events(response)) {
-      if (name === "start") begin(data);
+      if (name === "start") open(started(body, data));
       else if (name === "commits") take(data);
-      else if (name === "done") finish(data);
+      else if (name === "done") finish(body, data);
       else throw new Error(data.error.message);
     }
   } catch (problem) {
     say(problem.name === "AbortError" ? "Stopped." : problem.message, problem.name !== "AbortError");
   }
+  if (run !== former) end();
+  abort = null;
   busy(false);
 }
 
+// The button stays enabled, as the keyboard's focus would be lost with it.
 function busy(is) {
-  $("run").disabled = is;
+  $("run").setAttribute("aria-disabled", String(is));
+  if (!is && document.activeElement === $("stop")) $("run").focus();
   $("stop").disabled = !is;
-  $("canvas").setAttribute("aria-busy", String(is));
-  const can = !is && run.commits.length > 0;
-  for (const id of ["play", "step", "copy"]) $(id).disabled = !can;
+  $("cells").setAttribute("aria-busy", String(is));
 }
 
-// --- Showing
+// On a small window the canvas is below the form: bring it to where it is seen.
+function reveal() {
+  const { top, bottom } = $("result").querySelector(".canvas").getBoundingClientRect();
+  if (top >= 0 && bottom <= innerHeight) return;
+  $("result").scrollIntoView({ block: "start", behavior: isStill() ? "auto" : "smooth" });
+}
 
-function begin({ length }) {
-  const { prompt = "", suffix = "" } = run.body;
-  run.started = performance.now();
-  run.cells = Array.from({ length }, () => element("span", { className: "cell mask", textContent: "▒▒" }));
-  $("canvas").replaceChildren(
-    element("span", { className: "given", textContent: prompt }),
-    ...run.cells.flatMap((cell) => [cell, element("wbr")]),
-    element("span", { className: "given", textContent: suffix }),
-  );
-  $("order").replaceChildren();
-  $("answer").value = "";
-  say("Denoising…");
+// --- A run: as it comes from the server, or from a replay
+
+function started({ prompt = "", suffix = "", messages }, { model, length }) {
+  return {
+    model, length, chat: Boolean(messages), before: messages ? `${messages.at(-1).content}\n` : prompt, after: suffix,
+    commits: [], forwards: 0, tokens: 0, text: "", reason: "stopped", seconds: 0,
+    since: performance.now(), isOver: false,
+  };
+}
+
+function open(opened) {
+  stopPlaying();
+  run = opened;
+  canvas.open(run);
+  for (const id of ["play", "pass", "copy", "link", "save"]) $(id).disabled = true;
+  show(0);
+  isPlaying = true;
+  if (!run.isOver) say("Denoising…");
 }
 
 function take({ commits, forwards, text }) {
-  for (const commit of commits) {
-    run.commits.push(commit);
-    run.dots.push(dot(commit));
-  }
-  run.steps = Math.max(...commits.map((commit) => commit.step + 1), run.steps);
-  run.forwards = forwards;
-  $("step").max = run.steps;
-  $("step").value = run.steps;
-  $("answer").value = (run.body.prompt ?? "") + text;
-  show(run.steps);
-  figures(run.commits.length);
+  const fresh = numbered(commits, forwards);
+  Object.assign(run, { forwards, text, tokens: run.tokens + commits.length });
+  run.commits.push(...fresh);
+  run.seconds = elapsed();
+  canvas.add(fresh);
+  figures();
+  count();
+  go();
 }
 
-function dot(commit) {
-  const circle = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-  $("order").append(circle);
-  return Object.assign(circle, { commit });
+// Seconds since the run began, as a replay keeps them.
+function elapsed() {
+  return Math.round(performance.now() - run.since) / 1000;
 }
 
-function isEnd(commit) {
-  return /^<\|.*\|>$/.test(commit.text);
-}
-
-function share(commit) {
-  if (colour() === "confidence") return commit.confidence;
-  return run.steps > 1 ? commit.step / (run.steps - 1) : 0;
-}
-
-// The canvas as it was after so many steps.
-function show(steps) {
-  const shown = new Map(run.commits.filter((commit) => commit.step < steps).map((c) => [c.position, c]));
-  run.cells.forEach((cell, position) => {
-    const commit = shown.get(position);
-    cell.className = commit ? `cell decided${isEnd(commit) ? " end" : ""}` : "cell mask";
-    if (!commit) {
-      cell.textContent = "▒▒";
-      cell.removeAttribute("title");
-      return;
-    }
-    cell.textContent = isEnd(commit) ? "∎" : commit.text.replaceAll("\n", "⏎\n");
-    cell.title = `step ${commit.step + 1}, confidence ${(100 * commit.confidence).toFixed(1)} %`;
-    cell.style.setProperty("--share", `${100 * share(commit)}%`);
+// The pass of each commit, as steps of the schedule that decide nothing are not computed: of as many steps as passes
+// were made, each is one. Where chance leaves passes empty (order `origin`), no step is passed over.
+function numbered(commits, forwards) {
+  const steps = [...new Set(commits.map((commit) => commit.step))];
+  const isDense = steps.length === forwards - run.forwards;
+  return commits.map(({ position, text, confidence, step }) => {
+    const pass = isDense ? run.forwards + 1 + steps.indexOf(step) : step + 1;
+    return { position, text, confidence: Number(confidence.toFixed(4)), pass };
   });
-  for (const circle of run.dots) {
-    const { commit } = circle;
-    circle.setAttribute("cx", (GRAPH.width * (commit.position + 0.5)) / run.cells.length);
-    circle.setAttribute("cy", (GRAPH.height * (commit.step + 0.5)) / run.steps);
-    circle.setAttribute("r", GRAPH.dot);
-    circle.setAttribute("opacity", commit.step < steps ? 1 : 0.12);
-    circle.style.setProperty("--share", `${100 * share(commit)}%`);
-  }
-  $("step-text").value = `step ${steps} of ${run.steps}`;
 }
 
-function figures(tokens) {
-  const seconds = (performance.now() - run.started) / 1000;
-  $("tokens").textContent = tokens;
+function finish({ messages }, { text, finish_reason, tokens, forwards }) {
+  Object.assign(run, { text, tokens, forwards, reason: finish_reason });
+  run.seconds = elapsed();
+  say(summary());
+  if (!messages) return;
+  turns = [...messages, { role: "assistant", content: text }];
+  $("prompt").value = "";
+  conversation();
+}
+
+// Nothing more will come.
+function end() {
+  run.isOver = true;
+  figures();
+  canvas.list();
+  const isEmpty = !run.commits.length;
+  for (const id of ["play", "pass", "copy", "link", "save"]) $(id).disabled = isEmpty;
+  go();
+}
+
+function summary() {
+  const ends = { stop: "the model ended it", length: "the canvas is full", stopped: "stopped" };
+  const time = run.seconds.toFixed(run.seconds < 10 ? 2 : 1);
+  const isSlower = isPlaying && run.forwards > run.seconds * Number($("speed").value);
+  return `${run.tokens} tokens in ${time} s and ${run.forwards} passes; ${ends[run.reason]}.${isSlower ? " Slow motion." : ""}`;
+}
+
+function figures() {
+  $("tokens").textContent = run.tokens;
   $("forwards").textContent = run.forwards;
-  $("per-forward").textContent = (tokens / Math.max(run.forwards, 1)).toFixed(1);
-  $("speed").textContent = (tokens / seconds).toFixed(0);
+  $("per-forward").textContent = (run.tokens / Math.max(run.forwards, 1)).toFixed(1);
+  $("rate").textContent = run.seconds ? (run.tokens / run.seconds).toFixed(0) : "–";
+  const text = run.chat ? run.text : run.before + run.text + (run.isOver ? run.after : "");
+  $("answer").replaceChildren(...coloured(text, { fenced: run.chat }));
 }
 
-function finish({ text, finish_reason, tokens, forwards }) {
-  run.forwards = forwards;
-  const { prompt = "", suffix = "", messages } = run.body;
-  $("answer").value = messages ? text : prompt + text + suffix;
-  figures(tokens);
-  const seconds = ((performance.now() - run.started) / 1000).toFixed(1);
-  say(`${tokens} tokens in ${seconds} s; ended by ${finish_reason === "stop" ? "a stop" : "the length"}.`);
-  if (messages) {
-    turns = [...messages, { role: "assistant", content: text }];
-    $("prompt").value = "";
-    conversation();
+// --- Playing
+
+function show(pass) {
+  count(pass);
+  canvas.show(pass, colour());
+}
+
+function count(pass = shown()) {
+  $("pass").max = run.forwards;
+  $("pass").value = pass;
+  $("pass-text").value = `pass ${pass} of ${run.forwards}`;
+}
+
+const shown = () => Number($("pass").value);
+
+// Shows the next pass when its time has come, waits where none has come yet, and ends with the last.
+function go() {
+  if (!isPlaying || timer !== null) return;
+  if (isStill() && !run.isReplayed) {
+    show(run.forwards);
+  } else if (shown() < run.forwards) {
+    timer = setTimeout(next, pause());
+  } else {
+    show(run.forwards);
+  }
+  if (run.isOver && shown() >= run.forwards) isPlaying = false;
+  $("play").textContent = isPlaying ? "Pause" : "Replay";
+}
+
+function next() {
+  timer = null;
+  show(shown() + 1);
+  go();
+}
+
+// Milliseconds until the next pass.
+function pause() {
+  const speed = $("speed").value;
+  if (speed !== "real") return 1000 / Number(speed);
+  return run.isOver ? (1000 * run.seconds) / run.forwards : 0;
+}
+
+function stopPlaying() {
+  clearTimeout(timer);
+  timer = null;
+  isPlaying = false;
+  $("play").textContent = "Replay";
+}
+
+function play() {
+  if (isPlaying) return stopPlaying();
+  if (shown() >= run.forwards) show(0);
+  isPlaying = run.isReplayed = true;
+  go();
+}
+
+// --- Sharing
+
+async function copy(text, done) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say(done);
+  } catch {
+    // Browsers offer no clipboard to pages from another machine without encryption.
+    say("This browser lets the page copy nothing. Select the text, or the link in the address bar.", true);
   }
 }
+
+async function link() {
+  history.replaceState(null, "", `#${await toFragment(packed(run))}`);
+  await copy(location.href, "Link copied: it holds the replay, and opens on any page like this one.");
+}
+
+function save() {
+  const address = URL.createObjectURL(new Blob([packed(run)], { type: "application/json" }));
+  element("a", { href: address, download: "replay.json" }).click();
+  URL.revokeObjectURL(address);
+}
+
+// Shows a replay that is given as a promise of its text.
+async function openReplay(json) {
+  if (abort) return say("Stop the request first, then open the replay.", true);
+  try {
+    const replayed = unpacked(await json);
+    open({ ...replayed, isOver: true });
+    end();
+    say(`A replay of ${run.model}: ${summary()}`);
+  } catch (problem) {
+    say(problem.message, true);
+  }
+}
+
+function openLink() {
+  if (location.hash.startsWith("#replay=")) openReplay(fromFragment(location.hash.slice(1)));
+}
+
+// --- Controls
 
 function conversation() {
   $("conversation").replaceChildren(
@@ -219,30 +347,9 @@ function conversation() {
 }
 
 function legend() {
-  const by = colour() === "step" ? ["early", "late"] : ["unsure", "sure"];
+  const by = colour() === "pass" ? ["first", "last pass"] : ["0 %", "100 % sure"];
   [$("low").textContent, $("high").textContent] = by;
 }
-
-// --- Replay
-
-function stopPlaying() {
-  clearInterval(player);
-  player = null;
-  $("play").textContent = "Replay";
-}
-
-function play() {
-  if (player) return stopPlaying();
-  if (Number($("step").value) >= run.steps) $("step").value = 0;
-  $("play").textContent = "Pause";
-  player = setInterval(() => {
-    $("step").value = Number($("step").value) + 1;
-    show(Number($("step").value));
-    if (Number($("step").value) >= run.steps) stopPlaying();
-  }, REPLAY_MS);
-}
-
-// --- Controls
 
 function markHole() {
   const box = $("prompt");
@@ -255,20 +362,27 @@ function markHole() {
   box.setSelectionRange(before.length, before.length + HOLE.length);
 }
 
+function fill({ text, tokens, block = "" }) {
+  $("prompt").value = text;
+  $("max_tokens").value = tokens;
+  $("block_length").value = block;
+}
+
 function choose() {
   const chosen = mode();
   $("examples").replaceChildren(
-    ...EXAMPLES[chosen].map((text) => {
-      const button = element("button", { type: "button", textContent: shortened(text), title: text });
+    ...EXAMPLES[chosen].map((example) => {
+      const name = example.name ?? example.text.trim().split("\n")[0];
+      const button = element("button", { type: "button", textContent: name, title: example.text });
       button.addEventListener("click", () => {
-        $("prompt").value = text;
+        fill(example);
         $("prompt").focus();
       });
       return button;
     }),
   );
   $("prompt").placeholder = PLACEHOLDERS[chosen];
-  $("prompt").value = EXAMPLES[chosen][0];
+  fill(EXAMPLES[chosen][0]);
   $("prompt-label").textContent = { complete: "Prompt", infill: "Code with a hole", chat: "Message" }[chosen];
   $("hole").hidden = chosen !== "infill";
   $("forget").hidden = chosen !== "chat";
@@ -289,37 +403,47 @@ async function describe() {
   }
 }
 
-$("ask").addEventListener("submit", (event) => {
+const on = (id, event, listener) => $(id).addEventListener(event, listener);
+
+on("ask", "submit", (event) => {
   event.preventDefault();
-  generate();
+  if (!abort) generate();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !$("run").disabled) $("ask").requestSubmit();
-  if (event.key === "Escape" && !$("stop").disabled) run.abort.abort();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !abort) $("ask").requestSubmit();
+  if (event.key === "Escape") abort?.abort();
 });
 document.querySelectorAll("input[name=mode]").forEach((input) => input.addEventListener("change", choose));
 document.querySelectorAll("input[name=colour]").forEach((input) =>
   input.addEventListener("change", () => {
     legend();
-    if (run?.commits.length) show(Number($("step").value));
+    if (run) show(shown());
   }),
 );
-$("stop").addEventListener("click", () => run.abort.abort());
-$("hole").addEventListener("click", markHole);
-$("forget").addEventListener("click", () => {
+on("stop", "click", () => abort?.abort());
+on("hole", "click", markHole);
+on("forget", "click", () => {
   turns = [];
   conversation();
 });
-$("play").addEventListener("click", play);
-$("step").addEventListener("input", () => {
+on("play", "click", play);
+on("pass", "input", () => {
+  const pass = shown();
   stopPlaying();
-  show(Number($("step").value));
+  show(pass);
 });
-$("copy").addEventListener("click", async () => {
-  await navigator.clipboard.writeText($("answer").value);
-  say("Copied.");
+on("copy", "click", () => copy($("answer").textContent, "Text copied."));
+on("link", "click", link);
+on("save", "click", save);
+on("open", "click", () => $("file").click());
+on("file", "change", () => {
+  const [file] = $("file").files;
+  $("file").value = "";
+  if (file) openReplay(file.text());
 });
-$("key").addEventListener("change", describe);
+on("key", "change", describe);
+window.addEventListener("hashchange", openLink);
 choose();
 legend();
 describe();
+openLink();

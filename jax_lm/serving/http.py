@@ -1,0 +1,116 @@
+"""uvicorn around the application: bounded connections, and a shutdown in which every request gets an answer.
+
+    HttpServer(app, engine, ListenOptions(port=8000, connections=ConnectionLimits.here(None)), announce=print).run()
+
+Knows nothing of what is asked.
+"""
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from jax_lm.serving.connections import ACCEPTED_AT_ONCE, KERNEL_QUEUE, Connection, ConnectionLimits, Connections
+from jax_lm.serving.engine import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Where a server listens, whom, and how it ends.
+
+    Attributes:
+        host: address or name.
+        port: 0 takes a free one.
+        grace: seconds from the signal to the end of the process. Of them sequences have the first part (`engine`), what
+            the device still holds is answered after a further margin (`http`), and the last two are for clients that
+            read slowly and for threads that end late. Whoever kills the process must wait for longer.
+        connections: bounds of connections.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grace: float = 30.0
+    connections: ConnectionLimits
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port={self.port}: must lie in [0, 65535]")
+        if not 1 <= self.grace < math.inf:
+            raise ValueError(f"grace={self.grace}: must be at least 1")
+
+    @property
+    def margin(self) -> float:
+        return min(2.0, self.grace / 8)
+
+    @property
+    def engine(self) -> float:
+        """Seconds after which sequences are ended."""
+        return self.grace - 4 * self.margin
+
+    @property
+    def http(self) -> float:
+        """Seconds after which requests are answered though their sequences are still on the device."""
+        return self.grace - 3 * self.margin
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application until it is told to stop.
+
+    Args:
+        app: what answers.
+        engine: told to take nothing new when the server stops, and waited for.
+        options: where to listen, and how to end.
+        announce: called with host and port of each address, once clients are heard there.
+    """
+
+    def __init__(self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]) -> None:
+        self.engine, self.options, self.announce = engine, options, announce
+        self.connections = Connections(options.connections)
+        protocol: Any = partial(Connection, self.connections)
+        config = uvicorn.Config(
+            app,
+            host=options.host,
+            port=options.port,
+            loop="asyncio",
+            http=protocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            backlog=ACCEPTED_AT_ONCE,
+            timeout_keep_alive=options.connections.idle_seconds,
+            timeout_graceful_shutdown=math.ceil(options.margin),
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in [listener for server in self.servers for listener in server.sockets]:
+            with listener.dup() as same:
+                same.listen(KERNEL_QUEUE)
+            self.announce(*listener.getsockname()[:2])
+        self.sweeping = asyncio.create_task(self.connections.sweep_for_ever())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what is there and refuse what comes while sequences end; then let nobody in, and go."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self.engine.refuse_new(self.options.engine)
+        while not (self.engine.stopped.is_set() or self.force_exit) and loop.time() - begun < self.options.http:
+            await asyncio.sleep(0.05)
+        self.engine.give_up()
+        late = loop.call_later(self.options.margin / 2, self.drop_all)
+        await super().shutdown(sockets)
+        late.cancel()
+        self.sweeping.cancel()
+
+    def drop_all(self) -> None:
+        """End the connections of clients that have not read their answers yet."""
+        for connection in list(self.connections.open):
+            self.connections.drop(connection)

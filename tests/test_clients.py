@@ -1,0 +1,144 @@
+"""Requests as clients send them: each is answered, with what was asked for, or refused by name.
+
+`samples/requests.jsonl` has one per line. Those of openai-python, LangChain and LiteLLM were recorded from packages of
+the version that is named; those of lm-evaluation-harness and llama.vscode are written down from their sources.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from serving import call, listening, started
+
+from jax_lm.serving.bodies import CompletionBody
+from jax_lm.serving.infill import InfillBody, cut_to_fit, indented
+
+SAMPLES = Path(__file__).parent / "samples" / "requests.jsonl"
+REQUESTS = [json.loads(line) for line in SAMPLES.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_inference):
+    with started(tiny_inference) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with listening(engine) as address:
+        yield address
+
+
+def texts(answer):
+    """What the answer of any of the endpoints says, choice by choice; of a stream, put together again."""
+    if isinstance(answer, str):
+        pieces = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
+        assert pieces.pop() == "[DONE]"
+        chunks = [json.loads(piece) for piece in pieces]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert choices[-1]["finish_reason"] in ("stop", "length")
+        assert all("error" not in chunk for chunk in chunks)
+        return ["".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)]
+    if isinstance(answer, list) or "content" in answer:
+        return [each["content"] for each in (answer if isinstance(answer, list) else [answer])]
+    assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}
+    return [choice["text"] if "text" in choice else choice["message"]["content"] for choice in answer["choices"]]
+
+
+def name(sample):
+    return f"{sample['client']}: {sample['what']}"
+
+
+@pytest.mark.parametrize("sample", [one for one in REQUESTS if "refused" not in one], ids=name)
+def test_what_a_client_sends_is_answered(address, sample):
+    status, _, answer = call(address, "POST", sample["path"], sample["body"])
+    assert status == 200, answer
+    found = texts(answer)
+    assert len(found) == sample.get("choices", 1)
+    assert all(isinstance(text, str) for text in found)
+    # Greedy, so that the same answer without what means nothing is the same text.
+    if sample["body"].get("temperature") == 0 and "plain" in sample:
+        assert texts(call(address, "POST", sample["path"], sample["plain"])[2]) == found
+
+
+@pytest.mark.parametrize("sample", [one for one in REQUESTS if "refused" in one], ids=name)
+def test_what_this_server_does_not_have_is_named(address, sample):
+    status, _, answer = call(address, "POST", sample["path"], sample["body"])
+    assert (status, answer["error"]["param"]) == (400, sample["refused"])
+    assert answer["error"]["message"].startswith(sample["refused"])
+
+
+def test_every_client_is_there():
+    answered = {one["client"].split()[0] for one in REQUESTS if "refused" not in one}
+    assert answered >= {"openai-python", "langchain-openai", "litellm", "lm-eval", "llama.vscode"}
+
+
+def test_null_is_as_good_as_not_given():
+    names = set(CompletionBody.model_fields) - {"prompt"}
+    assert CompletionBody.model_validate({"prompt": "x"} | dict.fromkeys(names)) == CompletionBody(prompt="x")
+
+
+def test_an_editor_gets_what_stands_between(address, engine):
+    """As the endpoint of OpenAI gives it, with the text up to the cursor in two parts."""
+    fields = {"temperature": 0, "preset": "turbo"}
+    openai = {"prompt": "def area(r):\n    return", "suffix": "\n\nprint(area(2))\n", "max_tokens": 12}
+    expected = call(address, "POST", "/v1/completions", openai | fields)[2]
+    llama = {
+        "input_prefix": "def area(r):\n",
+        "prompt": "    return",
+        "input_suffix": openai["suffix"],
+        "n_predict": 12,
+    }
+    answer = call(address, "POST", "/infill", llama | fields)[2]
+    (choice,) = expected["choices"]
+    assert answer["content"] == choice["text"]
+    assert answer["stop_type"] == {"stop": "eos", "length": "limit"}[choice["finish_reason"]]
+    assert answer["tokens_evaluated"] == expected["usage"]["prompt_tokens"]
+    assert (answer["truncated"], answer["stop"]) == (False, True)
+
+
+def test_an_editor_sends_more_than_fits(address):
+    long = {"input_prefix": "x = 1\n" * 200, "input_suffix": "y = 2\n" * 200, "n_predict": 16}
+    answer = call(address, "POST", "/infill", long)[2]
+    assert answer["truncated"]
+    assert answer["tokens_evaluated"] == 128 - 16 - 1
+
+
+def test_an_editor_that_waits_no_longer_gets_what_there_is(address):
+    body = {"input_prefix": "def f(n):\n", "n_predict": 80, "t_max_predict_ms": 1, "temperature": 0}
+    status, _, answer = call(address, "POST", "/infill", body)
+    assert (status, answer["stop_type"]) == (200, "none")
+    assert answer["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [
+        (20, ([7, 8, 9, 1, 2, 3, 4], [5, 6], False)),
+        (8, ([8, 9, 1, 2, 3, 4], [5, 6], False)),
+        (6, ([1, 2, 3, 4], [5, 6], False)),
+        (5, ([1, 2, 3, 4], [5], True)),
+        (4, ([2, 3, 4], [5], True)),
+        (1, ([4], [], True)),
+        (0, ([], [], True)),
+    ],
+)
+def test_what_is_nearest_to_the_cursor_is_kept(room, kept):
+    assert cut_to_fit([7, 8, 9], [1, 2, 3, 4], [5, 6], room) == kept
+
+
+@pytest.mark.parametrize(
+    ("least", "kept"), [(0, "a\n    b\n\n  c\nd"), (1, "a\n    b\n\n  c"), (3, "a\n    b\n"), (5, "a")]
+)
+def test_a_line_that_is_indented_too_little_ends_the_text(least, kept):
+    assert indented("a\n    b\n\n  c\nd", least) == kept
+
+
+def test_the_schema_tells_what_means_nothing():
+    schema = InfillBody.model_json_schema()["properties"]
+    assert [] in schema["tools"]["enum"]
+    assert schema["id_slot"] == {}
+    assert {"type": "null"} in schema["n_cmpl"]["anyOf"]

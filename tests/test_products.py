@@ -1,0 +1,109 @@
+"""Look-ups and scalings whose gradients add up in float32, on one device and on eight."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_lm.models.products import lookup, scaled
+from jax_lm.sharding import MeshShape
+
+DEVICES, MESHES = 8, ("data=2,fsdp=2,tensor=2", "fsdp=8", "data=4,tensor=2")
+TABLE = (64, 16)
+
+
+def error(ours, exact):
+    """Norm of the difference of two arrays, relative to the second."""
+    ours, exact = np.asarray(ours, np.float64), np.asarray(exact, np.float64)
+    return np.linalg.norm(ours - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gradient_of_a_lookup_at_the_published_vocabulary(dtype):
+    """32 rows of 512 tokens, half of them MASK and a quarter padding; cotangents with a mean, as real ones have."""
+    vocabulary, mask, pad = 152_064, 151_666, 151_643
+    rng = np.random.default_rng(0)
+    ids = np.where(rng.random((32, 512)) < 0.5, mask, rng.integers(0, 150_000, (32, 512)))
+    ids[:, -128:] = pad
+    cotangent = jnp.asarray(rng.normal(0.5, 1.0, (32, 512, 4)), dtype)
+    exact = np.zeros((vocabulary, 4))
+    np.add.at(exact, ids, np.asarray(cotangent, np.float64))
+
+    @jax.jit
+    def pulled_back(table):
+        looked_up, pull = jax.vjp(lambda table: lookup(table, jnp.asarray(ids), None), table)
+        return looked_up, *pull(cotangent)
+
+    table = jnp.asarray(rng.normal(size=(vocabulary, 4)), dtype)
+    looked_up, gradient = pulled_back(table)
+    np.testing.assert_array_equal(looked_up, table[ids])
+    assert gradient.dtype == dtype
+    allowed = 0.004 if dtype == "bfloat16" else 1e-5
+    for rows in (mask, pad, slice(None)):
+        assert error(gradient[rows], exact[rows]) < allowed
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gradient_of_a_scaling(dtype):
+    rng = np.random.default_rng(1)
+    x, cotangent = (jnp.asarray(rng.normal(0.5, 1.0, (32, 512, 8)), dtype) for _ in range(2))
+    weight = jnp.asarray(rng.normal(1.0, 0.1, 8), dtype)
+    y, pull = jax.vjp(scaled, x, weight)
+    dx, dweight = pull(cotangent)
+    wide = [np.asarray(array, np.float64) for array in (x, cotangent, weight)]
+    rounded = 0.004 if dtype == "bfloat16" else 1e-6
+    assert error(y, wide[0] * wide[2]) < rounded
+    assert error(dx, wide[1] * wide[2]) < rounded
+    assert error(dweight, (wide[0] * wide[1]).sum(axis=(0, 1))) < rounded
+    assert (y.dtype, dx.dtype, dweight.dtype) == (dtype, dtype, dtype)
+
+
+def compare_on_devices() -> None:
+    """The child process: prints one JSON line per mesh."""
+    rng = np.random.default_rng(2)
+    ids = jnp.asarray(rng.integers(0, TABLE[0], (8, 6)))
+    table, cotangent = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (TABLE, (*ids.shape, TABLE[1])))
+    exact = np.zeros(TABLE)
+    np.add.at(exact, np.asarray(ids), np.asarray(cotangent, np.float64))
+    for text in MESHES:
+        mesh = MeshShape.parse(text).mesh()
+        place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tensor", "fsdp"))
+
+        def gradient(table, ids, mesh=mesh):
+            return jax.grad(lambda table: jnp.sum(lookup(table, ids, mesh) * cotangent))(table)
+
+        program = jax.jit(gradient, out_shardings=place).lower(jax.device_put(table, place), ids).compile()
+        made = program(jax.device_put(table, place), ids)
+        added_up = r"= f32\[(\d+),(\d+)\]\S* (?:scatter|all-reduce|reduce-scatter|all-gather)\("
+        shapes = [list(map(int, shape)) for shape in re.findall(added_up, program.as_text())]
+        print(json.dumps({"error": error(made, exact), "shapes": shapes}), flush=True)  # noqa: T201
+
+
+@pytest.fixture(scope="module")
+def on_devices():
+    count = f"--xla_force_host_platform_device_count={DEVICES}"
+    flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}", "JAX_PLATFORMS": "cpu"}
+    child = subprocess.run(
+        [sys.executable, __file__], env=os.environ | flags, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    return dict(zip(MESHES, map(json.loads, child.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_each_device_adds_up_its_part_of_the_table(on_devices, mesh):
+    report, shape = on_devices[mesh], MeshShape.parse(mesh)
+    assert report["error"] < 1e-6
+    part = [TABLE[0] // shape.tensor, TABLE[1] // shape.fsdp]
+    assert report["shapes"]
+    assert all(made == part for made in report["shapes"]), report["shapes"]
+
+
+if __name__ == "__main__":
+    compare_on_devices()
