@@ -65,6 +65,11 @@ def read_text_file(path: Path) -> str:
         raise ValueError(f"file={str(path)!r} cannot be read: {error}") from error
 
 
+def printable(text: str) -> str:
+    """Write what a terminal would act on, or could not show, as Python would: escape sequences, lone surrogates."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
     """Run a command; what went wrong becomes one line on standard error and an exit status.
 

@@ -30,16 +30,19 @@ class SandboxCheck:
 class SandboxRun:
     """Run a Python file in the sandbox, against tests if there are any; exit status 1 unless all pass.
 
-    The tests file is Python. Each statement that asserts is a test of its own; it is preceded by the definitions,
-    imports and assignments above it.
+    Tests are Python, as pytest or unittest run them, or plain: each statement that asserts is then a test of its own,
+    preceded by what stands above it. They may import the program by any name.
 
     Examples:
         diffucoder sandbox run solution.py --tests tests.py
+        diffucoder sandbox run solution.py --tests tests/
         diffucoder sandbox run solution.py --seconds 2
 
     Attributes:
         file: the program.
-        tests: the tests; without them the program passes by running to its end.
+        tests: the tests: a file, or a folder with files named test_*.py or *_test.py; without them the program is run.
+        packages: installed packages that program and tests may import beside the standard library.
+        strict: let no object of the program decide by its own methods what plain value it equals, as for rewards.
         seconds: wall clock per test.
         memory_mib: address space.
         executor: how to contain it; auto takes bubblewrap, then Landlock, and refuses where neither works.
@@ -48,6 +51,8 @@ class SandboxRun:
 
     file: tyro.conf.Positional[Path]
     tests: Path | None = None
+    packages: tuple[str, ...] = ("numpy",)
+    strict: bool = False
     seconds: float = 5.0
     memory_mib: int = 512
     executor: ExecutorName = "auto"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-Outcome = Literal["passed", "failed", "timeout", "out_of_memory", "sandbox_error"]
+Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "sandbox_error"]
 MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
@@ -93,7 +93,8 @@ class Result:
     """How a program ended.
 
     Attributes:
-        outcome: `passed` if every test passed; sandbox_error if the sandbox itself failed, which says nothing
+        outcome: `passed` if every test passed; untested if there was none and the program says that it ran to its
+            end; sandbox_error if the sandbox itself failed, which says nothing
             about the program; else the outcome of the first test that did not pass.
         tests: one result per test; one for the program itself where there are no tests.
         stdout, stderr: the beginning of what it wrote.

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from jax_lm.sandbox.assertions import Call, read_call
 from jax_lm.sandbox.inside.wire import encode_literal, is_literal, matches
 from jax_lm.sandbox.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
-from jax_lm.sandbox.session import CancelledError, Child, SandboxFailureError, Session
-from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
+from jax_lm.sandbox.session import CancelledError, Child, Objects, SandboxFailureError, Session
+from jax_lm.sandbox.tiers import PACKAGES, SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +94,15 @@ def run(
     *,
     executor: ExecutorName = "auto",
     allow_unsafe: bool = False,
+    packages: tuple[str, ...] = PACKAGES,
+    objects: Objects = "trusted",
     cancel: Cancel | None = None,
 ) -> Result:
-    """Run a program against its tests on this machine.
+    """Run a program against its tests on this machine; `Local` says what the settings mean.
 
-    Without tests it passes by running to its end. Raises SandboxUnavailableError where it cannot be contained.
+    Raises SandboxUnavailableError where it cannot be contained.
     """
-    local = Local(executor, allow_unsafe=allow_unsafe, workers=1)
+    local = Local(executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, objects=objects)
     return local.run_many([Program(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
 
 
@@ -108,7 +110,13 @@ def answer_request(text: str) -> str:
     """Answer a request in JSON (see `BatchExecutor.request_text`) on this machine."""
     request = json.loads(text)
     allow_unsafe = request.get("allow_unsafe") is True
-    local = Local(request.get("executor", "auto"), allow_unsafe=allow_unsafe, workers=request.get("workers"))
+    local = Local(
+        request.get("executor", "auto"),
+        allow_unsafe=allow_unsafe,
+        workers=request.get("workers"),
+        packages=tuple(request.get("packages", PACKAGES)),
+        objects=request.get("objects", "trusted"),
+    )
     return results_text(local.run_many([Program.from_json(program) for program in request["jobs"]]))
 
 
@@ -120,17 +128,22 @@ class Local:
         executor: the tier; auto takes bubblewrap, then Landlock, and refuses where neither works.
         allow_unsafe: run without containment where there is none; every result says so.
         workers: programs at once; the number of cores if not given.
-        packages: installed packages that programs and tests may import beside the standard library, such as numpy.
+        packages: installed packages that programs and tests may import beside the standard library.
+        objects: whether an object that a test has made itself (`Celsius(20)`) decides by its own methods what plain
+            value it equals: `trusted` is Python's meaning, `strict` a border that no class can bend, for rewards.
     """
 
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
     workers: int | None = None
-    packages: tuple[str, ...] = ()
+    packages: tuple[str, ...] = PACKAGES
+    objects: Objects = "trusted"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers}: must be at least 1")
+        if self.objects not in get_args(Objects):
+            raise ValueError(f"objects={self.objects!r}: must be one of {', '.join(get_args(Objects))}")
         package_folders(self.packages)
 
     def run_many(
@@ -141,7 +154,7 @@ class Local:
             return []
         tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
         workers = min(self.workers or os.cpu_count() or 1, len(programs))
-        with Pool(tier, workers, cancel, self.packages) as pool:
+        with Pool(tier, workers, cancel, self.packages, self.objects) as pool:
             futures = [pool.submit(program) for program in programs]
             for done, _ in enumerate(as_completed(futures), 1):
                 if on_progress:
@@ -152,10 +165,19 @@ class Local:
 class Pool:
     """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
 
-    def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        workers: int,
+        cancel: Cancel | None = None,
+        packages: tuple[str, ...] = PACKAGES,
+        objects: Objects = "trusted",
+    ) -> None:
         self.tier = tier
         self.stop = threading.Event()
-        start = functools.partial(Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages)
+        start = functools.partial(
+            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages, objects
+        )
         self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
         self.free = list(self.sandboxes)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
@@ -234,7 +256,8 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
     if test is None:
         (program,), late = session.exchange([{"code": code}], seconds)
         ended = program.answer is not None and program.answer.get("ended") is True
-        return TestResult("passed") if ended else reason_of(program, late, seconds)
+        # A program could say so without having run to its end: nothing is checked, and so nothing has passed.
+        return TestResult("untested") if ended else reason_of(program, late, seconds)
     if call := read_call(test):
         job = {
             "code": code,
@@ -245,7 +268,9 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
         if (judged := judge_call(call, *session.exchange([job], seconds), seconds)) is not None:
             return judged
     sentinel = secrets.token_hex(16)
-    (program, tester), late = session.exchange([{"code": code}, {"test": test, "sentinel": sentinel, "trusts_objects": session.trusts_objects}], seconds)
+    (program, tester), late = session.exchange(
+        [{"code": code}, {"test": test, "sentinel": sentinel, "trusts_objects": session.objects == "trusted"}], seconds
+    )
     if tester.answer is not None and tester.answer.get("ended") == sentinel:
         return TestResult("passed")
     # The program's own words say more than the tester's, who has only lost it.

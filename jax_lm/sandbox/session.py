@@ -16,18 +16,19 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Limits
-from jax_lm.sandbox.tiers import SandboxUnavailableError, Tier, command, work_folder
+from jax_lm.sandbox.tiers import PACKAGES, SandboxUnavailableError, Tier, command, work_folder
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
 """A busy host may take long to start an interpreter; that is not the program's fault."""
 CHUNK = 2**16
+Objects = Literal["trusted", "strict"]
 TICK = 0.1
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
@@ -67,11 +68,15 @@ class Session:
     """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
 
     def __init__(
-        self, tier: Tier, is_cancelled: Callable[[], Any] = lambda: False, packages: tuple[str, ...] = ()
+        self,
+        tier: Tier,
+        is_cancelled: Callable[[], Any] = lambda: False,
+        packages: tuple[str, ...] = PACKAGES,
+        objects: Objects = "trusted",
     ) -> None:
         self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
         self.limits = Limits()
-        self.trusts_objects = False
+        self.objects = objects
         # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
         self.folder = work_folder(packages) if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}

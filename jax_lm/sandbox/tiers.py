@@ -13,6 +13,8 @@ from typing import Literal
 Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
+PACKAGES = ("numpy",)
+"""What programs may import beside the standard library unless told otherwise: the package that most of them know."""
 HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 WORK_BYTES = 64 * 2**20
 """Bytes that the files of a program may have together."""

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
 """Functions that a prepared test calls: after a check, for data as the test wrote it, on entry into a test function."""
-CONTEXTS = ("raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex",
-            "assertLogs", "assertNoLogs")  # fmt: skip
+CONTEXTS = (
+    *("raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex"),
+    *("assertLogs", "assertNoLogs"),
+)
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
 
 
@@ -61,7 +63,9 @@ def test_names(tree: ast.Module) -> set[str]:
 
 def name_of(function: ast.expr) -> str:
     """Name the function that is called, without what stands before the last dot."""
-    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
 
 
 def root_of(function: ast.expr) -> str:
@@ -159,10 +163,14 @@ class Prepare(ast.NodeTransformer):
         """List what a node compares."""
         if isinstance(node, ast.Compare):
             # Not `is`, which asks for the very object.
-            return [] if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops) else [node.left, *node.comparators]
+            return (
+                [] if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops) else [node.left, *node.comparators]
+            )
         if isinstance(node, ast.Call):
             name = name_of(node.func)
-            if ((name.startswith("assert") and "Is" not in name) or name in COMPARING) and root_of(node.func) not in self.theirs:
+            if ((name.startswith("assert") and "Is" not in name) or name in COMPARING) and root_of(
+                node.func
+            ) not in self.theirs:
                 return [argument for argument in node.args if not isinstance(argument, ast.Starred)]
         return []
 
@@ -239,9 +247,9 @@ def complains(body: list[ast.stmt]) -> bool:
             return True
         if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant) and not statement.test.value:
             return True
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            if name_of(statement.value.func) in ("fail", "exit", "_exit"):
-                return True
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and name_of(call.func) in ("fail", "exit", "_exit"):
+            return True
     return False
 
 

@@ -57,7 +57,7 @@ def landlock_version() -> int:
 
 
 def restrict_files(readable: list[str], folder: str) -> None:
-    """Let no file be opened from now on but those beneath `readable`, for reading, and beneath `folder`; /dev/null stays."""
+    """Let no file be opened from now on but those beneath `readable`, to read, and `folder`; /dev/null stays."""
     version = landlock_version()
     if not version:
         raise RefusedError(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")

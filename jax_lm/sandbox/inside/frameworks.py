@@ -110,7 +110,10 @@ def run(tester: "Tester", module: Any, tests: set[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "test_program.py"
         path.write_text("")
-        status = main([*OPTIONS, f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp", str(path)], plugins=[Plugin()])
+        status = main(
+            [*OPTIONS, f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp", str(path)],
+            plugins=[Plugin()],
+        )
     if failures:
         raise AssertionError(failures[0])
     if not passed:

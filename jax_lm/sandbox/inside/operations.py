@@ -15,7 +15,21 @@ if TYPE_CHECKING:
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, f"__{name}__")
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    )
 } | {"divmod": divmod}
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -119,7 +133,9 @@ async def first_of(tasks: list[asyncio.Task], seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-def run_tasks(peer: "Peer", started: dict[int, Any], cancelled: list[int], seconds: float) -> list[tuple[int, bool, Any]]:
+def run_tasks(
+    peer: "Peer", started: dict[int, Any], cancelled: list[int], seconds: float
+) -> list[tuple[int, bool, Any]]:
     """Let awaited objects go on until one is done or the time has passed; returns those that are done.
 
     Args:

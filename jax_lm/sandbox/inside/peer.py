@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax_lm.sandbox.inside import mirrors, operations, standins, wire
+from jax_lm.sandbox.inside import operations, remotes, standins, wire
 from jax_lm.sandbox.inside.channel import Channel, ChannelEndError
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
 
@@ -127,7 +127,7 @@ class Peer:
         self.waiting: dict[int, standins.Waiting] = {}
         self.tainted: set[int] = set()
         self.declared: set[int] = set()
-        mirrors.PEERS[self.side] = self
+        remotes.PEERS[self.side] = self
 
     # Objects that stay
 
@@ -279,7 +279,9 @@ class Peer:
         key = form["id"]
         entry = self.shared.get(key)
         if entry is None:
-            container: Any = wire.build_array(*form["v"][0]["v"]) if form["kind"] == "ndarray" else CONTAINERS[form["kind"]]()
+            container: Any = (
+                wire.build_array(*form["v"][0]["v"]) if form["kind"] == "ndarray" else CONTAINERS[form["kind"]]()
+            )
             if form["kind"] == "deque":
                 container = collections.deque(maxlen=form["maxlen"])
             elif form["kind"] == "defaultdict":
@@ -403,4 +405,3 @@ class Peer:
         """Answer until the other end has ended."""
         while True:
             self.answer(self.receive())
-

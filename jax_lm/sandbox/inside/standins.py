@@ -12,14 +12,10 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax_lm.sandbox.inside import mirrors
-from jax_lm.sandbox.inside.mirrors import Remote
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
-from jax_lm.sandbox.inside.signatures import (
-    annotations_of,
-    describe_function,
-    name_function,
-    restore_signature,
-)
+from jax_lm.sandbox.inside.remotes import FunctionRemote, GeneratorRemote, Remote
+from jax_lm.sandbox.inside.signatures import annotations_of, describe_function, name_function, restore_signature
+from jax_lm.sandbox.inside.specials import MUTABLE
 
 if TYPE_CHECKING:
     from jax_lm.sandbox.inside.peer import Peer
@@ -33,7 +29,11 @@ def state_of(error: BaseException) -> dict[str, Any]:
     found = dict(vars(error))
     for kind in type(error).__mro__:
         if kind not in (BaseException, object):
-            found |= {name: getattr(error, name, None) for name, part in vars(kind).items() if inspect.ismemberdescriptor(part)}
+            found |= {
+                name: getattr(error, name, None)
+                for name, part in vars(kind).items()
+                if inspect.ismemberdescriptor(part)
+            }
     plain = (str, int, float, bool, bytes, list, types.NoneType)
     return {name: value for name, value in found.items() if isinstance(value, plain)}
 
@@ -100,7 +100,7 @@ def describe(peer: "Peer", value: Any) -> dict[str, Any]:
     base = mirrors.data_base(type(value))
     if base is None:
         return description
-    if base in mirrors.MUTABLE:
+    if base in MUTABLE:
         entry = peer.share(value)
         return description | {"id": entry.key, "items": peer.encode_items(entry)}
     return description | {"content": peer.encode(mirrors.TAKE[base](value))}
@@ -117,13 +117,13 @@ def build(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     if kind == "function":
         return build_function(peer, number, form)
     if kind == "generator":
-        return peer.adopt(number, delegate(Remote.make(mirrors.GeneratorRemote, peer, number)))
+        return peer.adopt(number, delegate(Remote.make(GeneratorRemote, peer, number)))
     if kind == "awaitable":
-        handle = Remote.make(mirrors.Remote, peer, number)
+        handle = Remote.make(Remote, peer, number)
         return peer.adopt(number, wait_for(peer, number, handle))
     if kind in ("map", "filter"):
-        items = delegate(Remote.make(mirrors.GeneratorRemote, peer, number))
-        return peer.adopt(number, map(lambda item: item, items) if kind == "map" else filter(lambda _: True, items))
+        items = delegate(Remote.make(GeneratorRemote, peer, number))
+        return peer.adopt(number, map(same, items) if kind == "map" else filter(always, items))
     if kind == "error":
         return build_error(peer, number, form)
     if kind == "callable":
@@ -133,11 +133,21 @@ def build(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
         raise TypeError("no class of the other end")
     if "items" in form:
         return peer.adopt_container(number, Remote.make(mirror, peer, number), form)
-    made = peer.adopt(number, Remote.make(mirror, peer, number, *([peer.decode(form["content"])] if "content" in form else ())))
+    made = peer.adopt(
+        number, Remote.make(mirror, peer, number, *([peer.decode(form["content"])] if "content" in form else ()))
+    )
     if "named" in form:
         for name, value in zip(("__name__", "__doc__"), form["named"], strict=True):
             object.__setattr__(made, name, value)
     return made
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def always(_: Any) -> bool:
+    return True
 
 
 def delegate(remote: Any) -> Any:
@@ -198,7 +208,7 @@ def drive(peer: "Peer", loop: Any, known: set[int]) -> None:
 
 def build_callable(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     """Make the stand-in of a function that has attributes of its own."""
-    made = peer.adopt(number, Remote.make(mirrors.FunctionRemote, peer, number))
+    made = peer.adopt(number, Remote.make(FunctionRemote, peer, number))
     for name in ("name", "qualname", "doc"):
         object.__setattr__(made, f"__{name}__", form[name])
     object.__setattr__(made, "__annotations__", annotations_of(peer, form["signature"]))
@@ -209,7 +219,7 @@ def build_callable(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
 
 def build_function(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     """Make a function that has the other one called."""
-    handle = Remote.make(mirrors.Remote, peer, number)
+    handle = Remote.make(Remote, peer, number)
     made: Any = asynchronous(peer, handle) if form["asynchronous"] else synchronous(peer, handle)
     peer.adopt(number, made)
     name_function(peer, made, form)

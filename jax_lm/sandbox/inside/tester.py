@@ -24,11 +24,11 @@ from typing import Any
 
 from jax_lm.sandbox.inside import checks, frameworks
 from jax_lm.sandbox.inside.channel import Channel
-from jax_lm.sandbox.inside.mirrors import LOCAL, Remote
 from jax_lm.sandbox.inside.packages import is_genuine
 from jax_lm.sandbox.inside.peer import ConversationError, Peer, items_of
 from jax_lm.sandbox.inside.program import FILE as PROGRAM_FILE
 from jax_lm.sandbox.inside.program import describe_exception
+from jax_lm.sandbox.inside.remotes import LOCAL, Remote
 from jax_lm.sandbox.inside.wire import is_array, is_number
 
 FILE = "test.py"
@@ -36,8 +36,8 @@ VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest"}
 """Modules whose classes would speak for the test: what equals everything, what skips, what fails."""
 INNARDS = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 """How the names begin by which an object leads to frames, globals and code."""
-SERVED = {"special", "operator", "call", "get", "get and call", "item", "set", "delete", "isinstance", "issubclass", "copy",
-          "run tasks", "input", "log"}  # fmt: skip
+SERVED = {"special", "operator", "call", "get", "get and call", "item", "set", "delete", "isinstance", "issubclass",
+          "copy", "run tasks", "input", "log"}  # fmt: skip
 """What a program may have done to objects of the test."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
@@ -382,7 +382,6 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     try:
         run_test(Tester(Channel(peer), job["trusts_objects"]), job["test"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        traceback.print_exc()
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
         results.send({"ended": job["sentinel"]})

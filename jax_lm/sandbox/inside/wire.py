@@ -111,7 +111,7 @@ def is_plain(items: Any) -> bool:
     kinds = set(map(type, items))
     if kinds <= PLAIN:
         return True
-    return kinds == {int} and -LARGEST_NUMBER < min(items) and max(items) < LARGEST_NUMBER
+    return kinds == {int} and min(items) > -LARGEST_NUMBER and max(items) < LARGEST_NUMBER
 
 
 class ArrayParts(NamedTuple):
@@ -230,7 +230,7 @@ def canonical(wire: Any) -> Any:
         return ("list", [canonical(item) for item in wire])
     if not isinstance(wire, dict):
         return wire
-    tag, content = wire.get("t"), wire.get("v")
+    tag, content = wire.get("t"), wire["v"]
     if tag == "int":
         return int(content, 16)
     if tag == "complex":
@@ -256,7 +256,11 @@ def is_literal(wire: Any) -> bool:
     if not isinstance(wire, dict):
         return True
     tag, content = wire.get("t"), wire.get("v")
-    return isinstance(tag, str) and tag in LITERALS and (is_literal(content) if isinstance(content, list) else isinstance(content, str))
+    return (
+        isinstance(tag, str)
+        and tag in LITERALS
+        and (is_literal(content) if isinstance(content, list) else isinstance(content, str))
+    )
 
 
 def matches(expected: Any, wire: Any) -> bool:
