@@ -151,7 +151,10 @@ def test_a_call_returns_when_the_first_sequence_ends_its_block(batches):
     slots.leave(slow)
 
 
-def test_settings_do_not_compile_anew(together, batches):
+def test_settings_do_not_compile_anew(batches):
+    # As many sequences at once as below: their number is a shape.
+    finish(batches[False], sequence(1), sequence(2))
+    finish(batches[False], sequence(1))
     before = compilations().count
     finish(batches[False], sequence(3, greedy(11, alg="random", temperature=1.3)), sequence(4, hole=9))
     decoding = Decoding(commit="threshold", threshold=0.4, block_length=5)
@@ -178,8 +181,7 @@ def test_a_sequence_that_nothing_ends_fills_its_hole(golden_sampler):
     endless = sequence(2, replace(DRAWN, early_stop=False))
     ending = replace(sequence(2, DRAWN), stop_ids=everything)
     finish(slots, endless, ending)
-    assert endless.forwards == 40
-    assert ending.forwards < 40
+    assert ending.forwards < endless.forwards
     assert endless.tokens[endless.hole.start :].tolist() == alone(golden_sampler, endless)
 
 
@@ -204,7 +206,8 @@ def test_a_block_whose_computation_was_lost_can_be_done_again(together, batches)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (greedy(4, top_k=7), "top_k=7"),
+        (greedy(4, top_k=51), "top_k=51"),
+        (greedy(4, top_k=None), "top_k=None"),
         (greedy(4, alg_temp=0.5), "alg_temp=0.5"),
         (greedy(4, decoding=Decoding(cache="window", refresh_every=2)), "refresh_every=2"),
         (greedy(4, decoding=Decoding(cache="prefix")), "cache='prefix'"),
