@@ -11,12 +11,10 @@ import sys
 import tempfile
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jax_lm.sandbox.inside.conversation import Conversation
 from jax_lm.sandbox.inside.packages import is_genuine
-
-if TYPE_CHECKING:
-    from jax_lm.sandbox.inside.tester import Tester
 
 OPTIONS = (
     "--assert=plain", "--capture=sys", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib",
@@ -28,35 +26,35 @@ def do_nothing(*_: Any, **__: Any) -> None:
     """Stand in for the `main` of a framework."""
 
 
-def prepare(tester: "Tester", source: str) -> None:
+def make_fit(test: Conversation, source: str) -> None:
     """Make the frameworks that a test mentions fit for a program that lives elsewhere."""
     if "unittest" in source:
         import unittest
         import unittest.mock
 
         unittest.main = do_nothing  # pyright: ignore[reportAttributeAccessIssue]
-        follow_patches(tester, unittest.mock._patch, "__enter__", "__exit__")  # pyright: ignore[reportAttributeAccessIssue]
+        follow_patches(test, unittest.mock._patch, "__enter__", "__exit__")  # pyright: ignore[reportAttributeAccessIssue]
     if "pytest" in source and importlib.util.find_spec("pytest"):
         import pytest
 
         pytest.main = do_nothing  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def follow_patches(tester: "Tester", kind: Any, enter: str, leave: str) -> None:
+def follow_patches(test: Conversation, kind: Any, enter: str, leave: str) -> None:
     """Have what a test patches in a module of the standard library patched for the program too."""
     entering, leaving = getattr(kind, enter), getattr(kind, leave)
 
     def enter_both(self: Any) -> Any:
         result = entering(self)
         if is_patchable(self.target):
-            tester.do("patch", self.target.__name__, self.attribute, getattr(self.target, self.attribute))
+            test.do("patch", self.target.__name__, self.attribute, getattr(self.target, self.attribute))
         return result
 
     def leave_both(self: Any, *error: Any) -> Any:
         target = self.target
         result = leaving(self, *error)
         if is_patchable(target):
-            tester.do("unpatch", target.__name__, self.attribute)
+            test.do("unpatch", target.__name__, self.attribute)
         return result
 
     setattr(kind, enter, enter_both)
@@ -67,13 +65,13 @@ def is_patchable(target: Any) -> bool:
     return isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
 
 
-def run(tester: "Tester", module: Any, tests: set[str]) -> None:
+def run(test: Conversation, module: Any, tests: set[str]) -> None:
     """Run the tests of a module by pytest; raises AssertionError with the first failure."""
     import pytest
     from _pytest.config import main
     from _pytest.monkeypatch import MonkeyPatch
 
-    follow_monkeypatch(tester, MonkeyPatch)
+    follow_monkeypatch(test, MonkeyPatch)
     failures: list[str] = []
     passed: list[str] = []
 
@@ -127,7 +125,7 @@ def reason(report: Any) -> str:
     return next((line for line in text.splitlines() if line.strip()), "failed")
 
 
-def follow_monkeypatch(tester: "Tester", kind: Any) -> None:
+def follow_monkeypatch(test: Conversation, kind: Any) -> None:
     """Have what `monkeypatch` sets in a module of the standard library set for the program too."""
     set_here, undo_here = kind.setattr, kind.undo
     patched: list[tuple[str, str]] = []
@@ -139,11 +137,11 @@ def follow_monkeypatch(tester: "Tester", kind: Any) -> None:
             target, name = sys.modules.get(module), attribute
         if is_patchable(target):
             patched.append((target.__name__, name))
-            tester.do("patch", target.__name__, name, getattr(target, name))
+            test.do("patch", target.__name__, name, getattr(target, name))
 
     def undo_both(self: Any) -> None:
         undo_here(self)
         while patched:
-            tester.do("unpatch", *patched.pop())
+            test.do("unpatch", *patched.pop())
 
     kind.setattr, kind.undo = set_both, undo_both

@@ -11,15 +11,13 @@ import types
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jax_lm.sandbox.inside.conversation import Conversation
 from jax_lm.sandbox.inside.packages import genuine_name
 from jax_lm.sandbox.inside.remotes import LOCAL, Mirror, Remote
 from jax_lm.sandbox.inside.signatures import describe_function, describe_signature, name_function, restore_signature
 from jax_lm.sandbox.inside.specials import IMMUTABLE, MUTABLE, special_methods
-
-if TYPE_CHECKING:
-    from jax_lm.sandbox.inside.peer import Peer
 
 
 def data_base(kind: type) -> type | None:
@@ -44,7 +42,7 @@ TAKE: dict[type, Callable[[Any], Any]] = {
 # Descriptions
 
 
-def describe_class(peer: "Peer", kind: type) -> dict[str, Any]:
+def describe_class(peer: Conversation, kind: type) -> dict[str, Any]:
     """Describe a class, with the genuine classes above it that are no plain types folded into it."""
     bases = [base for base in kind.__bases__ if genuine_name(base) is None or peer.is_theirs(base)]
     inherited = {above for base in bases for above in base.__mro__}
@@ -84,7 +82,7 @@ def is_plain_base(kind: type) -> bool:
     return kind in MUTABLE or kind in IMMUTABLE or (issubclass(kind, BaseException) and kind.__module__ == "builtins")
 
 
-def build_class(peer: "Peer", number: int, form: dict[str, Any]) -> type:
+def build_class(peer: Conversation, number: int, form: dict[str, Any]) -> type:
     """Build the mirror of a class of the other end."""
     bases = [peer.decode(base) for base in form["bases"]]
     plain = peer.decode(form["plain"])
@@ -119,7 +117,7 @@ def build_class(peer: "Peer", number: int, form: dict[str, Any]) -> type:
     return mirror
 
 
-def forwarding(peer: "Peer", name: str) -> tuple[Any, list[type]]:
+def forwarding(peer: Conversation, name: str) -> tuple[Any, list[type]]:
     """Make a method that has the other end's called, and the place for the class that it is a method of."""
 
     owner: list[type] = []
@@ -136,7 +134,7 @@ def forwarding(peer: "Peer", name: str) -> tuple[Any, list[type]]:
     return method, owner
 
 
-def fields_of(peer: "Peer", kind: type) -> list | None:
+def fields_of(peer: Conversation, kind: type) -> list | None:
     """Describe the fields of a dataclass; None for another class."""
     if not dataclasses.is_dataclass(kind):
         return None
@@ -152,7 +150,7 @@ def fields_of(peer: "Peer", kind: type) -> list | None:
     ]
 
 
-def build_fields(peer: "Peer", described: list) -> dict[str, Any]:
+def build_fields(peer: Conversation, described: list) -> dict[str, Any]:
     """Make the fields of a dataclass, for `dataclasses.asdict` and its like."""
     fields = []
     for name, (init, shown, compared), kind, default in described:

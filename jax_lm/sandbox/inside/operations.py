@@ -4,14 +4,12 @@ import asyncio
 import copy
 import importlib
 import operator
-import pickle
 import threading
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jax_lm.sandbox.inside.peer import Peer
+from jax_lm.sandbox.inside.conversation import Conversation
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, f"__{name}__")
@@ -40,80 +38,72 @@ IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {**BINARY, **COMPARISONS, **IN_PLACE}
 
 
-def special(_: "Peer", name: str, subject: Any, *arguments: Any, **keywords: Any) -> Any:
+def special(_: Conversation, name: str, subject: Any, *arguments: Any, **keywords: Any) -> Any:
     """Call a special method as Python would: on the class of the object."""
     return getattr(type(subject), name)(subject, *arguments, **keywords)
 
 
-def apply_operator(_: "Peer", name: str, left: Any, right: Any) -> Any:
+def apply_operator(_: Conversation, name: str, left: Any, right: Any) -> Any:
     return FUNCTIONS[name](left, right)
 
 
-def call(_: "Peer", function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def call(_: Conversation, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
-def get_attribute(_: "Peer", subject: Any, name: str) -> Any:
+def get_attribute(_: Conversation, subject: Any, name: str) -> Any:
     return getattr(subject, name)
 
 
-def get_super(_: "Peer", kind: type, subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+def get_super(_: Conversation, kind: type, subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
     """Call the method of a class on an object of a class below it."""
     return getattr(kind, name)(subject, *arguments, **keywords)
 
 
-def get_and_call(_: "Peer", subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+def get_and_call(_: Conversation, subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
 
-def get_item(_: "Peer", subject: Any, key: Any) -> Any:
+def get_item(_: Conversation, subject: Any, key: Any) -> Any:
     return subject[key]
 
 
-def set_attribute(_: "Peer", subject: Any, name: str, value: Any) -> None:
+def set_attribute(_: Conversation, subject: Any, name: str, value: Any) -> None:
     setattr(subject, name, value)
 
 
-def delete_attribute(_: "Peer", subject: Any, name: str) -> None:
+def delete_attribute(_: Conversation, subject: Any, name: str) -> None:
     delattr(subject, name)
 
 
-def is_instance(_: "Peer", subject: Any, kind: Any) -> bool:
+def is_instance(_: Conversation, subject: Any, kind: Any) -> bool:
     return isinstance(subject, kind)
 
 
-def is_subclass(_: "Peer", subject: Any, kind: Any) -> bool:
+def is_subclass(_: Conversation, subject: Any, kind: Any) -> bool:
     return issubclass(subject, kind)
 
 
-def copied(_: "Peer", subject: Any, deep: bool) -> Any:
+def copied(_: Conversation, subject: Any, deep: bool) -> Any:
     return copy.deepcopy(subject) if deep else copy.copy(subject)
-
-
-def pickled(_: "Peer", subject: Any) -> bytes:
-    return pickle.dumps(subject)
-
-
-def unpickled(_: "Peer", data: bytes) -> Any:
-    return pickle.loads(data)
 
 
 ORIGINALS: dict[tuple[str, str], Any] = {}
 
 
-def patch(_: "Peer", module: str, name: str, value: Any) -> None:
+def patch(_: Conversation, module: str, name: str, value: Any) -> None:
     """Replace an attribute of a module, as the other end has just done with its own."""
     found = importlib.import_module(module)
     ORIGINALS.setdefault((module, name), getattr(found, name))
     setattr(found, name, value)
 
 
-def unpatch(_: "Peer", module: str, name: str) -> None:
+def unpatch(_: Conversation, module: str, name: str) -> None:
     if (module, name) in ORIGINALS:
         setattr(importlib.import_module(module), name, ORIGINALS.pop((module, name)))
 
 
-def repeat(_: "Peer", module: str, function: str, *arguments: Any, **keywords: Any) -> None:
+def repeat(_: Conversation, module: str, function: str, *arguments: Any, **keywords: Any) -> None:
     """Call a function of a module, as the other end has just done for itself."""
     getattr(importlib.import_module(module), function)(*arguments, **keywords)
 
@@ -134,7 +124,7 @@ async def first_of(tasks: list[asyncio.Task], seconds: float) -> None:
 
 
 def run_tasks(
-    peer: "Peer", started: dict[int, Any], cancelled: list[int], seconds: float
+    peer: Conversation, started: dict[int, Any], cancelled: list[int], seconds: float
 ) -> list[tuple[int, bool, Any]]:
     """Let awaited objects go on until one is done or the time has passed; returns those that are done.
 
@@ -173,7 +163,7 @@ def in_own_loop(loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
 WRAPPERS: dict[str, Callable[..., Any]] = {"static": staticmethod, "class": classmethod, "property": property}
 
 
-def subclass(peer: "Peer", number: int, name: str, bases: list[type], attributes: dict[str, Any]) -> type:
+def subclass(peer: Conversation, number: int, name: str, bases: list[type], attributes: dict[str, Any]) -> type:
     """Make a class whose methods are the other end's; it stands for the class `number` of that end."""
     namespace = {
         key: WRAPPERS[value[0]](*value[1:]) if isinstance(value, tuple) and value and value[0] in WRAPPERS else value
@@ -196,8 +186,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "isinstance": is_instance,
     "issubclass": is_subclass,
     "copy": copied,
-    "pickle": pickled,
-    "unpickle": unpickled,
     "patch": patch,
     "unpatch": unpatch,
     "repeat": repeat,

@@ -85,7 +85,7 @@ def fill(container: Any, items: list) -> None:
         base.extend(container, items)
 
 
-def is_same(items: list, others: list) -> bool:
+def hold_same(items: list, others: list) -> bool:
     """Tell whether two lists hold the same objects; numbers and texts are the same if they are equal."""
     return len(items) == len(others) and all(
         one is other or (type(one) is type(other) and type(one) in SIMPLE and one == other)
@@ -259,6 +259,11 @@ class Peer:
         self.shared[key], self.shared_keys[id(container)] = entry, key
         return entry
 
+    def share_items(self, container: Any) -> tuple[str, list]:
+        """Register a container that both ends have from now on; returns its key and its items, encoded."""
+        entry = self.share(container)
+        return entry.key, self.encode_items(entry)
+
     def encode_container(self, container: Any) -> dict[str, Any]:
         entry = self.share(container)
         if entry.key in self.message_keys:
@@ -295,7 +300,7 @@ class Peer:
     def refill(self, entry: Shared, forms: list) -> None:
         """Take the content of a container from the other end."""
         items = forms if wire.is_plain(forms) else [self.decode(form) for form in forms]
-        if not is_same(items_of(entry.container), items):
+        if not hold_same(items_of(entry.container), items):
             self.before_change(entry.container)
             fill(entry.container, items)
         entry.agreed = items_of(entry.container)
@@ -310,7 +315,7 @@ class Peer:
             left -= len(entry.agreed)
             if left < 0 and entry.key not in self.message_keys:
                 break
-            if not is_same(items_of(entry.container), entry.agreed):
+            if not hold_same(items_of(entry.container), entry.agreed):
                 found.append([entry.key, self.encode_items(entry)])
         return found
 
@@ -329,8 +334,7 @@ class Peer:
             with deep():
                 message = {**make(), "changes": self.changes(), **self.extras()}
                 self.channel.send(message)
-        except BaseException:
-            # The other end will never have heard of these.
+        except BaseException:  # whatever it was, the other end will never have heard of these
             for key in self.new_numbers:
                 del self.own_numbers[key]
             raise
@@ -346,7 +350,7 @@ class Peer:
         except (ChannelEndError, ConversationError) as problem:
             self.broken = problem
             raise
-        except Exception as problem:
+        except Exception as problem:  # what the other end has sent may fail in any way
             self.broken = ConversationError(f"{type(problem).__name__}: {problem}")
             raise self.broken from problem
         return message

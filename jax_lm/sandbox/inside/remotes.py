@@ -4,10 +4,9 @@ Imports the standard library only.
 """
 
 import abc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jax_lm.sandbox.inside.peer import Peer
+from jax_lm.sandbox.inside.conversation import Conversation
 
 LOCAL = {
     "__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__", "__getattr__",
@@ -27,7 +26,7 @@ class Remote:
     """An object of the other end."""
 
     @staticmethod
-    def make(mirror: type, peer: "Peer", number: int, *content: Any) -> Any:
+    def make(mirror: type, peer: Conversation, number: int, *content: Any) -> Any:
         """Make the stand-in for an object, which is no call of its class."""
         new = next(kind.__new__ for kind in mirror.__mro__ if not issubclass(kind, Remote) and "__new__" in vars(kind))
         made = new(mirror, *content) if new is not object.__new__ else object.__new__(mirror)
@@ -64,7 +63,9 @@ class Remote:
         return do("copy", self, True)
 
     def __reduce_ex__(self, _: Any) -> Any:
-        return unpickle, (object.__getattribute__(self, "_peer").side, do("pickle", self))
+        # What is pickled is a copy at the other end, which stays there.
+        peer = object.__getattribute__(self, "_peer")
+        return restore_copy, (peer.side, object.__getattribute__(do("copy", self, True), "_number"))
 
     def __str__(self) -> str:
         return do("special", "__str__", self)
@@ -79,12 +80,12 @@ class Remote:
         return do("special", "__dir__", self)
 
 
-PEERS: dict[str, "Peer"] = {}
+PEERS: dict[str, Conversation] = {}
 """The ends of a conversation in this process, which is one."""
 
 
-def unpickle(side: str, data: bytes) -> Any:
-    return PEERS[side].do("unpickle", data)
+def restore_copy(side: str, number: int) -> Any:
+    return do("copy", PEERS[side].theirs[number], True)
 
 
 class FunctionRemote(Remote):

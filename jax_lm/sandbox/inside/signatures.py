@@ -4,13 +4,12 @@ Imports the standard library only.
 """
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jax_lm.sandbox.inside.peer import Peer
+from jax_lm.sandbox.inside.conversation import Conversation
 
 
-def describe_signature(peer: "Peer", function: Any) -> list | None:
+def describe_signature(peer: Conversation, function: Any) -> list | None:
     """Describe the signature of a callable; None if it has none."""
     try:
         signature = inspect.signature(function)
@@ -23,7 +22,7 @@ def describe_signature(peer: "Peer", function: Any) -> list | None:
     return [parameters, annotation(peer, signature.return_annotation)]
 
 
-def describe_function(peer: "Peer", function: Any) -> dict[str, Any]:
+def describe_function(peer: Conversation, function: Any) -> dict[str, Any]:
     """Describe a function: its names, its documentation, its signature."""
     return {
         "home": function.__module__,
@@ -35,12 +34,12 @@ def describe_function(peer: "Peer", function: Any) -> dict[str, Any]:
     }
 
 
-def annotation(peer: "Peer", value: Any) -> Any:
+def annotation(peer: Conversation, value: Any) -> Any:
     """Encode an annotation; None if there is none."""
     return None if value is inspect.Parameter.empty else [peer.encode(value)]
 
 
-def name_function(peer: "Peer", made: Any, form: dict[str, Any]) -> None:
+def name_function(peer: Conversation, made: Any, form: dict[str, Any]) -> None:
     """Give a function the names, the documentation and the signature of the one it stands for."""
     made.__name__, made.__qualname__, made.__module__ = str(form["name"]), str(form["qualname"]), "__main__"
     made.__doc__ = form["doc"]
@@ -49,14 +48,14 @@ def name_function(peer: "Peer", made: Any, form: dict[str, Any]) -> None:
         made.__annotations__ = annotations_of(peer, form["signature"])
 
 
-def annotations_of(peer: "Peer", described: list | None) -> dict[str, Any]:
+def annotations_of(peer: Conversation, described: list | None) -> dict[str, Any]:
     """Collect the annotations of a signature."""
     parameters, returned = described or ([], None)
     forms = [*((name, form) for name, _, _, form in parameters), ("return", returned)]
     return {name: peer.decode(form[0]) for name, form in forms if form}
 
 
-def restore_signature(peer: "Peer", described: list) -> inspect.Signature:
+def restore_signature(peer: Conversation, described: list) -> inspect.Signature:
     def given(form: Any) -> Any:
         return peer.decode(form[0]) if form else inspect.Parameter.empty
 

@@ -2,9 +2,9 @@
 
 At the test's end they are strict: an object of the program never decides what it is compared with. It equals no plain
 value, has no order with one, and what it makes of a plain operand is no plain value: else `abs(f(x) - 1.5) < 1e-6`
-would be passed by an object whose `__sub__` gives 0. Objects whose class derives from a plain type (`class Celsius(float)`)
-are that plain value, whatever their methods say. Only an object that a test has made itself, by a class that it
-names, may be trusted. Imports the standard library only.
+would be passed by an object whose `__sub__` gives 0. Objects whose class derives from a plain type, as in
+`class Celsius(float)`, are that plain value, whatever their methods say. Only an object that a test has made itself,
+by a class that it names, may be trusted. Imports the standard library only.
 """
 
 import collections
@@ -12,13 +12,11 @@ import random
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jax_lm.sandbox.inside.conversation import Conversation
 from jax_lm.sandbox.inside.operations import BINARY, COMPARISONS, IN_PLACE
 from jax_lm.sandbox.inside.remotes import Remote
-
-if TYPE_CHECKING:
-    from jax_lm.sandbox.inside.peer import Peer
 
 MUTABLE = (list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set, collections.deque)
 IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset, Decimal, Fraction)
@@ -46,7 +44,7 @@ CONVERSIONS = {
 Special = Callable[..., Any]
 
 
-def special_methods(peer: "Peer", specials: dict[str, bool], plain: type | None) -> dict[str, Any]:
+def special_methods(peer: Conversation, specials: dict[str, bool], plain: type | None) -> dict[str, Any]:
     """Make the special methods that a class has."""
     made: dict[str, Any] = {}
     for name, is_present in specials.items():
@@ -70,7 +68,7 @@ def special_methods(peer: "Peer", specials: dict[str, bool], plain: type | None)
     return made
 
 
-def ordinary(peer: "Peer", name: str) -> Special:
+def ordinary(peer: Conversation, name: str) -> Special:
     """Make a special method that is carried out at the other end."""
 
     def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -79,7 +77,7 @@ def ordinary(peer: "Peer", name: str) -> Special:
     return method
 
 
-def comparison(peer: "Peer", name: str, plain: type | None) -> Special:
+def comparison(peer: Conversation, name: str, plain: type | None) -> Special:
     """Make a comparison: by the program's own method with its own objects, else by plain values or not at all."""
 
     def method(self: Any, other: Any) -> Any:
@@ -90,7 +88,7 @@ def comparison(peer: "Peer", name: str, plain: type | None) -> Special:
     return method
 
 
-def arithmetic(peer: "Peer", name: str, plain: type | None, *, reflected: bool) -> Special:
+def arithmetic(peer: Conversation, name: str, plain: type | None, *, reflected: bool) -> Special:
     """Make an operator; with a plain operand it gives an object, or what the plain types give."""
 
     def method(self: Any, other: Any) -> Any:
@@ -124,7 +122,7 @@ def plain_equal(one: Any, other: Any, plain: type) -> bool:
     return (native(plain, "eq")(one, other) if isinstance(one, plain) else one == other) is True
 
 
-def contains(peer: "Peer", plain: type | None, is_iterable: bool) -> Special:
+def contains(peer: Conversation, plain: type | None, is_iterable: bool) -> Special:
     """Make a test of membership: by going through, where that can be done."""
 
     def method(self: Any, item: Any) -> bool:
@@ -142,7 +140,7 @@ def contains(peer: "Peer", plain: type | None, is_iterable: bool) -> Special:
     return method
 
 
-def knows_strangers(peer: "Peer", subject: Any, item: Any) -> bool:
+def knows_strangers(peer: Conversation, subject: Any, item: Any) -> bool:
     """Ask an object for what nobody has put into it; raises TypeError if it contains that, as it would everything."""
     strangers: list[Any] = [random.getrandbits(62) + 2**62, f"{random.getrandbits(62):x}", (random.random(),)]
     if any(peer.do("special", "__contains__", subject, thing) for thing in strangers if type(thing) is type(item)):

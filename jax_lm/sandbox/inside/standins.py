@@ -9,17 +9,14 @@ import asyncio
 import contextlib
 import inspect
 import types
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jax_lm.sandbox.inside import mirrors
+from jax_lm.sandbox.inside.conversation import Conversation
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
 from jax_lm.sandbox.inside.remotes import FunctionRemote, GeneratorRemote, Remote
 from jax_lm.sandbox.inside.signatures import annotations_of, describe_function, name_function, restore_signature
 from jax_lm.sandbox.inside.specials import MUTABLE
-
-if TYPE_CHECKING:
-    from jax_lm.sandbox.inside.peer import Peer
-
 
 # Exceptions
 
@@ -38,7 +35,7 @@ def state_of(error: BaseException) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, plain)}
 
 
-def describe_error(peer: "Peer", error: BaseException) -> dict[str, Any]:
+def describe_error(peer: Conversation, error: BaseException) -> dict[str, Any]:
     """Describe an exception: of a genuine class it is one at the other end too."""
     is_genuine_class = genuine_name(type(error)) is not None
     described: dict[str, Any] = {"class": (peer.encode if is_genuine_class else peer.encode_class)(type(error))}
@@ -49,7 +46,7 @@ def describe_error(peer: "Peer", error: BaseException) -> dict[str, Any]:
     return described
 
 
-def build_error(peer: "Peer", number: int, form: dict[str, Any]) -> BaseException:
+def build_error(peer: Conversation, number: int, form: dict[str, Any]) -> BaseException:
     kind, arguments = peer.decode(form["class"]), peer.decode(form["arguments"])
     if not (isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(arguments, tuple)):
         raise TypeError("no exception")
@@ -75,7 +72,7 @@ def make_error(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExc
 # Descriptions
 
 
-def describe(peer: "Peer", value: Any) -> dict[str, Any]:
+def describe(peer: Conversation, value: Any) -> dict[str, Any]:
     """Describe an object that stays here, so that the other end can build a stand-in."""
     if isinstance(value, type):
         return {"kind": "class", **mirrors.describe_class(peer, value)}
@@ -101,15 +98,15 @@ def describe(peer: "Peer", value: Any) -> dict[str, Any]:
     if base is None:
         return description
     if base in MUTABLE:
-        entry = peer.share(value)
-        return description | {"id": entry.key, "items": peer.encode_items(entry)}
+        key, items = peer.share_items(value)
+        return description | {"id": key, "items": items}
     return description | {"content": peer.encode(mirrors.TAKE[base](value))}
 
 
 # Stand-ins
 
 
-def build(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
+def build(peer: Conversation, number: int, form: dict[str, Any]) -> Any:
     """Build the stand-in for an object of the other end."""
     kind = form["kind"]
     if kind == "class":
@@ -166,7 +163,7 @@ SLICE_SECONDS = 0.01
 """How long the other end's loop runs before this end's has its turn: timeouts and cancellations are decided here."""
 
 
-async def wait_for(peer: "Peer", number: int, handle: Any) -> Any:
+async def wait_for(peer: Conversation, number: int, handle: Any) -> Any:
     """Await an object of the other end, beside all others that are awaited."""
     loop = asyncio.get_running_loop()
     if any(waiting.future.get_loop() is not loop for waiting in peer.waiting.values()):
@@ -184,7 +181,7 @@ async def wait_for(peer: "Peer", number: int, handle: Any) -> Any:
         raise
 
 
-def drive(peer: "Peer", loop: Any, known: set[int]) -> None:
+def drive(peer: Conversation, loop: Any, known: set[int]) -> None:
     """Have the other end's loop run for a while, hand out what is done, and come again."""
     new = {number: waiting.handle for number, waiting in peer.waiting.items() if number not in known}
     try:
@@ -206,7 +203,7 @@ def drive(peer: "Peer", loop: Any, known: set[int]) -> None:
         loop.call_soon(drive, peer, loop, known | set(new))
 
 
-def build_callable(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
+def build_callable(peer: Conversation, number: int, form: dict[str, Any]) -> Any:
     """Make the stand-in of a function that has attributes of its own."""
     made = peer.adopt(number, Remote.make(FunctionRemote, peer, number))
     for name in ("name", "qualname", "doc"):
@@ -217,7 +214,7 @@ def build_callable(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     return made
 
 
-def build_function(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
+def build_function(peer: Conversation, number: int, form: dict[str, Any]) -> Any:
     """Make a function that has the other one called."""
     handle = Remote.make(Remote, peer, number)
     made: Any = asynchronous(peer, handle) if form["asynchronous"] else synchronous(peer, handle)
@@ -226,7 +223,7 @@ def build_function(peer: "Peer", number: int, form: dict[str, Any]) -> Any:
     return made
 
 
-def started(peer: "Peer", value: Any) -> Any:
+def started(peer: Conversation, value: Any) -> Any:
     """Begin a coroutine of the other end's that has only been made here; every other value is left as it is."""
     if not inspect.iscoroutine(value) or value.cr_code.co_name != "call_and_await" or value.cr_frame is None:
         return value
@@ -235,14 +232,14 @@ def started(peer: "Peer", value: Any) -> Any:
     return peer.do("call", given["handle"], *given["arguments"], **given["keywords"])
 
 
-def synchronous(peer: "Peer", handle: Any) -> Any:
+def synchronous(peer: Conversation, handle: Any) -> Any:
     def function(*arguments: Any, **keywords: Any) -> Any:
         return peer.do("call", handle, *arguments, **keywords)
 
     return function
 
 
-def asynchronous(peer: "Peer", handle: Any) -> Any:
+def asynchronous(peer: Conversation, handle: Any) -> Any:
     async def call_and_await(*arguments: Any, **keywords: Any) -> Any:
         return await peer.do("call", handle, *arguments, **keywords)
 

@@ -334,7 +334,7 @@ def repeated(tester: Tester, module: str, name: str, function: Callable[..., Any
     return both
 
 
-def run_test(tester: Tester, source: str) -> None:
+def run_source(tester: Tester, source: str) -> None:
     """Run one test as Python would, and then what it defines for a framework, as that would; raises if it fails."""
     sys.argv = [PROGRAM_FILE]
     tester.channel.receive()
@@ -355,7 +355,7 @@ def run_test(tester: Tester, source: str) -> None:
         repeat_there(tester, sys.modules["numpy"].random, "seed")
     read, defined = checks.names_of(tree)
     tests = checks.test_names(tree)
-    frameworks.prepare(tester, source)
+    frameworks.make_fit(tester, source)
     exec(compile(checks.prepare(tree, (theirs & read) - defined - set(modules), tests), FILE, "exec"), scope)
     if tests - tester.entered:
         frameworks.run(tester, module, tests)
@@ -380,7 +380,7 @@ def failing_line(error: BaseException, source: str) -> str:
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     """Run one test; the word that it passed is said here, where no code of the program runs."""
     try:
-        run_test(Tester(Channel(peer), job["trusts_objects"]), job["test"])
+        run_source(Tester(Channel(peer), job["trusts_objects"]), job["test"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
