@@ -45,6 +45,12 @@ def attributes_of(tree: ast.Module, name: str) -> set[str] | None:
     return {attribute for attribute in found if attribute} if None not in found else None
 
 
+def reads_annotations(tree: ast.Module) -> bool:
+    """Tell whether a test evaluates annotations, in which any name of the program may stand."""
+    names = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in ast.walk(tree)}
+    return "get_type_hints" in names
+
+
 def test_names(tree: ast.Module) -> set[str]:
     """Collect what a framework would run: functions and classes named like tests, and subclasses of TestCase."""
     found = set()

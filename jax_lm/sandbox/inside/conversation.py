@@ -15,6 +15,7 @@ class Conversation(Protocol):
         is_strict: whether stand-ins here must not decide what they are compared with.
         own: objects of this end that the other knows, by number.
         theirs: stand-ins for objects of the other end, by number.
+        scope: the names among which the other end's functions seem to have been written.
         loop: the event loop in which what the other end awaits goes on.
         tasks: what the other end awaits, by number.
         waiting: what is awaited of the other end, by number.
@@ -24,6 +25,7 @@ class Conversation(Protocol):
     is_strict: bool
     own: list[Any]
     theirs: dict[int, Any]
+    scope: dict[str, Any]
     loop: asyncio.AbstractEventLoop | None
     tasks: dict[int, asyncio.Task]
     waiting: dict[int, Any]

@@ -7,6 +7,7 @@ that has run already. `unittest.main()` and `pytest.main()` in it do nothing: th
 import asyncio
 import importlib.util
 import inspect
+import logging
 import sys
 import tempfile
 import types
@@ -47,14 +48,14 @@ def follow_patches(test: Conversation, kind: Any, enter: str, leave: str) -> Non
     def enter_both(self: Any) -> Any:
         result = entering(self)
         if is_patchable(self.target):
-            test.do("patch", self.target.__name__, self.attribute, getattr(self.target, self.attribute))
+            test.do("patch", self.target, self.attribute, getattr(self.target, self.attribute))
         return result
 
     def leave_both(self: Any, *error: Any) -> Any:
         target = self.target
         result = leaving(self, *error)
         if is_patchable(target):
-            test.do("unpatch", target.__name__, self.attribute)
+            test.do("unpatch", target, self.attribute)
         return result
 
     setattr(kind, enter, enter_both)
@@ -62,7 +63,9 @@ def follow_patches(test: Conversation, kind: Any, enter: str, leave: str) -> Non
 
 
 def is_patchable(target: Any) -> bool:
-    return isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
+    """Tell whether both ends have an object of their own that is this one."""
+    is_module = isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
+    return is_module or isinstance(target, logging.Logger)
 
 
 def run(test: Conversation, module: Any, tests: set[str]) -> None:
@@ -128,7 +131,7 @@ def reason(report: Any) -> str:
 def follow_monkeypatch(test: Conversation, kind: Any) -> None:
     """Have what `monkeypatch` sets in a module of the standard library set for the program too."""
     set_here, undo_here = kind.setattr, kind.undo
-    patched: list[tuple[str, str]] = []
+    patched: list[tuple[Any, str]] = []
 
     def set_both(self: Any, target: Any, name: Any, *value: Any, **keywords: Any) -> None:
         set_here(self, target, name, *value, **keywords)
@@ -136,8 +139,8 @@ def follow_monkeypatch(test: Conversation, kind: Any) -> None:
             module, _, attribute = target.rpartition(".")
             target, name = sys.modules.get(module), attribute
         if is_patchable(target):
-            patched.append((target.__name__, name))
-            test.do("patch", target.__name__, name, getattr(target, name))
+            patched.append((target, name))
+            test.do("patch", target, name, getattr(target, name))
 
     def undo_both(self: Any) -> None:
         undo_here(self)

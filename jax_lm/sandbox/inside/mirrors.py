@@ -46,7 +46,8 @@ def describe_class(peer: Conversation, kind: type) -> dict[str, Any]:
     """Describe a class, with the genuine classes above it that are no plain types folded into it."""
     bases = [base for base in kind.__bases__ if genuine_name(base) is None or peer.is_theirs(base)]
     inherited = {above for base in bases for above in base.__mro__}
-    folded = [kind, *(b for b in kind.__mro__[1:] if b not in inherited and b is not object and not is_plain_base(b))]
+    inherited |= {object, type, abc.ABCMeta}
+    folded = [kind, *(b for b in kind.__mro__[1:] if b not in inherited and not is_plain_base(b))]
     plain = next((base for base in kind.__mro__ if is_plain_base(base)), None)
     specials: dict[str, bool] = {}
     methods: dict[str, Any] = {}
@@ -59,17 +60,20 @@ def describe_class(peer: Conversation, kind: type) -> dict[str, Any]:
                     specials.setdefault(name, value is not None)
             elif isinstance(value, types.FunctionType):
                 methods.setdefault(name, value)
+    annotations = vars(kind).get("__annotations__")
     return {
         "name": kind.__name__,
         "qualname": kind.__qualname__,
         "doc": kind.__doc__ if isinstance(kind.__doc__, str) else None,
         "bases": [peer.encode_class(base) for base in bases],
+        "makes classes": issubclass(kind, type),
+        "metaclass": peer.encode_class(type(kind)) if genuine_name(type(kind)) is None else None,
         "plain": peer.encode(plain),
         "specials": [[name, present] for name, present in specials.items()],
         "methods": [[name, describe_function(peer, function)] for name, function in methods.items()],
         "fields": fields_of(peer, kind),
         "signature": describe_signature(peer, kind),
-        "annotations": peer.encode(dict(vars(kind).get("__annotations__") or {})),
+        "annotations": peer.encode(annotations if isinstance(annotations, dict) else {}),
     }
 
 
@@ -88,11 +92,16 @@ def build_class(peer: Conversation, number: int, form: dict[str, Any]) -> type:
     plain = peer.decode(form["plain"])
     if not all(isinstance(base, Mirror) for base in bases) or not (plain is None or is_plain_base(plain)):
         raise TypeError("a class of unknown bases")
-    parents = [*(bases or [Remote]), *([plain] if plain and not any(issubclass(base, plain) for base in bases) else [])]
+    root, metaclass = Mirror if form["makes classes"] else Remote, peer.decode(form["metaclass"]) or Mirror
+    if not issubclass(metaclass, Mirror):
+        raise TypeError("a class of an unknown metaclass")
+    parents = [*(bases or [root]), *([plain] if plain and not any(issubclass(base, plain) for base in bases) else [])]
     # What the other end says is checked: a method called __eq__ would decide comparisons.
     specials = {str(name): present for name, present in form["specials"] if is_special(str(name))}
+    if root is Mirror:
+        specials.pop("__call__", None)
     described = {str(n): function for n, function in form["methods"] if n == "__init__" or not str(n).startswith("__")}
-    methods = {"__init__", *described}
+    methods = {"__init__", *described} if root is Remote else described.keys() - {"__init__"}
     namespace: dict[str, Any] = {
         "__doc__": form["doc"],
         "__module__": "__main__",
@@ -101,14 +110,14 @@ def build_class(peer: Conversation, number: int, form: dict[str, Any]) -> type:
     forwarded = {name: forwarding(peer, name) for name in methods}
     namespace |= {name: method for name, (method, _) in forwarded.items()}
     namespace |= special_methods(peer, specials, plain if plain in (*MUTABLE, *IMMUTABLE) else None)
-    mirror = abc.ABCMeta.__new__(Mirror, str(form["name"]), tuple(parents), namespace)
+    mirror = (abc.ABCMeta if root is Remote else type).__new__(metaclass, str(form["name"]), tuple(parents), namespace)
     type.__setattr__(mirror, "_peer", peer)
     # What follows may speak of the class itself, and is read in the order in which it was written.
     peer.adopt(number, mirror)
     for _, owner in forwarded.values():
         owner.append(mirror)
-    for name, function in described.items():
-        name_function(peer, namespace[name], function)
+    for name in methods & described.keys():
+        name_function(peer, namespace[name], described[name])
     if form["fields"] is not None:
         type.__setattr__(mirror, "__dataclass_fields__", build_fields(peer, form["fields"]))
     if form["signature"] is not None:

@@ -88,19 +88,18 @@ def copied(_: Conversation, subject: Any, deep: bool) -> Any:
     return copy.deepcopy(subject) if deep else copy.copy(subject)
 
 
-ORIGINALS: dict[tuple[str, str], Any] = {}
+ORIGINALS: dict[tuple[int, str], Any] = {}
 
 
-def patch(_: Conversation, module: str, name: str, value: Any) -> None:
-    """Replace an attribute of a module, as the other end has just done with its own."""
-    found = importlib.import_module(module)
-    ORIGINALS.setdefault((module, name), getattr(found, name))
-    setattr(found, name, value)
+def patch(_: Conversation, target: Any, name: str, value: Any) -> None:
+    """Replace an attribute of a module or a logger, as the other end has just done with its own."""
+    ORIGINALS.setdefault((id(target), name), getattr(target, name))
+    setattr(target, name, value)
 
 
-def unpatch(_: Conversation, module: str, name: str) -> None:
-    if (module, name) in ORIGINALS:
-        setattr(importlib.import_module(module), name, ORIGINALS.pop((module, name)))
+def unpatch(_: Conversation, target: Any, name: str) -> None:
+    if (id(target), name) in ORIGINALS:
+        setattr(target, name, ORIGINALS.pop((id(target), name)))
 
 
 def repeat(_: Conversation, module: str, function: str, *arguments: Any, **keywords: Any) -> None:
@@ -163,14 +162,17 @@ def in_own_loop(loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
 WRAPPERS: dict[str, Callable[..., Any]] = {"static": staticmethod, "class": classmethod, "property": property}
 
 
-def subclass(peer: Conversation, number: int, name: str, bases: list[type], attributes: dict[str, Any]) -> type:
+def subclass(
+    peer: Conversation, number: int, name: str, bases: list[type], attributes: dict[str, Any], metaclass: type | None
+) -> type:
     """Make a class whose methods are the other end's; it stands for the class `number` of that end."""
     namespace = {
         key: WRAPPERS[value[0]](*value[1:]) if isinstance(value, tuple) and value and value[0] in WRAPPERS else value
         for key, value in attributes.items()
     }
     namespace |= {"__module__": "__main__"}
-    return peer.adopt(number, types.new_class(name, tuple(bases), {}, lambda scope: scope.update(namespace)))
+    keywords = {"metaclass": metaclass} if metaclass else {}
+    return peer.adopt(number, types.new_class(name, tuple(bases), keywords, lambda scope: scope.update(namespace)))
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

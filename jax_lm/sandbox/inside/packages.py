@@ -49,3 +49,26 @@ def genuine_name(kind: type) -> list[str] | None:
     for part in kind.__qualname__.split("."):
         found = getattr(found, part, None)
     return [str(module), kind.__qualname__] if found is kind else None
+
+
+PURE_MODULES = ("math", "cmath", "_operator", "builtins")
+IMPURE = {
+    "__build_class__", "__import__", "breakpoint", "compile", "delattr", "delitem", "dir", "eval", "exec", "getattr",
+    "globals", "id", "input", "locals", "next", "open", "print", "setattr", "setitem", "vars",
+    "aiter", "anext", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow",
+    "irshift", "isub", "itruediv", "ixor",
+}  # fmt: skip
+
+
+def pure_name(function: Any) -> list[str] | None:
+    """Name a function written in C that only computes, so that both ends may have their own of it; None for others."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
+    return [str(module), str(name)] if pure_function(module, name) is function else None
+
+
+def pure_function(module: Any, name: Any) -> Any:
+    """Find the function that `pure_name` has named; None if that is none."""
+    if module not in PURE_MODULES or name in IMPURE:
+        return None
+    found = getattr(sys.modules.get(module), str(name), None)
+    return found if isinstance(found, types.BuiltinFunctionType) else None

@@ -5,6 +5,7 @@ in it reaches the other with its next message. What is no data stays where it is
 (`standins`), whose operations are carried out here (`operations`). Imports the standard library only.
 """
 
+import array
 import asyncio
 import collections
 import contextlib
@@ -17,7 +18,7 @@ from typing import Any
 
 from jax_lm.sandbox.inside import operations, remotes, standins, wire
 from jax_lm.sandbox.inside.channel import Channel, ChannelEndError
-from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
+from jax_lm.sandbox.inside.packages import genuine_name, is_genuine, pure_function, pure_name
 
 WATCHED, WATCHED_ITEMS = 64, 2048
 """How many of the latest containers, and of their items, are looked at for changes with every message."""
@@ -28,6 +29,7 @@ CONTAINERS: dict[str, type] = {
     for kind in (
         *(list, dict, set, bytearray, collections.deque, collections.Counter, collections.OrderedDict),
         collections.defaultdict,
+        array.array,
     )
 }
 
@@ -51,7 +53,7 @@ class ConversationError(BaseException):
     """A message that makes no sense, or asks for what it may not have; no test may take it for an answer."""
 
 
-BASES = (list, collections.OrderedDict, dict, set, collections.deque, bytearray)
+BASES = (list, collections.OrderedDict, dict, set, collections.deque, bytearray, array.array)
 
 
 def base_of(container: Any) -> type:
@@ -75,7 +77,10 @@ def fill(container: Any, items: list) -> None:
         container[...] = wire.build_array(*items[0])
         return
     base = base_of(container)
-    base.clear(container)
+    if base is array.array:
+        del container[:]
+    else:
+        base.clear(container)
     if issubclass(base, dict):
         for key, value in zip(items[::2], items[1::2], strict=True):
             base.__setitem__(container, key, value)
@@ -112,6 +117,7 @@ class Peer:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.scope: dict[str, Any] = {}
         self.lock = threading.RLock()
         self.own: list[Any] = []
         self.own_numbers: dict[int, int] = {}
@@ -189,10 +195,12 @@ class Peer:
             return form
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
             return self.encode_container(value)
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, types.ModuleType) and is_genuine(value.__name__):
             return {"t": "module", "v": value.__name__}
         if isinstance(value, type) and (name := genuine_name(value)):
             return {"t": "class", "v": name}
+        if isinstance(value, types.BuiltinFunctionType) and (name := pure_name(value)):
+            return {"t": "function", "v": name}
         if isinstance(value, types.TracebackType):
             return None
         self.check_export(value)
@@ -235,6 +243,8 @@ class Peer:
             return self.decode_container(form)
         if tag == "class":
             return self.genuine(*content)
+        if tag == "function" and (function := pure_function(*content)) is not None:
+            return function
         if tag == "module" and is_genuine(content):
             return importlib.import_module(content)
         raise ConversationError(f"a value of unknown type {tag!r:.40}")
@@ -272,6 +282,8 @@ class Peer:
         form: dict[str, Any] = {"t": "container", "id": entry.key, "kind": type(container).__name__}
         if isinstance(container, collections.deque):
             form["maxlen"] = container.maxlen
+        if isinstance(container, array.array):
+            form["typecode"] = container.typecode
         if isinstance(container, collections.defaultdict):
             form["factory"] = self.encode(container.default_factory)
         return form | {"v": self.encode_items(entry)}
@@ -284,18 +296,24 @@ class Peer:
         key = form["id"]
         entry = self.shared.get(key)
         if entry is None:
-            container: Any = (
-                wire.build_array(*form["v"][0]["v"]) if form["kind"] == "ndarray" else CONTAINERS[form["kind"]]()
-            )
-            if form["kind"] == "deque":
-                container = collections.deque(maxlen=form["maxlen"])
-            elif form["kind"] == "defaultdict":
-                container.default_factory = self.decode(form["factory"])
-            entry = Shared(key, container)
-            self.shared[key], self.shared_keys[id(container)] = entry, key
+            entry = self.shared[key] = Shared(key, self.empty_container(form))
+            self.shared_keys[id(entry.container)] = key
         if form["t"] == "container":
             self.refill(entry, form["v"])
         return entry.container
+
+    def empty_container(self, form: dict[str, Any]) -> Any:
+        match form["kind"]:
+            case "ndarray":
+                return wire.build_array(*form["v"][0]["v"])
+            case "deque":
+                return collections.deque(maxlen=form["maxlen"])
+            case "defaultdict":
+                return collections.defaultdict(self.decode(form["factory"]))
+            case "array":
+                return array.array(form["typecode"])
+            case kind:
+                return CONTAINERS[kind]()
 
     def refill(self, entry: Shared, forms: list) -> None:
         """Take the content of a container from the other end."""

@@ -4,6 +4,8 @@ Imports the standard library only.
 """
 
 import abc
+import types
+from collections.abc import Callable
 from typing import Any
 
 from jax_lm.sandbox.inside.conversation import Conversation
@@ -20,6 +22,23 @@ LOCAL = {
     "__array_interface__", "__array_struct__", "__array_prepare__", "__array_namespace__",
 }  # fmt: skip
 """Special methods that are not mirrored: Python's machinery, and numpy's ways to leave a comparison to an operand."""
+
+
+class Slot:
+    """A special method that every class has: `inspect` takes it for no function of the class's own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self.function, instance)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.function(*arguments, **keywords)
+
+
+def slot(function: Callable[..., Any]) -> Any:
+    return Slot(function)
 
 
 class Remote:
@@ -40,12 +59,14 @@ class Remote:
             raise AttributeError(name)
         return do("get", self, name)
 
+    @slot
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("__traceback__", "__context__", "__cause__", "args", "__suppress_context__", "__notes__"):
             object.__setattr__(self, name, value)
         else:
             do("set", self, name, value)
 
+    @slot
     def __delattr__(self, name: str) -> None:
         do("delete", self, name)
 
@@ -62,20 +83,25 @@ class Remote:
     def __deepcopy__(self, _: Any) -> Any:
         return do("copy", self, True)
 
+    @slot
     def __reduce_ex__(self, _: Any) -> Any:
         # What is pickled is a copy at the other end, which stays there.
         peer = object.__getattribute__(self, "_peer")
         return restore_copy, (peer.side, object.__getattribute__(do("copy", self, True), "_number"))
 
+    @slot
     def __str__(self) -> str:
         return do("special", "__str__", self)
 
+    @slot
     def __repr__(self) -> str:
         return do("special", "__repr__", self)
 
+    @slot
     def __format__(self, form: str) -> str:
         return do("special", "__format__", self, form)
 
+    @slot
     def __dir__(self) -> Any:
         return do("special", "__dir__", self)
 
@@ -128,13 +154,16 @@ class Mirror(abc.ABCMeta):
     """The class of mirrors. A class of this end that derives from a mirror gets one of its own at the other end."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any) -> Any:
-        peer = next(type.__getattribute__(base, "_peer") for base in bases if isinstance(base, Mirror))
-        made = super().__new__(mcs, name, bases, namespace)
+        made = super().__new__(
+            mcs, name, bases if any(isinstance(base, Mirror) for base in bases) else (Remote, *bases), namespace
+        )
+        metaclass = None if mcs is Mirror else mcs
+        peer = type.__getattribute__(metaclass or made, "_peer")
         number, _ = peer.number(made)
         attributes = {
             key: sendable(value) for key, value in namespace.items() if key not in LOCAL and key != "__classcell__"
         }
-        twin = peer.do("subclass", number, name, list(bases), attributes)
+        twin = peer.do("subclass", number, name, list(bases), attributes, metaclass)
         if twin is not made:
             raise TypeError(f"{name}: the program has made another class of it")
         return made

@@ -46,6 +46,7 @@ def name_function(peer: Conversation, made: Any, form: dict[str, Any]) -> None:
     if form["signature"] is not None:
         made.__signature__ = restore_signature(peer, form["signature"])
         made.__annotations__ = annotations_of(peer, form["signature"])
+        made.__defaults__, made.__kwdefaults__ = defaults_of(made.__signature__)
 
 
 def annotations_of(peer: Conversation, described: list | None) -> dict[str, Any]:
@@ -53,6 +54,13 @@ def annotations_of(peer: Conversation, described: list | None) -> dict[str, Any]
     parameters, returned = described or ([], None)
     forms = [*((name, form) for name, _, _, form in parameters), ("return", returned)]
     return {name: peer.decode(form[0]) for name, form in forms if form}
+
+
+def defaults_of(signature: inspect.Signature) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    """Collect the defaults of positional parameters and of those that are given by name."""
+    given = [part for part in signature.parameters.values() if part.default is not part.empty]
+    by_name = {part.name: part.default for part in given if part.kind is part.KEYWORD_ONLY}
+    return tuple(part.default for part in given if part.name not in by_name) or None, by_name or None
 
 
 def restore_signature(peer: Conversation, described: list) -> inspect.Signature:

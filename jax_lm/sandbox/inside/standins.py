@@ -31,7 +31,8 @@ def state_of(error: BaseException) -> dict[str, Any]:
                 for name, part in vars(kind).items()
                 if inspect.ismemberdescriptor(part)
             }
-    plain = (str, int, float, bool, bytes, list, types.NoneType)
+    # Not None: an OSError whose number is None, and not missing, says so in its text.
+    plain = (str, int, float, bool, bytes, list)
     return {name: value for name, value in found.items() if isinstance(value, plain)}
 
 
@@ -217,7 +218,9 @@ def build_callable(peer: Conversation, number: int, form: dict[str, Any]) -> Any
 def build_function(peer: Conversation, number: int, form: dict[str, Any]) -> Any:
     """Make a function that has the other one called."""
     handle = Remote.make(Remote, peer, number)
-    made: Any = asynchronous(peer, handle) if form["asynchronous"] else synchronous(peer, handle)
+    caller: Any = asynchronous(peer, handle) if form["asynchronous"] else synchronous(peer, handle)
+    # Where `typing.get_type_hints` looks for the names that annotations are written in.
+    made = types.FunctionType(caller.__code__, peer.scope, closure=caller.__closure__)
     peer.adopt(number, made)
     name_function(peer, made, form)
     return made

@@ -305,6 +305,8 @@ def namespace(tester: Tester, tree: ast.Module, theirs: set[str], found: dict[st
     """
     read, defined = checks.names_of(tree)
     free = read - defined
+    if checks.reads_annotations(tree):
+        free |= theirs - defined
     known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
     imports = any(not is_genuine(module) for module in checks.modules_imported(tree))
     chosen = free & (theirs - known)
@@ -343,7 +345,7 @@ def run_source(tester: Tester, source: str) -> None:
     # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester, theirs)
     sys.meta_path.append(ProgramFinder(tester, theirs))
-    scope = module.__dict__
+    scope = tester.scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
     modules = modules_of(tree)
     scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, tree, theirs, modules)}

@@ -6,14 +6,18 @@ an object. Imports the standard library only: both sides of the sandbox use it.
 """
 
 import argparse
-import array
 import collections
 import datetime
+import functools
+import gc
+import logging
 import math
+import operator
 import pathlib
 import re
 import sys
 import types
+import typing
 import uuid
 import zoneinfo
 from collections.abc import Callable
@@ -56,6 +60,21 @@ def rebuild_match(pattern: re.Pattern, text: Any, start: int, end: int, span: tu
     return next((match for match in tries if match and match.span() == span), None)
 
 
+def user_container(kind: type) -> Callable[[Any], Any]:
+    """Return what builds a container of `collections` around the very list or dictionary that it is given."""
+
+    def build(content: Any) -> Any:
+        made = kind()
+        made.data = content
+        return made
+
+    return build
+
+
+def alias_parts(alias: Any) -> list[Any]:
+    return [alias.__origin__, alias.__args__]
+
+
 SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (bytes.hex, bytes.fromhex),
     complex: (lambda number: [number.real, number.imag], lambda parts: complex(*parts)),
@@ -68,12 +87,14 @@ SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     pathlib.PosixPath: (str, pathlib.PosixPath),
     pathlib.PurePosixPath: (str, pathlib.PurePosixPath),
     zoneinfo.ZoneInfo: (str, zoneinfo.ZoneInfo),
+    logging.Logger: (lambda logger: logger.name, logging.getLogger),
+    logging.RootLogger: (lambda _: None, lambda _: logging.getLogger()),
     type(Ellipsis): (lambda _: None, lambda _: Ellipsis),
     type(NotImplemented): (lambda _: None, lambda _: NotImplemented),
 }
 """Types whose values hold no others: how they are written and read. Of other types than these, nothing is read."""
 
-PARTS: dict[type, tuple[Callable[[Any], list], Callable[..., Any]]] = {
+PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
     tuple: (list, lambda *items: items),
     frozenset: (list, lambda *items: frozenset(items)),
     range: (lambda r: [r.start, r.stop, r.step], range),
@@ -87,19 +108,26 @@ PARTS: dict[type, tuple[Callable[[Any], list], Callable[..., Any]]] = {
         lambda *parts: datetime.time(*parts[:-1], fold=parts[-1]),
     ),
     property: (lambda p: [p.fget, p.fset, p.fdel, p.__doc__], property),
-    array.array: (lambda a: [a.typecode, a.tobytes()], array.array),
     re.Pattern: (lambda p: [p.pattern, p.flags], lambda pattern, flags: re.compile(pattern, flags & ~re.UNICODE)),
     re.Match: (lambda m: [m.re, m.string, m.pos, m.endpos, m.span()], rebuild_match),
-    type({}.keys()): (list, lambda *keys: dict.fromkeys(keys).keys()),
-    type({}.items()): (list, lambda *items: dict(items).items()),
-    type({}.values()): (list, lambda *values: dict(enumerate(values)).values()),
-    types.MappingProxyType: (lambda proxy: [dict(proxy)], types.MappingProxyType),
+    # With the dictionary itself: they are alive.
+    type({}.keys()): (gc.get_referents, dict.keys),
+    type({}.items()): (gc.get_referents, dict.items),
+    type({}.values()): (gc.get_referents, dict.values),
+    types.MappingProxyType: (gc.get_referents, types.MappingProxyType),
     types.SimpleNamespace: (lambda space: [vars(space)], lambda content: types.SimpleNamespace(**content)),
     argparse.Namespace: (lambda space: [vars(space)], lambda content: argparse.Namespace(**content)),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
-    collections.UserDict: (lambda user: [user.data], collections.UserDict),
-    collections.UserList: (lambda user: [user.data], collections.UserList),
+    collections.UserDict: (lambda user: [user.data], user_container(collections.UserDict)),
+    collections.UserList: (lambda user: [user.data], user_container(collections.UserList)),
     collections.UserString: (lambda user: [user.data], collections.UserString),
+    types.GenericAlias: (alias_parts, types.GenericAlias),
+    types.UnionType: (lambda union: list(union.__args__), lambda *kinds: functools.reduce(operator.or_, kinds)),
+    typing._GenericAlias: (alias_parts, typing._GenericAlias),  # pyright: ignore[reportAttributeAccessIssue]
+    typing._UnionGenericAlias: (
+        lambda union: list(union.__args__),
+        lambda *kinds: operator.getitem(typing.Union, kinds),
+    ),  # pyright: ignore[reportAttributeAccessIssue]
 }
 """Types whose values are made of others: how they are taken apart and put together."""
 
