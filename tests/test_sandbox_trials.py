@@ -26,6 +26,14 @@ SABOTEURS = {"later runs", "descriptors", "exits", "limits"}
 """Classes of cheats that leave something behind for whoever runs next."""
 EXPOSED = {"output", "input", "files", "asyncio", "threads"}
 """Classes of honest programs that lean on what a process inherits."""
+LOST = {
+    "notes-and-traceback": "a traceback has no frames of the program",
+    "thread-local-and-event": "two threads of a test take turns at the border",
+    "temporary-modules-and-importlib": "a module that the program has made is no ModuleType for a test",
+    "np-views-and-identity": "arrays cross as copies: two do not share memory",
+    "del-and-weakref": "an object that a test drops lives on in the program",
+}
+"""Honest pairs that lose a test at the border, and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Trial:
     packages: tuple[str, ...]
     least: float
     most: float
+    objects: str = "trusted"
 
 
 def read_honest(path):
@@ -56,25 +65,30 @@ def read_cheats(path):
             limits = HANGING if cheat["class"] == "hanging" else BRIEF
             program = Program(cheat["program"], tests, limits)
             allowed = tuple(cheat.get("packages", packages))
-            yield Trial(cheat["name"], cheat["class"], program, allowed, 0.0, cheat.get("share", 0.0))
+            objects = cheat.get("objects", "trusted")
+            yield Trial(cheat["name"], cheat["class"], program, allowed, 0.0, cheat.get("share", 0.0), objects)
 
 
 BATTERIES = {path.stem: list(read_honest(path)) for path in sorted(FOLDER.glob("honest/*.toml"))}
 BATTERIES |= {f"cheats {path.stem}": list(read_cheats(path)) for path in sorted(FOLDER.glob("cheats/*.toml"))}
-TRIALS = [pytest.param(battery, trial, id=trial.name) for battery in BATTERIES for trial in BATTERIES[battery]]
+TRIALS = [
+    pytest.param(battery, trial, id=trial.name, marks=[pytest.mark.xfail(strict=True)] if trial.name in LOST else [])
+    for battery in BATTERIES
+    for trial in BATTERIES[battery]
+]
 HONEST = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 1]
 PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution"]
 CHEATS = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 0]
 
 
 def run_trials(tier, trials):
-    """Run trials in one pool per set of packages; returns their results by name."""
+    """Run trials in one pool per border; returns each with its result."""
     groups = defaultdict(list)
     for trial in trials:
-        groups[trial.packages].append(trial)
+        groups[trial.packages, trial.objects].append(trial)
     results = []
-    for packages, group in groups.items():
-        executor = Local(tier, packages=packages, workers=2)
+    for (packages, objects), group in groups.items():
+        executor = Local(tier, packages=packages, objects=objects, workers=2)
         results += zip(group, executor.run_many([trial.program for trial in group]), strict=True)
     return results
 
@@ -93,7 +107,9 @@ def test_batteries_are_as_large_as_promised():
     names = [trial.name for trials in BATTERIES.values() for trial in trials]
     assert len(names) == len(set(names))
     assert len(HONEST) >= 260
-    assert len(CHEATS) >= 130
+    assert len(CHEATS) >= 190
+    assert LOST.keys() < {trial.name for trial in HONEST}
+    assert len(LOST) <= 0.02 * len(HONEST)
     assert all(trial.program.tests for trial in HONEST + CHEATS)
 
 
@@ -138,9 +154,9 @@ for fd in range(3, 64):
 @pytest.mark.parametrize(
     "end", ["raise SystemExit(3)", "os._exit(0)", "raise ValueError('late')", "1 / 0", "os.kill(os.getpid(), 9)"]
 )
-def test_program_without_tests_passes_only_at_its_own_end(tier, end):
+def test_program_without_tests_ends_well_only_at_its_own_end(tier, end):
     executor = Local(tier, workers=1)
     forged, plain = executor.run_many([Program(FORGED + end, (), BRIEF), Program("print('done')", (), BRIEF)])
     assert forged.outcome in ("failed", "out_of_memory")
-    assert plain.outcome == "passed"
+    assert plain.outcome == "untested"
     assert plain.stdout == "done\n"

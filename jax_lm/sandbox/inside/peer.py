@@ -393,6 +393,9 @@ class Peer:
 
     def read_reply(self, reply: dict[str, Any]) -> tuple[Any, BaseException | None]:
         """Read the result of an operation, or the exception that it raised."""
+        if "problem" in reply:
+            self.broken = ConversationError(f"an answer that cannot cross: {reply['problem']!s:.300}")
+            raise self.broken
         try:
             if "raised" not in reply:
                 return self.decode(reply["value"]), None
@@ -410,15 +413,27 @@ class Peer:
         try:
             arguments = [self.decode(form) for form in request["arguments"]]
             keywords = {name: self.decode(form) for name, form in request["keywords"].items()}
-            result = self.carry_out(request["do"], arguments, keywords)
-            with self.lock:
-                self.send(lambda: {"value": self.encode(result)})
+        except Exception as problem:  # what the other end has sent may fail in any way
+            self.send_problem(problem)
+            return
+        try:
+            name, outcome = "value", self.carry_out(request["do"], arguments, keywords)
         except ChannelEndError:
             raise
         except BaseException as error:  # SystemExit too: whatever was raised is the answer
-            raised = error
+            name, outcome = "raised", error
+        try:
             with self.lock:
-                self.send(lambda: {"raised": self.encode(raised)})
+                self.send(lambda: {name: self.encode(outcome)})
+        except (
+            Exception
+        ) as problem:  # an answer that cannot be said, as one that is too deep, is no exception of its own
+            self.send_problem(problem)
+
+    def send_problem(self, problem: Exception) -> None:
+        """Say that an operation, or what came of it, cannot cross."""
+        with self.lock:
+            self.send(lambda: {"problem": f"{type(problem).__name__}: {problem!s:.200}"})
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
         return operations.OPERATIONS[operation](self, *arguments, **keywords)

@@ -46,7 +46,8 @@ def name_function(peer: Conversation, made: Any, form: dict[str, Any]) -> None:
     if form["signature"] is not None:
         made.__signature__ = restore_signature(peer, form["signature"])
         made.__annotations__ = annotations_of(peer, form["signature"])
-        made.__defaults__, made.__kwdefaults__ = defaults_of(made.__signature__)
+        if peer.is_strict:
+            made.__defaults__, made.__kwdefaults__ = defaults_of(made.__signature__)
 
 
 def annotations_of(peer: Conversation, described: list | None) -> dict[str, Any]:
