@@ -24,9 +24,6 @@ COMPLETION = CompletionPrompting()
 MEMORY_BYTES = 2**30
 """numpy and the largest inputs of EvalPlus do not fit the sandbox's default of half as much."""
 
-PACKAGES = ("numpy",)
-"""Needed by evalplus's tests; the published harness lets a solution import it too."""
-
 Key = tuple[str, int]
 """Name of a problem, number of the sample."""
 
@@ -179,7 +176,7 @@ def batch_seed(seed: int, number: int) -> int:
 def problem_executor(executor: str, *, allow_unsafe: bool = False) -> Local:
     """Choose where the programs of problems run on this machine; raises SandboxUnavailableError where nowhere."""
     tier = choose_tier(executor, allow_unsafe=allow_unsafe)
-    return Local(tier, allow_unsafe=allow_unsafe, packages=PACKAGES)
+    return Local(tier, allow_unsafe=allow_unsafe)
 
 
 class Journal(RunLog):

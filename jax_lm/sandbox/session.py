@@ -30,8 +30,6 @@ START_SECONDS, STOP_SECONDS = 20.0, 2.0
 CHUNK = 2**16
 Objects = Literal["trusted", "strict"]
 TICK = 0.1
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
 
 
 class SandboxFailureError(Exception):
@@ -90,7 +88,7 @@ class Session:
                 stderr=subprocess.PIPE,
                 pass_fds=[far.fileno()],
                 # bubblewrap's own environment would be readable in the sandbox.
-                env=ONE_THREAD if packages else {},
+                env={},
                 cwd="/",
                 start_new_session=True,
             )

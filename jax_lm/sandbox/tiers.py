@@ -13,7 +13,7 @@ from typing import Literal
 Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
-PACKAGES = ("numpy",)
+PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
 """What programs may import beside the standard library unless told otherwise: the package that most of them know."""
 HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 WORK_BYTES = 64 * 2**20

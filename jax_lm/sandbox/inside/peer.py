@@ -18,6 +18,7 @@ from typing import Any
 
 from jax_lm.sandbox.inside import operations, remotes, standins, wire
 from jax_lm.sandbox.inside.channel import Channel, ChannelEndError
+from jax_lm.sandbox.inside.conversation import Conversation
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine, pure_function, pure_name
 
 WATCHED, WATCHED_ITEMS = 64, 2048
@@ -105,7 +106,7 @@ class Shared:
         self.key, self.container, self.agreed = key, container, items_of(container)
 
 
-class Peer:
+class Peer(Conversation):
     """One end of the conversation.
 
     Attributes:
@@ -425,9 +426,7 @@ class Peer:
         try:
             with self.lock:
                 self.send(lambda: {name: self.encode(outcome)})
-        except (
-            Exception
-        ) as problem:  # an answer that cannot be said, as one that is too deep, is no exception of its own
+        except Exception as problem:  # an answer that is too deep to be said is no exception of the operation's
             self.send_problem(problem)
 
     def send_problem(self, problem: Exception) -> None:

@@ -71,6 +71,10 @@ def user_container(kind: type) -> Callable[[Any], Any]:
     return build
 
 
+def union_of(*kinds: Any) -> Any:
+    return typing.Union.__getitem__(kinds)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def alias_parts(alias: Any) -> list[Any]:
     return [alias.__origin__, alias.__args__]
 
@@ -124,10 +128,7 @@ PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
     types.GenericAlias: (alias_parts, types.GenericAlias),
     types.UnionType: (lambda union: list(union.__args__), lambda *kinds: functools.reduce(operator.or_, kinds)),
     typing._GenericAlias: (alias_parts, typing._GenericAlias),  # pyright: ignore[reportAttributeAccessIssue]
-    typing._UnionGenericAlias: (
-        lambda union: list(union.__args__),
-        lambda *kinds: operator.getitem(typing.Union, kinds),
-    ),  # pyright: ignore[reportAttributeAccessIssue]
+    typing._UnionGenericAlias: (lambda union: list(union.__args__), union_of),  # pyright: ignore[reportAttributeAccessIssue]
 }
 """Types whose values are made of others: how they are taken apart and put together."""
 

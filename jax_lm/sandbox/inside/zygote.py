@@ -21,6 +21,8 @@ from jax_lm.sandbox.inside.confinement import confine
 from jax_lm.sandbox.inside.packages import Packages
 
 COLLECT = b"c"
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+"""Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
 
 
 def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str], folder: str) -> None:
@@ -110,6 +112,9 @@ def load(names: list[str], packages: dict[str, str]) -> None:
 def main(descriptor: int, tier: str, readable: list[str], folder: str, packages: dict[str, str]) -> None:
     """Serve the parent until it closes its end."""
     sys.meta_path.append(Packages(packages))
+    for name in ONE_THREAD:
+        # Read by libraries in C, and no part of what a program sees as its environment.
+        os.putenv(name, "1")
     control = socket.socket(fileno=descriptor)
     children: list[int] = []
     control.sendall(b"ready\n")
