@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from jax_lm.sandbox import Executor, Limits, Local, Program
+from jax_lm.sandbox import Case, Executor, Limits, Local, Program
 from jax_lm.sandbox.e2b import E2B, HOME
 from jax_lm.sandbox.http import MAX_BODY, TOKEN_VARIABLE, HttpWorkers, Worker
 from jax_lm.sandbox.ray import RayCluster
@@ -22,7 +22,10 @@ PROGRAMS = [
     Program("def f(): return 1", ("assert f() == 1", "assert f() == 2")),
     Program("def f(:", ("assert f() == 1",)),
     Program("while True: pass", (), Limits(seconds=0.5)),
-    Program("x = 1", ("assert x == 1",)),
+    Program(
+        "import sys\nprint(sys.stdin.read()[::-1])\ndef f(x): return x",
+        ("assert f(1) == 1", Case("é\r\na", "a\n\né", "exact"), Case("[1]", "[1]", "exact", "f")),
+    ),
 ]
 OUTCOMES = [("failed", 0.5), ("failed", 0.0), ("timeout", 0.0), ("passed", 1.0)]
 

@@ -47,8 +47,8 @@ class SandboxRun:
             1.in and 1.out (or 1.ans), or input1.txt and output1.txt; without tests the program is run.
         input: standard input of one case; with `expected`.
         expected: what it must write to standard output.
-        comparison: of a case's output: tolerant takes tokens line by line, and numbers within 1e-6 where the expected
-            one has a fraction; exact takes the text, but for one newline at its end.
+        comparison: of a case's output: tolerant compares tokens line by line, and numbers within 1e-6; exact
+            compares the text, but for one newline at its end.
         packages: installed packages that program and tests may import beside the standard library.
         strict: let no object of the program decide by its own methods what plain value it equals, as for rewards.
         seconds: wall clock per test.

@@ -20,9 +20,9 @@ MAX_OUTPUT = 16 * 2**20
 """Bytes that a program may write in a run that is compared; with more it has failed."""
 
 TOLERANCE = Decimal("1e-6")
-"""How far a number may be from one that is expected with a fraction, absolutely or relative to it: what most contests
-state. LiveCodeBench's checker wants equal decimals, those of APPS and TACO (numpy's allclose) and CodeContests allow
-1e-5. Whole numbers must be equal, as in LiveCodeBench: else 50000000000000001 would pass for 50000000000000000."""
+"""How far a number may be from the expected one, absolutely or, where that has a fraction, relative to it: what most
+contests state. LiveCodeBench's checker wants equal decimals; those of APPS and TACO (numpy's allclose) and CodeContests
+allow 1e-5. Relative to a whole number it would let 50000000000000001 pass for 50000000000000000."""
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?")
 """What is compared as a number. Longer ones are text: a program must not make the comparison slow."""
@@ -61,9 +61,9 @@ class Case:
         input: standard input of a run of the program as `__main__`; of a call the arguments, a JSON value per line.
         output: what the run must write to standard output; of a call the result as JSON.
         comparison: `exact`: equal but for one newline at the end. `tolerant`: equal tokens in each line, white space
-            and blank lines around the whole are nothing, numbers within `TOLERANCE`. Of a result, `exact` is ==, and
-            `tolerant` takes a list of one value for the value too, since APPS and TACO wrap some of their results; a
-            tuple is the list of its values, as in the harnesses of both and of LiveCodeBench.
+            and blank lines around the whole are nothing, numbers are equal within `TOLERANCE`. Of a result, `exact`
+            is ==, and `tolerant` takes a list of one value for the value too, since APPS and TACO wrap some of their
+            results; a tuple is the list of its values, as in the harnesses of both and of LiveCodeBench.
         function: what is called: a function, or a method of the program's class Solution; empty for a run.
     """
 
@@ -73,10 +73,7 @@ class Case:
     function: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "function"):
-            check_text(name, getattr(self, name))
-        if self.comparison not in get_args(Comparison):
-            raise ValueError(f"comparison={self.comparison!r}: must be one of {', '.join(get_args(Comparison))}")
+        check_fields(vars(self))
         if len(self.output.encode()) > MAX_OUTPUT:
             raise ValueError(f"output: has {len(self.output.encode())} bytes, a program may write {MAX_OUTPUT}")
         if self.function:
@@ -104,6 +101,7 @@ class Case:
         names = ("input", "output", "comparison", "function")
         if not {"input", "output"} <= set(data) <= set(names):
             raise ValueError(f"tests: a case must be an object with {', '.join(names)}, not {sorted(data)!r:.80}")
+        check_fields(data)
         return cls(**data)
 
 
@@ -111,14 +109,17 @@ Test = str | Case
 """A test of a program: statements that hold after it, or a case."""
 
 
-def check_text(name: str, value: Any) -> None:
-    """Raise ValueError unless a value is text that UTF-8 can hold."""
-    if not isinstance(value, str):
-        raise ValueError(f"{name}={value!r:.80}: must be text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: is no text that UTF-8 can hold ({error.reason})") from error
+def check_fields(fields: dict[str, Any]) -> None:
+    """Raise ValueError unless these fields of a case are text that UTF-8 can hold, and a comparison."""
+    for name, value in fields.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{name}={value!r:.80}: must be text")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: is no text that UTF-8 can hold ({error.reason})") from error
+    if fields.get("comparison", "exact") not in get_args(Comparison):
+        raise ValueError(f"comparison={fields['comparison']!r}: must be one of {', '.join(get_args(Comparison))}")
 
 
 def parse_json(name: str, text: str) -> Any:
@@ -134,14 +135,12 @@ def float_refused(name: str) -> None:
 
 
 def same_number(expected: str, found: str) -> bool:
-    """Compare two tokens as numbers: equal, or near enough where the expected one has a fraction."""
+    """Compare two tokens as numbers within `TOLERANCE`."""
     if not (NUMBER.fullmatch(expected) and NUMBER.fullmatch(found)):
         return False
     want, got = Decimal(expected), Decimal(found)
-    if want == got:
-        return True
     has_fraction = any(sign in expected for sign in ".eE")
-    return has_fraction and abs(want - got) <= TOLERANCE * max(1, abs(want))
+    return want == got or abs(want - got) <= TOLERANCE * (max(1, abs(want)) if has_fraction else 1)
 
 
 def same_tokens(expected: str, found: str) -> bool:

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import signal
+import site
 import socket
 import sys
 import tempfile
@@ -119,6 +120,8 @@ def load(names: list[str], packages: dict[str, str]) -> None:
 def main(descriptor: int, tier: str, readable: list[str], folder: str, packages: dict[str, str]) -> None:
     """Serve the parent until it closes its end."""
     sys.meta_path.append(Packages(packages))
+    # `exit` and `quit`, which programs call: the interpreter was started without its site packages.
+    site.setquit()
     control = socket.socket(fileno=descriptor)
     children: list[int] = []
     control.sendall(b"ready\n")
