@@ -243,7 +243,7 @@ def livecodebench(record: dict[str, Any]) -> Problem:
     try:
         tests = tuple(row_tests(record))
     except ValueError as error:
-        raise LookupError(f"has a {error}") from error
+        raise LookupError(f"cannot be judged ({error})") from error
     if not tests:
         raise LookupError("has no test")
     task = f"Complete this class:\n```python\n{starter}\n```\n" if starter else READ_AND_WRITE
