@@ -96,7 +96,7 @@ def test_tests_that_cannot_be_read_are_named_before_training(capsys, tmp_path):
     data = tmp_path / "data.jsonl"
     rows = [{"prompt": "a", "input_output": {"inputs": ["1"], "outputs": ["1"]}}, {"prompt": "b", "input_output": "{"}]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["grpo", "--out", str(tmp_path / "run"), "--data", str(data), "--reward-funcs", "code"]
+    words = ["grpo", "--out", str(tmp_path / "run"), "--data", str(data)]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert f"data={data}: prompt 2: column 'input_output' must hold data or JSON, not '{{'" in error

@@ -112,7 +112,7 @@ BAD = {
     "asserts elsewhere": ({"public_test_cases": ["assert True"]}, "must hold lists of cases with input and output"),
     "a case without output": ({"test_cases": [{"input": "a"}]}, "a case with output=None: must be text"),
     "input that is no text": ({"test_cases": [{"input": 3, "output": ""}]}, "has a case with input=3: must be text"),
-    "an unknown type": ({"test_cases": [{"input": "", "output": "", "type": "file"}]}, "a case of type 'file': must be"),
+    "an unknown type": ({"test_cases": [{"input": "", "output": "", "type": "file"}]}, "a case of type 'file': must"),
     "a call of nothing": ({"public_test_cases": [{"input": "1", "output": "1", "testtype": "functional"}]},
                           "has a call without fn_name, and column 'metadata' without func_name"),
     "a call with a wrong argument": (benchmark_row([("[1", "2")], [], "functional", "f"),

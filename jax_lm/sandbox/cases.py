@@ -28,20 +28,8 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:
 """What is compared as a number. Longer ones are text: a program must not make the comparison slow."""
 
 MODULES = (
-    *(
-        "string",
-        "re",
-        "datetime",
-        "collections",
-        "heapq",
-        "bisect",
-        "copy",
-        "math",
-        "random",
-        "statistics",
-        "itertools",
-    ),
-    *("functools", "operator", "io", "sys", "json", "typing"),
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
 )
 PRELUDE = "\n".join(
     [f"from {name} import *" for name in (*MODULES, "builtins")] + [f"import {name}" for name in MODULES]
