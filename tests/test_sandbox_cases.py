@@ -3,11 +3,12 @@
 import json
 import re
 import secrets
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jax_lm import cli
@@ -483,6 +484,27 @@ def test_comparison_is_that_of_a_plain_reading(pair):
     assert (difference(expected, found, "tolerant") == "") == plainly_same(expected, found)
     cut = [text[:-1] if text.endswith("\n") else text for text in pair]
     assert (difference(expected, found, "exact") == "") == (cut[0] == cut[1])
+
+
+def decimals(line):
+    """Read a line as decimals, as LiveCodeBench's checker does; None if it is none."""
+    try:
+        return [Decimal(token) for token in line.split()]
+    except InvalidOperation:
+        return None
+
+
+@settings(max_examples=3000, deadline=None)
+@given(OUTPUTS.flatmap(lambda text: st.tuples(st.just(text), OUTPUTS | nearly(text))))
+def test_what_livecodebench_takes_is_taken(pair):
+    """Its rule in short: lines are equal but for white space around them, or lists of equal decimals."""
+    assume(not any(re.search(r"[eE][+-]?[0-9]{4}", text) for text in pair))
+    one, other = ([line.strip() for line in text.strip().split("\n")] for text in pair)
+    equal = (
+        a == b or (decimals(a) is not None and decimals(a) == decimals(b)) for a, b in zip(one, other, strict=False)
+    )
+    if len(one) == len(other) and all(equal):
+        assert difference(*pair, "tolerant") == ""
 
 
 @settings(max_examples=500, deadline=None)
