@@ -57,10 +57,11 @@ def show_log() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def read_text_file(path: Path) -> str:
-    """Read a UTF-8 text file that the user names; ValueError names it if it cannot be read."""
+def read_text_file(path: Path, *, keep_line_ends: bool = False) -> str:
+    """Read a UTF-8 text file that the user names, line ends as they are or as \\n; ValueError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8", newline="" if keep_line_ends else None) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"file={str(path)!r} cannot be read: {error}") from error
 

@@ -68,8 +68,9 @@ class Attempt:
     def job(self) -> Program:
         """Its program and tests: assertions are tests of their own, statements that build on each other are one."""
         tests, seconds = self.problem.tests, self.problem.seconds
-        if not all(test.startswith("assert ") for test in tests):
-            tests = ("\n".join(tests),)
+        statements = [test for test in tests if isinstance(test, str)]
+        if not all(test.startswith("assert ") for test in statements):
+            tests = ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))
         limits = Limits(seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES)
         return Program(self.program, tests, limits)
 

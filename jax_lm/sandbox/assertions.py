@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from jax_lm.sandbox.cases import PRELUDE, Case
 from jax_lm.sandbox.inside.checks import test_names
 
 PARSING = threading.Lock()
@@ -15,12 +16,35 @@ at a time get a SystemError ("AST constructor recursion depth mismatch")."""
 
 @dataclass(frozen=True)
 class Call:
-    """`assert function(*arguments, **keywords) == expected`, all of them literals."""
+    """`assert function(*arguments, **keywords) == expected`, all of them literals.
+
+    Attributes:
+        others: what else is right.
+        is_method: the function is one of the program's class Solution.
+        prelude: statements that import what the program may take for granted.
+    """
 
     function: str
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     expected: Any
+    others: tuple[Any, ...] = ()
+    is_method: bool = False
+    prelude: str = ""
+
+    @property
+    def source(self) -> str:
+        """The call and its assertion as a script, for answers that only a tester can compare."""
+        owner = "Solution()." if self.is_method else ""
+        keywords = "".join(f", {name}={value!r}" for name, value in self.keywords.items())
+        right = " or ".join(f"result == {value!r}" for value in (self.expected, *self.others))
+        return f"result = {owner}{self.function}(*{list(self.arguments)!r}{keywords})\nassert {right}"
+
+
+def call_of(case: Case, code: str) -> Call:
+    """Make the call of a case; as in LiveCodeBench's harness, a program's class Solution has the function."""
+    expected, *others = case.results
+    return Call(case.function, case.arguments, {}, expected, tuple(others), "class Solution" in code, PRELUDE)
 
 
 def read_call(test: str) -> Call | None:

@@ -227,6 +227,11 @@ class HttpWorkers(BatchExecutor):
 
     def ask(self, url: str, programs: Sequence[Program], token: str) -> list[Result]:
         body = self.request_text(programs).encode()
+        if len(body) > MAX_BODY and len(programs) > 1:
+            half = len(programs) // 2
+            return self.ask(url, programs[:half], token) + self.ask(url, programs[half:], token)
+        if len(body) > MAX_BODY:
+            return sandbox_errors(programs, f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}")
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:

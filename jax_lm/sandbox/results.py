@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+from jax_lm.sandbox.cases import Case, Test
+
 Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "sandbox_error"]
 MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
@@ -53,7 +55,7 @@ class Program:
     """A program, its tests and its limits."""
 
     code: str
-    tests: tuple[str, ...] = ()
+    tests: tuple[Test, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,8 +68,9 @@ class Program:
         if not isinstance(data, dict) or not isinstance(data.get("code"), str):
             raise ValueError("a job must be an object with the text `code`")
         tests, limits = data.get("tests", []), data.get("limits", {})
-        if not isinstance(tests, list | tuple) or not all(isinstance(test, str) for test in tests):
-            raise ValueError("tests: must be a list of texts")
+        if not isinstance(tests, list | tuple) or not all(isinstance(test, str | dict) for test in tests):
+            raise ValueError("tests: must be a list of texts and cases")
+        tests = [Case.from_json(test) if isinstance(test, dict) else test for test in tests]
         known = {field.name for field in dataclasses.fields(Limits)}
         if not isinstance(limits, dict) or set(limits) - known:
             raise ValueError(f"limits: must be an object with some of {', '.join(sorted(known))}")

@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from jax_lm.sandbox.assertions import Call, read_call
+from jax_lm.sandbox.assertions import Call, call_of, read_call
+from jax_lm.sandbox.cases import MAX_OUTPUT, Case, Test, difference
 from jax_lm.sandbox.inside.wire import encode_literal, is_literal, matches
 from jax_lm.sandbox.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
 from jax_lm.sandbox.session import CancelledError, Child, Objects, SandboxFailureError, Session
@@ -89,7 +90,7 @@ def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[T
 
 def run(
     code: str,
-    tests: Sequence[str] = (),
+    tests: Sequence[Test] = (),
     limits: Limits | None = None,
     *,
     executor: ExecutorName = "auto",
@@ -249,7 +250,7 @@ def run_program(session: Session, program: Program) -> Result:
     return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
 
 
-def run_test(session: Session, code: str, test: str | None, seconds: float) -> TestResult:
+def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
     """Run one test in processes of its own."""
     if seconds <= 0:
         return TestResult("timeout", f"no time left of {session.limits.total_seconds:g} s for all tests")
@@ -258,18 +259,46 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
         ended = program.answer is not None and program.answer.get("ended") is True
         # A program could say so without having run to its end: nothing is checked, and so nothing has passed.
         return TestResult("untested") if ended else reason_of(program, late, seconds)
-    if call := read_call(test):
-        job = {
-            "code": code,
+    if isinstance(test, Case) and not test.function:
+        return run_case(session, code, test, seconds)
+    if isinstance(test, Case):
+        call = call_of(test, code)
+        statements = call.source
+    else:
+        call, statements = read_call(test), test
+    job: dict[str, Any] = {"code": code}
+    if call is not None:
+        job["prelude"] = call.prelude
+        request = {
             "function": call.function,
+            "is_method": call.is_method,
             "arguments": [encode_literal(argument) for argument in call.arguments],
             "keywords": {name: encode_literal(value) for name, value in call.keywords.items()},
         }
-        if (judged := judge_call(call, *session.exchange([job], seconds), seconds)) is not None:
+        if (judged := judge_call(call, *session.exchange([job | request], seconds), seconds)) is not None:
             return judged
+    return run_statements(session, job, statements, seconds)
+
+
+def run_case(session: Session, code: str, case: Case, seconds: float) -> TestResult:
+    """Run a program as a script, and compare what it wrote here, where it cannot reach."""
+    program, output, late = session.execute(code, case.input.encode(), seconds)
+    if len(output) > MAX_OUTPUT:
+        return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")
+    if not late and program.answer is None and os.WIFEXITED(program.status) and program.status:
+        return TestResult("failed", f"left with exit status {os.waitstatus_to_exitcode(program.status)}")
+    if late or program.status:
+        return reason_of(program, late, seconds)
+    # Bytes that are no UTF-8 become what no expected text can hold.
+    where = difference(case.output, output.decode("utf-8", "surrogateescape"), case.comparison)
+    return TestResult("failed", where) if where else TestResult("passed")
+
+
+def run_statements(session: Session, job: dict[str, Any], statements: str, seconds: float) -> TestResult:
+    """Run the statements of a test beside the program of a job."""
     sentinel = secrets.token_hex(16)
     (program, tester), late = session.exchange(
-        [{"code": code}, {"test": test, "sentinel": sentinel, "trusts_objects": session.objects == "trusted"}], seconds
+        [job, {"test": statements, "sentinel": sentinel, "trusts_objects": session.objects == "trusted"}], seconds
     )
     if tester.answer is not None and tester.answer.get("ended") == sentinel:
         return TestResult("passed")
@@ -297,7 +326,7 @@ def judge_call(call: Call, children: list[Child], late: bool, seconds: float) ->
     try:
         if not is_literal(answer["value"]):
             return None
-        if matches(call.expected, answer["value"]):
+        if any(matches(value, answer["value"]) for value in (call.expected, *call.others)):
             return TestResult("passed")
     except RecursionError:
         return TestResult("failed", "returned a value that is too deep")

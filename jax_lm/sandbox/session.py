@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jax_lm.sandbox.cases import MAX_OUTPUT
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Limits
@@ -78,6 +79,7 @@ class Session:
         # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
         self.folder = work_folder(packages) if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
+        self.output: bytearray | None = None
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
         try:
@@ -140,7 +142,21 @@ class Session:
             raise SandboxFailureError("the sandbox ended")
         return line
 
-    def exchange(self, jobs: list[dict[str, Any]], seconds: float) -> tuple[list[Child], bool]:
+    def execute(self, code: str, standard_input: bytes, seconds: float) -> tuple[Child, bytes, bool]:
+        """Run a program as a script until its process has ended, or has written more than `MAX_OUTPUT` bytes.
+
+        Returns the process, what it wrote to standard output, and whether time ran out.
+        """
+        self.output = output = bytearray()
+        try:
+            (child,), late = self.exchange([{"code": code, "script": True}], seconds, standard_input)
+        finally:
+            self.output = None
+        return child, bytes(output), late
+
+    def exchange(
+        self, jobs: list[dict[str, Any]], seconds: float, standard_input: bytes = b""
+    ) -> tuple[list[Child], bool]:
         """Fork a process per job, and wait until the last one has answered or any has failed.
 
         Two processes have a socket between them. Returns the processes, and whether time ran out.
@@ -150,7 +166,7 @@ class Session:
         self.open_pipes()
         try:
             for position, job in enumerate(jobs):
-                children.append(self.spawn(job, peers[position : position + 1]))
+                children.append(self.spawn(job, standard_input, peers[position : position + 1]))
         finally:
             for peer in peers:
                 os.close(peer)
@@ -162,8 +178,7 @@ class Session:
                 raise SandboxFailureError("the sandbox did not confine a process in time")
             for child in children:
                 self.give(child, seconds)
-            # The end of an earlier one counts too: then the last waits in vain.
-            answered = self.wait(lambda: any(child.ended or child.answer is not None for child in children), seconds)
+            answered = self.wait(lambda: self.is_done(children), seconds)
         finally:
             statuses = self.collect()
             for child in children:
@@ -176,6 +191,15 @@ class Session:
             self.drain(name)
         self.close_pipes(0)
         return children, not answered
+
+    def is_done(self, children: list[Child]) -> bool:
+        """Tell whether nothing more is to come that counts."""
+        if self.output is None:
+            # The end of an earlier one counts too: then the last waits in vain.
+            return any(child.ended or child.answer is not None for child in children)
+        # A script may close what it has; all of it is closed when its process ends.
+        is_closed = all(pipe[0] < 0 for pipe in self.pipes.values())
+        return len(self.output) > MAX_OUTPUT or (is_closed and children[0].ended)
 
     def open_pipes(self) -> None:
         """Make the pipes of one test. A program can change the flags of its end, which no other may ever have."""
@@ -196,18 +220,18 @@ class Session:
                 os.close(pipe[end])
             self.pipes[name] = (-1 if 0 in ends else pipe[0], -1 if 1 in ends else pipe[1])
 
-    def spawn(self, job: dict[str, Any], peers: list[int]) -> Child:
+    def spawn(self, job: dict[str, Any], standard_input: bytes, peers: list[int]) -> Child:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
             request["load"] = [name for name in (*self.packages, "pytest") if is_mentioned(name, job)]
             outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
-            standard_input = os.open(os.devnull, os.O_RDONLY)
+            source = open_input(standard_input)
             try:
-                ends = [far.fileno(), standard_input, *outputs, *peers]
+                ends = [far.fileno(), source, *outputs, *peers]
                 socket.send_fds(self.control, [json.dumps(request).encode()], ends)
             finally:
-                os.close(standard_input)
+                os.close(source)
             self.reply()
         except (OSError, SandboxFailureError) as error:
             near.close()
@@ -265,6 +289,8 @@ class Session:
                     self.pipes[name] = (-1, self.pipes[name][1])
                     return
                 head += chunk[: self.limits.output_bytes - len(head)]
+                if self.output is not None and name == "stdout":
+                    self.output += chunk
 
     def hear(self, child: Child) -> None:
         """Read from a process: first that it is confined, then its answer; what follows is dropped."""
@@ -311,6 +337,17 @@ class Session:
         self.selector.close()
         if self.tier != "bubblewrap":
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def open_input(content: bytes) -> int:
+    """Open a file of this content to be read. It has no name: what is open is all that there is of it."""
+    if not content:
+        return os.open(os.devnull, os.O_RDONLY)
+    # A file, as contests give it, and no pipe: fast programs ask for its size, or map it.
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return os.open(file.name, os.O_RDONLY)
 
 
 def is_mentioned(package: str, job: dict[str, Any]) -> bool:

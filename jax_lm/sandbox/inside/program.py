@@ -177,13 +177,14 @@ def is_main(name: str, value: Any) -> bool:
     return isinstance(value, types.FunctionType) and value.__module__ == "__main__" and not name.startswith("_")
 
 
-def load_program(code: str) -> dict[str, Any]:
-    """Run the program as `__main__`; returns its namespace."""
+def load_program(code: str, prelude: str = "") -> dict[str, Any]:
+    """Run the program as `__main__`, with the names that a prelude imports; returns its namespace."""
     module = types.ModuleType("__main__")
     module.__dict__["__file__"] = FILE
     sys.modules["__main__"] = module
     sys.argv = [FILE]
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
+    exec(prelude, module.__dict__)
     exec(compile(code, FILE, "exec"), module.__dict__)
     return module.__dict__
 
@@ -211,16 +212,41 @@ def report_exception(error: BaseException) -> dict[str, Any]:
 def answer_once(job: dict[str, Any]) -> dict[str, Any]:
     """Run the program and, if the job names a function, call it once."""
     try:
-        namespace = load_program(job["code"])
+        namespace = load_program(job["code"], job.get("prelude", ""))
         if "function" not in job:
             return {"ended": True}
         arguments = [decode_literal(argument) for argument in job["arguments"]]
         keywords = {name: decode_literal(value) for name, value in job["keywords"].items()}
-        if job["function"] not in namespace:
-            raise NameError(f"name {job['function']!r} is not defined")
-        return {"value": encode_literal(namespace[job["function"]](*arguments, **keywords))}
+        function = find_function(namespace, job["function"], is_method=job["is_method"])
+        return {"value": encode_literal(function(*arguments, **keywords))}
     except BaseException as error:  # SystemExit too: whatever the program raised is its answer
         return report_exception(error)
+
+
+def find_function(namespace: dict[str, Any], name: str, *, is_method: bool) -> Any:
+    """Find a function of the program, or a method of an object of its class Solution."""
+    if is_method:
+        return getattr(namespace["Solution"](), name)
+    if name not in namespace:
+        raise NameError(f"name {name!r} is not defined")
+    return namespace[name]
+
+
+def run_script(code: str, results: Channel) -> SystemExit:
+    """Run the program as Python runs a file; returns how it leaves the interpreter.
+
+    Only an exception is reported: what a script is worth is said by its status and its output, not by itself.
+    """
+    # What the interpreter was started with was opened on another file.
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    try:
+        load_program(code)
+    except SystemExit as error:
+        return error
+    except BaseException as error:  # the interpreter would report it too, and leave with 1
+        results.send(report_exception(error))
+        return SystemExit(1)
+    return SystemExit(0)
 
 
 def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
@@ -236,7 +262,7 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     sys.stdout, sys.stderr = outputs["stdout"], outputs["stderr"]
     channel = Channel(peer)
     try:
-        namespace = load_program(job["code"])
+        namespace = load_program(job["code"], job.get("prelude", ""))
     except BaseException as error:  # SystemExit too: the program did not reach its end
         results.send(report_exception(error))
         return

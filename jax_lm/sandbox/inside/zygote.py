@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import signal
+import site
 import socket
 import sys
 import tempfile
@@ -25,10 +26,13 @@ ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 """Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
 
 
-def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str], folder: str) -> None:
+def live(
+    descriptors: list[int], tier: str, request: dict[str, Any], readable: list[str], folder: str
+) -> SystemExit | None:
     """Live a child's life: keep these descriptors alone, be confined, say so, do one job.
 
     They are the socket to the parent, standard input, output and error and, if there is one, the socket to the other.
+    Returns how a script leaves the interpreter; None for other jobs.
     """
     os.setsid()
     os.umask(0o077)
@@ -45,14 +49,19 @@ def live(descriptors: list[int], tier: str, request: dict[str, Any], readable: l
         confine(tier, readable, folder, request["memory_bytes"], request["seconds"])
     except (OSError, ValueError) as error:
         results.send({"refused": str(error)})
-        return
+        return None
     results.send({"confined": True})
     job = results.receive(limit=-1)
     peer = 4 if 4 in targets else None
+    if "script" in job:
+        return program.run_script(job["code"], results)
     if "test" in job and peer is not None:
         tester.run(job, results, peer)
     else:
         program.run(job, results, peer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return None
 
 
 def spawn(control: socket.socket, descriptors: list[int], *settings: Any) -> int:
@@ -61,12 +70,13 @@ def spawn(control: socket.socket, descriptors: list[int], *settings: Any) -> int
     if child == 0:
         try:
             control.close()
-            live(descriptors, *settings)
-            sys.stdout.flush()
-            sys.stderr.flush()
+            leave = live(descriptors, *settings)
         except BaseException:  # the child must not go on as a second zygote, whatever happened
             os._exit(1)
-        os._exit(0)
+        if leave is None:
+            os._exit(0)
+        # The interpreter's own end: it waits for threads, calls what is registered for exit, flushes every file.
+        raise leave
     for descriptor in descriptors:
         os.close(descriptor)
     return child
@@ -115,6 +125,8 @@ def main(descriptor: int, tier: str, readable: list[str], folder: str, packages:
     for name in ONE_THREAD:
         # Read by libraries in C, and no part of what a program sees as its environment.
         os.putenv(name, "1")
+    # `exit` and `quit`, which programs call: the interpreter was started without its site packages.
+    site.setquit()
     control = socket.socket(fileno=descriptor)
     children: list[int] = []
     control.sendall(b"ready\n")
