@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import jax_lm
+from jax_lm import printing
 from jax_lm.sandbox.battery import EXHAUST, REACH, attacks, run_battery
 from jax_lm.sandbox.inside import confinement, syscalls
 from jax_lm.sandbox.runner import why_not
@@ -28,7 +29,9 @@ with Session(sys.argv[1]) as session:
 print(json.dumps(findings))
 """
 REACHES_WITHOUT_CONTAINMENT = (
-    "read a secret file", "list a folder", "write outside", "create files beside its own folder",
+    "read a secret file", "list a folder", "whether a file exists", "whether a process exists",
+    "a name that changes while it is looked up", "packages of the interpreter", "what the machine is and does",
+    "who the parent is", "write outside", "create files beside its own folder",
     "change or remove a file", "connect by TCP", "send by UDP", "listen on a port", "connect to an abstract socket",
     "send a datagram from a socket pair", "start a program", "replace itself by a program", "fork bomb",
     "vfork and clone", "orphan that outlives the kill", "signal other processes", "signal by the owner of a pipe",
@@ -82,7 +85,8 @@ def as_nobody(tmp_path_factory):
             folder.chmod(0o755)
     package = root / "jax_lm"
     package.mkdir()
-    shutil.copy(jax_lm.__file__, package)
+    for path in (jax_lm.__file__, printing.__file__):
+        shutil.copy(path, package)
     shutil.copytree(Path(jax_lm.__file__).parent / "sandbox", package / "sandbox")
 
     def attack(tier, names):

@@ -317,6 +317,8 @@ def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
 
 def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
     """Say why a process has not brought what was wanted."""
+    if child.reason:
+        return failed(child.reason)
     if late:
         return TestResult("timeout", f"no end after {seconds:g} s")
     if child.answer is not None:

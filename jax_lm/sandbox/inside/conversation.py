@@ -4,9 +4,10 @@ Imports the standard library only.
 """
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Conversation(Protocol):
     """One end of a conversation between a test and a program.
 
