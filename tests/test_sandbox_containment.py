@@ -24,7 +24,7 @@ AS_NOBODY = """
 import json, sys
 from jax_lm.sandbox.battery import run_battery
 from jax_lm.sandbox.session import Session
-with Session(sys.argv[1]) as session:
+with Session(sys.argv[1], packages=()) as session:
     findings = [finding.__dict__ for finding in run_battery(session, sys.argv[2:])]
 print(json.dumps(findings))
 """
