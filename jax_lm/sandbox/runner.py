@@ -49,7 +49,7 @@ def reached():
 def why_not(tier: Tier) -> str:
     """Say why a tier does not work on this host, nothing if it does. Tried once per process."""
     try:
-        with Session(tier) as session:
+        with Session(tier, packages=()) as session:
             result = run_program(session, Program(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
     except (SandboxFailureError, SandboxUnavailableError) as error:
         return str(error).removeprefix(f"{tier}: ")

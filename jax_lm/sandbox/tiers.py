@@ -52,6 +52,8 @@ def library() -> tuple[str, ...]:
     bases = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
     bases |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     parts = [interpreter(), sysconfig.get_path("stdlib", vars=bases), sysconfig.get_path("platstdlib", vars=bases)]
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        parts.append(os.path.join(*(str(sysconfig.get_config_var(name)) for name in ("LIBDIR", "INSTSONAME"))))
     for prefix in (sys.base_prefix, sys.base_exec_prefix):
         folder = os.path.join(prefix, "lib")
         # Beside the library of an interpreter of its own lie the shared libraries that it was built with.
