@@ -16,13 +16,12 @@ import stat
 import struct
 from collections.abc import Callable
 
-from jax_lm.sandbox.inside import syscalls
-from jax_lm.sandbox.inside.confinement import numbers, system_call
+from jax_lm.sandbox.inside.confinement import MACHINE, naming_calls, system_call
 from jax_lm.sandbox.inside.world import Place, World, os_error
 
 RECEIVE, SEND, ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
 NOTIFICATION, ANSWER, ADDED = "=QIIiIQ6Q", "=QqiI", "=QIIII"
-STAT_BYTES = {"x86_64": 144, "aarch64": 128}
+STAT, STAT_BYTES = {"x86_64": 262, "aarch64": 79}, {"x86_64": 144, "aarch64": 128}
 AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_EMPTY_PATH = -100, 0x100, 0x200, 0x1000
 PAGE, MAX_NAME = 4096, 4096
 HOST = "sandbox"
@@ -66,10 +65,7 @@ class Broker:
         self.listener, self.pid, self.world, self.may_grow = listener, pid, world, may_grow
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
         self.where, self.call = world.folder, 0
-        machine = os.uname().machine
-        allowed = numbers(syscalls.ALLOWED, machine)
-        self.names = {number: name for name, number in allowed.items() if name in syscalls.NAMING}
-        self.stat_number, self.stat_bytes = allowed["newfstatat"], STAT_BYTES[machine]
+        self.names = naming_calls(MACHINE)
 
     def close(self) -> None:
         os.close(self.memory)
@@ -146,8 +142,8 @@ class Broker:
 
     def raw_stat(self, path: bytes, flags: int) -> bytes:
         """Ask the kernel for a `struct stat`, in its own layout."""
-        name, result = ctypes.create_string_buffer(path), ctypes.create_string_buffer(self.stat_bytes)
-        if system_call(self.stat_number, AT_FDCWD, ctypes.addressof(name), ctypes.addressof(result), flags) < 0:
+        name, result = ctypes.create_string_buffer(path), ctypes.create_string_buffer(STAT_BYTES[MACHINE])
+        if system_call(STAT[MACHINE], AT_FDCWD, ctypes.addressof(name), ctypes.addressof(result), flags) < 0:
             raise os_error(ctypes.get_errno())
         return result.raw
 

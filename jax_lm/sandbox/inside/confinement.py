@@ -5,6 +5,7 @@ own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_co
 """
 
 import ctypes
+import functools
 import math
 import os
 import resource
@@ -30,6 +31,7 @@ ACCEPTED = b"accepted"
 
 BPF_LOAD, BPF_AND, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06
 ALLOW, ASK, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
+MACHINE = os.uname().machine
 SECCOMP = {"x86_64": 317, "aarch64": 277}
 SET_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 1 << 3, 1 << 5
 
@@ -149,12 +151,18 @@ def calls_by_number(machine: str, answers: dict[int, int]) -> list[bytes]:
     return lines
 
 
-def filter_program(machine: str, pid: int) -> bytes:
-    """Write the seccomp filter as classic BPF: calls with one answer, guarded calls, refusal."""
+@functools.cache
+def plain_program(machine: str) -> bytes:
+    """Write the part of the filter that is the same for every process."""
     answers = dict.fromkeys(numbers(syscalls.ALLOWED, machine).values(), ALLOW)
     answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
     answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
-    lines = calls_by_number(machine, answers)
+    return b"".join(calls_by_number(machine, answers))
+
+
+def filter_program(machine: str, pid: int) -> bytes:
+    """Write the seccomp filter as classic BPF: calls with one answer, guarded calls, refusal."""
+    lines = [plain_program(machine)]
     conditions = syscalls.conditions(pid)
     for name, number in numbers(syscalls.GUARDED, machine).items():
         body = [line for parts in conditions[name] for line in condition(*parts)]
@@ -163,10 +171,23 @@ def filter_program(machine: str, pid: int) -> bytes:
     return b"".join([*lines, instruction(BPF_RETURN, ERRNO | EPERM)])
 
 
+@functools.cache
+def naming_calls(machine: str) -> dict[int, str]:
+    """List the calls that name something, by number."""
+    return {number: name for name, number in numbers(syscalls.ALLOWED, machine).items() if name in syscalls.NAMING}
+
+
+@functools.cache
 def naming_program(machine: str) -> bytes:
     """Write the filter that leaves calls that name something to a broker; of two filters the stricter answer counts."""
-    named = {number for name, number in numbers(syscalls.ALLOWED, machine).items() if name in syscalls.NAMING}
-    return b"".join([*calls_by_number(machine, dict.fromkeys(named, ASK)), instruction(BPF_RETURN, ALLOW)])
+    answers = dict.fromkeys(naming_calls(machine), ASK)
+    return b"".join([*calls_by_number(machine, answers), instruction(BPF_RETURN, ALLOW)])
+
+
+def prepare() -> None:
+    """Write once what is the same for all processes that this one forks."""
+    plain_program(MACHINE)
+    naming_program(MACHINE)
 
 
 def install(program: bytes, flags: int = 0) -> int:
@@ -175,17 +196,17 @@ def install(program: bytes, flags: int = 0) -> int:
     # struct sock_fprog: number of instructions, padding, pointer.
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     header_buffer = ctypes.create_string_buffer(header, len(header))
-    return system_call(SECCOMP[os.uname().machine], SET_FILTER, flags, ctypes.addressof(header_buffer))
+    return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header_buffer))
 
 
 def filter_calls() -> None:
     """Allow only the system calls of the table from now on."""
-    require_success(install(filter_program(os.uname().machine, os.getpid())), "seccomp")
+    require_success(install(filter_program(MACHINE, os.getpid())), "seccomp")
 
 
 def leave_names(broker: socket.socket) -> None:
     """Let the process at the other end answer every call that names something from now on."""
-    program = naming_program(os.uname().machine)
+    program = naming_program(MACHINE)
     # Once the broker has heard of a call, only the end of the process interrupts it (from Linux 5.19 on).
     listener = install(program, NEW_LISTENER | WAIT_KILLABLE)
     if listener < 0 and ctypes.get_errno() == EINVAL:

@@ -21,12 +21,28 @@ from typing import Any
 from jax_lm.sandbox.inside import program, tester
 from jax_lm.sandbox.inside.broker import Broker
 from jax_lm.sandbox.inside.channel import Channel
-from jax_lm.sandbox.inside.confinement import ACCEPTED, confine
+from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, prepare
 from jax_lm.sandbox.inside.packages import Packages
 from jax_lm.sandbox.inside.usage import WORK_BYTES, used_bytes
 from jax_lm.sandbox.inside.world import World
 
 COLLECT = b"c"
+COMMON = (
+    *(
+        "array",
+        "bisect",
+        "calendar",
+        "cmath",
+        "collections",
+        "copy",
+        "csv",
+        "datetime",
+        "decimal",
+        "fractions",
+        "hashlib",
+    ),
+    *("heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "textwrap", "time", "typing"),
+)
 TICK, RECENT = 0.1, 0.01
 """Seconds between two looks at what the folder holds, at most; at least, however often it grows."""
 TOO_MUCH = f"its files have more than {WORK_BYTES // 2**20} MiB together"
@@ -50,9 +66,15 @@ class Zygote:
         self.children: list[int] = []
         self.strangers: dict[int, int] = {}
         self.brokers: dict[int, Broker] = {}
-        self.reason, self.used, self.looked = "", 0, 0.0
+        if tier != "unsafe":
+            prepare()
+        self.begin()
+
+    def begin(self) -> None:
+        """Hear of nobody but the parent; the folder is empty."""
         self.poller = select.poll()
-        self.poller.register(control, select.POLLIN)
+        self.poller.register(self.control, select.POLLIN)
+        self.reason, self.used, self.looked = "", 0, time.monotonic()
 
     def serve(self, packages: dict[str, str]) -> None:
         """Do what the parent says until it closes its end, and answer what the children ask."""
@@ -100,6 +122,8 @@ class Zygote:
             except BaseException:  # the child must not go on as a second zygote, whatever happened
                 os._exit(1)
             os._exit(0)
+        if not self.children:
+            self.looked = time.monotonic()
         self.children.append(child)
         for descriptor in (*descriptors, far):
             if descriptor >= 0:
@@ -146,9 +170,7 @@ class Zygote:
         told = {"statuses": statuses, "reason": self.reason}
         for gone in (self.children, self.strangers, self.brokers):
             gone.clear()
-        self.poller = select.poll()
-        self.poller.register(self.control, select.POLLIN)
-        self.reason, self.used, self.looked = "", 0, 0.0
+        self.begin()
         empty(self.folder)
         return told
 
@@ -216,6 +238,12 @@ def empty(folder: str) -> None:
             os.rmdir(path)
 
 
+def warm_up() -> None:
+    """Import what programs import most, so that no child has to look for it."""
+    for name in COMMON:
+        importlib.import_module(name)
+
+
 def load(names: list[str], packages: dict[str, str]) -> None:
     """Import packages once for all children to come: none of them has the time to."""
     for name in names:
@@ -227,6 +255,7 @@ def main(
     descriptor: int, tier: str, readable: list[str], hidden: list[str], folder: str, packages: dict[str, str]
 ) -> None:
     """Serve the parent until it closes its end."""
+    warm_up()
     sys.meta_path.append(Packages(packages))
     Zygote(socket.socket(fileno=descriptor), tier, readable, hidden, folder).serve(packages)
     os._exit(0)
