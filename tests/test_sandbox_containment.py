@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import shutil
 import stat
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import jax_lm
 from jax_lm import printing
 from jax_lm.sandbox.battery import EXHAUST, REACH, attacks, run_battery
-from jax_lm.sandbox.inside import confinement, syscalls
+from jax_lm.sandbox.inside import broker, confinement, syscalls
 from jax_lm.sandbox.runner import why_not
 from jax_lm.sandbox.session import Session
 from jax_lm.sandbox.tiers import SAFE, interpreter
@@ -135,16 +134,21 @@ def test_filters_are_well_formed(machine):
     assert len(set(allowed.values())) == len(allowed)
 
 
-UNISTD = Path("/usr/include/asm-generic/unistd.h" if platform.machine() == "aarch64" else
-              "/usr/include/x86_64-linux-gnu/asm/unistd_64.h")  # fmt: skip
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
 
 
-@pytest.mark.skipif(not UNISTD.exists(), reason="needs the kernel's headers")
-def test_numbers_are_those_of_the_kernels_headers():
-    machine = platform.machine()
-    words = UNISTD.read_text().split()
+@pytest.mark.parametrize("machine", HEADERS)
+def test_numbers_are_those_of_the_kernels_headers(machine):
+    if not HEADERS[machine].exists():
+        pytest.skip("needs the kernel's headers")
+    words = HEADERS[machine].read_text().split()
     table = {words[i + 1].removeprefix("__NR_").removeprefix("__NR3264_"): words[i + 2]
-             for i, word in enumerate(words[:-2]) if word == "#define"}  # fmt: skip
-    table.setdefault("newfstatat", table.get("fstatat", ""))
-    ours = syscalls.parse_table(syscalls.ALLOWED[machine]) | syscalls.parse_table(syscalls.GUARDED[machine])
+             for i, word in enumerate(words[:-2]) if word == "#define" and words[i + 2].isdigit()}  # fmt: skip
+    table |= {"newfstatat": table.get("newfstatat", table.get("fstatat", ""))}
+    tables = (syscalls.ALLOWED, syscalls.GUARDED, syscalls.ABSENT, syscalls.ZERO)
+    ours = {name: number for kind in tables for name, number in syscalls.parse_table(kind[machine]).items()}
+    ours |= {"seccomp": confinement.SECCOMP[machine], "newfstatat": broker.STAT[machine]}
     assert {name: table.get(name) for name in ours} == {name: str(number) for name, number in ours.items()}

@@ -102,7 +102,8 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
         (resource.RLIMIT_CPU, cpu, cpu + 1),
         (resource.RLIMIT_FSIZE, MAX_FILE, MAX_FILE),
         (resource.RLIMIT_NOFILE, 64, 64),
-        (resource.RLIMIT_CORE, 0, 0),
+        # 0 would still start a handler of core dumps, if the host has one; 1 does not.
+        (resource.RLIMIT_CORE, 1, 1),
     ):
         _, allowed = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY:
@@ -184,7 +185,7 @@ def naming_program(machine: str) -> bytes:
     return b"".join([*calls_by_number(machine, answers), instruction(BPF_RETURN, ALLOW)])
 
 
-def prepare() -> None:
+def write_filters() -> None:
     """Write once what is the same for all processes that this one forks."""
     plain_program(MACHINE)
     naming_program(MACHINE)

@@ -21,7 +21,7 @@ from typing import Any
 from jax_lm.sandbox.inside import program, tester
 from jax_lm.sandbox.inside.broker import Broker
 from jax_lm.sandbox.inside.channel import Channel
-from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, prepare
+from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, write_filters
 from jax_lm.sandbox.inside.packages import Packages
 from jax_lm.sandbox.inside.usage import WORK_BYTES, used_bytes
 from jax_lm.sandbox.inside.world import World
@@ -67,7 +67,7 @@ class Zygote:
         self.strangers: dict[int, int] = {}
         self.brokers: dict[int, Broker] = {}
         if tier != "unsafe":
-            prepare()
+            write_filters()
         self.begin()
 
     def begin(self) -> None:
@@ -184,7 +184,6 @@ def live(
     `broker` leads to who answers calls that name something.
     """
     os.setsid()
-    os.umask(0o077)
     os.chdir(folder)
     tempfile.tempdir = folder
     # First out of the way of the numbers they get, as these may be among them.
@@ -255,6 +254,8 @@ def main(
     descriptor: int, tier: str, readable: list[str], hidden: list[str], folder: str, packages: dict[str, str]
 ) -> None:
     """Serve the parent until it closes its end."""
+    # Also of what is made for the children.
+    os.umask(0o077)
     warm_up()
     sys.meta_path.append(Packages(packages))
     Zygote(socket.socket(fileno=descriptor), tier, readable, hidden, folder).serve(packages)
