@@ -192,6 +192,17 @@ def test_what_lies_above_says_nothing_of_itself(world):
         shown.name_of(f"{root}/secret")
 
 
+@needs_landlock
+def test_a_name_in_a_process_that_has_ended_is_none(world):
+    """Its memory then reads as nothing, without an error: the broker must not wait for more."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        asked = broker.Broker(os.open(os.devnull, os.O_RDONLY), process.pid, world[1], lambda: True)
+        process.kill()
+    with pytest.raises(OSError, match="Bad address"):
+        asked.read_name(0x400000)
+    asked.close()
+
+
 @pytest.mark.parametrize("machine", syscalls.ALLOWED)
 def test_every_call_that_takes_a_name_is_asked_for(machine):
     """Calls on descriptors, memory, time and the process itself take none."""

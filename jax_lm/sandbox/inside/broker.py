@@ -15,6 +15,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from jax_lm.sandbox.inside.confinement import MACHINE, naming_calls, system_call
 from jax_lm.sandbox.inside.world import Place, World, os_error
@@ -96,22 +97,27 @@ class Broker:
 
     def read_name(self, address: int) -> str:
         data = b""
-        while b"\0" not in data:
-            if len(data) >= MAX_NAME:
-                raise os_error(errno.ENAMETOOLONG)
-            # Never across a page, as the next one need not be there.
+        while b"\0" not in data and len(data) < MAX_NAME:
             at = address + len(data)
-            try:
-                data += os.pread(self.memory, PAGE - at % PAGE, at)
-            except (OSError, OverflowError):
-                raise os_error(errno.EFAULT) from None
-        return os.fsdecode(data[: data.index(b"\0")])
+            # Never across a page, as the next one need not be there.
+            data += self.transfer(os.pread, PAGE - at % PAGE, at)
+        name, end, _ = data.partition(b"\0")
+        if not end or len(name) >= MAX_NAME:
+            raise os_error(errno.ENAMETOOLONG)
+        return os.fsdecode(name)
 
     def write(self, address: int, data: bytes) -> None:
+        self.transfer(os.pwrite, data, address)
+
+    def transfer(self, act: Callable[..., Any], what: Any, address: int) -> Any:
+        """Read or write the memory; what is not there, or no more since the process has ended, is EFAULT."""
         try:
-            os.pwrite(self.memory, data, address)
+            done = act(self.memory, what, address)
         except (OSError, OverflowError):
-            raise os_error(errno.EFAULT) from None
+            done = None
+        if not done:
+            raise os_error(errno.EFAULT)
+        return done
 
     def descriptor(self, number: int) -> str:
         path = f"/proc/{self.pid}/fd/{signed(number)}"
