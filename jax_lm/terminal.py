@@ -15,6 +15,8 @@ from typing import Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from jax_lm.printing import printable
+
 USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
@@ -66,11 +68,6 @@ def read_text_file(path: Path, *, keep_line_ends: bool = False) -> str:
         raise ValueError(f"file={str(path)!r} cannot be read: {error}") from error
 
 
-def printable(text: str) -> str:
-    """Write what a terminal would act on, or could not show, as Python would: escape sequences, lone surrogates."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-
-
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
     """Run a command; what went wrong becomes one line on standard error and an exit status.
 
@@ -89,5 +86,6 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
     except (ValueError, OSError) as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)  # noqa: T201
+        line = " ".join(printable(str(error)).split())
+        print(f"error: {line or type(error).__name__}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR

@@ -215,7 +215,10 @@ def test_what_is_outside_the_sandbox_does_not_show():
     os.environ["SECRET_OF_THE_TEST"] = "secret"
     code = "import os, sys\ndef f(): return sorted(os.environ), len(sys.argv), os.path.exists('/root/.bashrc')"
     try:
-        assert outcome_of(code, ["names, _, _ = f()\nassert set(names) <= {'LC_CTYPE', 'PWD'}"]).passed
+        assert outcome_of(
+            code,
+            ["names, _, _ = f()\nassert set(names) <= {'LC_CTYPE', 'PWD', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'}"],
+        ).passed
     finally:
         del os.environ["SECRET_OF_THE_TEST"]
 

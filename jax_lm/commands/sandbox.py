@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jax_lm import sandbox, terminal
 from jax_lm.arguments.sandbox import SandboxCheck, SandboxRun, SandboxServe
+from jax_lm.printing import printable
 from jax_lm.sandbox import Limits
 from jax_lm.sandbox.assertions import split_tests, title_of
 from jax_lm.sandbox.battery import attacks, run_battery
@@ -35,7 +37,10 @@ def run_sandbox_check(arguments: SandboxCheck) -> int:
     failures = 0
     for name, *findings in zip(attacks(), *columns, strict=True):
         failures += sum(not finding.stopped for finding in findings)
-        table.add_row(name, *("stopped" if f.stopped else f"[red]NOT STOPPED[/red] {f.detail}" for f in findings))
+        table.add_row(
+            name,
+            *("stopped" if f.stopped else f"[red]NOT STOPPED[/red] {escape(printable(f.detail))}" for f in findings),
+        )
     console.print(table)
     total = len(attacks()) * len(available)
     console.print(f"{total - failures} of {total} stopped; --executor {arguments.executor} runs programs in {chosen}")
@@ -97,10 +102,10 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
     for number, test in enumerate(result.tests, 1):
         line = tests[number - 1][0] if tests else "the program"
         reason = f"  # {test.detail}" if test.detail else ""
-        print(terminal.printable(f"{number:3d}  {test.outcome:13s}  {line}{reason}"))
+        print(printable(f"{number:3d}  {test.outcome:13s}  {line}{reason}"))
     for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
         if text.strip():
-            print(f"--- {name}\n{terminal.printable(text.rstrip())}")
+            print(f"--- {name}\n{printable(text.rstrip())}")
     contained = "NOT CONTAINED" if result.unsafe else f"contained by {result.tier}"
     summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "it ran, and no test says what it is worth"
     print(f"{result.outcome}: {summary}, {contained}")

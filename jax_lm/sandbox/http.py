@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from jax_lm.printing import printable
 from jax_lm.sandbox.results import BatchExecutor, Cancel, Program, Result, read_results, results_text, sandbox_errors
 from jax_lm.sandbox.runner import Pool, choose_tier
 from jax_lm.sandbox.tiers import ExecutorName
@@ -175,7 +176,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        logger.info(format, *args)
+        # Anyone may send a request line.
+        logger.info("%s", printable(format % args))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+from jax_lm.printing import printable
 from jax_lm.sandbox.cases import Case, Test
 
 Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "sandbox_error"]
@@ -79,7 +80,7 @@ class Program:
 
 @dataclass(frozen=True)
 class TestResult:
-    """How one test ended, and why in one line."""
+    """How one test ended, and why in one line, which a terminal can show whatever the program said."""
 
     __test__ = False  # no test of pytest's
 
@@ -89,6 +90,7 @@ class TestResult:
     def __post_init__(self) -> None:
         if self.outcome not in get_args(Outcome):
             raise ValueError(f"outcome={self.outcome!r}: must be one of {', '.join(get_args(Outcome))}")
+        object.__setattr__(self, "detail", printable(self.detail))
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Result:
             end; sandbox_error if the sandbox itself failed, which says nothing
             about the program; else the outcome of the first test that did not pass.
         tests: one result per test; one for the program itself where there are no tests.
-        stdout, stderr: the beginning of what it wrote.
+        stdout, stderr: the beginning of what it wrote, as it is: `printing.printable` makes it fit for a terminal.
         tier: how it was contained.
         unsafe: whether it was not.
     """

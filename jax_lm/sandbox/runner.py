@@ -50,7 +50,7 @@ def reached():
 def why_not(tier: Tier) -> str:
     """Say why a tier does not work on this host, nothing if it does. Tried once per process."""
     try:
-        with Session(tier) as session:
+        with Session(tier, packages=()) as session:
             result = run_program(session, Program(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
     except (SandboxFailureError, SandboxUnavailableError) as error:
         return str(error).removeprefix(f"{tier}: ")
@@ -346,6 +346,8 @@ def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
 
 def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
     """Say why a process has not brought what was wanted."""
+    if child.reason:
+        return failed(child.reason)
     if late:
         return TestResult("timeout", f"no end after {seconds:g} s")
     if child.answer is not None:

@@ -43,7 +43,7 @@ class CancelledError(Exception):
 
 @dataclass
 class Child:
-    """A process of the zygote: its socket, what it has said, how it ended."""
+    """A process of the zygote: its socket, what it has said, how it ended, and why the zygote ended it if it did."""
 
     socket: socket.socket
     job: dict[str, Any]
@@ -52,6 +52,7 @@ class Child:
     answer: Any = None
     ended: bool = False
     status: int = 0
+    reason: str = ""
 
     def line(self) -> bytes | None:
         """Take the next complete message, if there is one."""
@@ -180,13 +181,13 @@ class Session:
                 self.give(child, seconds)
             answered = self.wait(lambda: self.is_done(children), seconds)
         finally:
-            statuses = self.collect()
+            told = self.collect()
             for child in children:
                 if not child.ended:
                     self.selector.unregister(child.socket)
                 child.socket.close()
-        for child, status in zip(children, statuses, strict=True):
-            child.status = status
+        for child, status in zip(children, told["statuses"], strict=True):
+            child.status, child.reason = status, told["reason"]
         for name in self.heads:
             self.drain(name)
         self.close_pipes(0)
@@ -250,8 +251,8 @@ class Session:
         except OSError as error:
             raise SandboxFailureError(f"a process did not take its job: {error}") from error
 
-    def collect(self) -> list[int]:
-        """End all processes of the zygote; returns their wait statuses."""
+    def collect(self) -> dict[str, Any]:
+        """End all processes of the zygote; returns their wait statuses, and why the zygote had ended them if it had."""
         try:
             self.control.sendall(COLLECT)
             return json.loads(self.reply())
