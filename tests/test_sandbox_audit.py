@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from jax_lm.sandbox import Limits, Local, Program, tiers
+from jax_lm.sandbox import Limits, Local, Program, session, tiers
 from jax_lm.sandbox.runner import run_program, why_not
 from jax_lm.sandbox.session import Session
 from jax_lm.sandbox.tiers import SAFE
@@ -248,13 +248,13 @@ def test_the_audit_looks_at_everything_and_marks_it(tier):
 class SharingInput(Session):
     """A session that opens standard input once for all programs."""
 
-    def spawn(self, job, peers):
-        shared, genuine = self.__dict__.setdefault("shared", os.open(os.devnull, os.O_RDONLY)), os.open
-        os.open = lambda *_: os.dup(shared)
+    def spawn(self, job, standard_input, peers):
+        shared, genuine = self.__dict__.setdefault("shared", session.open_input(b"")), session.open_input
+        session.open_input = lambda _: os.dup(shared)
         try:
-            return super().spawn(job, peers)
+            return super().spawn(job, standard_input, peers)
         finally:
-            os.open = genuine
+            session.open_input = genuine
 
 
 class SharingPipes(Session):
