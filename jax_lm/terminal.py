@@ -15,6 +15,8 @@ from typing import Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from jax_lm.printing import printable
+
 USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
@@ -57,10 +59,11 @@ def show_log() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def read_text_file(path: Path) -> str:
-    """Read a UTF-8 text file that the user names; ValueError names it if it cannot be read."""
+def read_text_file(path: Path, *, keep_line_ends: bool = False) -> str:
+    """Read a UTF-8 text file that the user names, line ends as they are or as \\n; ValueError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8", newline="" if keep_line_ends else None) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"file={str(path)!r} cannot be read: {error}") from error
 
@@ -83,5 +86,6 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
     except (ValueError, OSError) as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)  # noqa: T201
+        line = " ".join(printable(str(error)).split())
+        print(f"error: {line or type(error).__name__}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR

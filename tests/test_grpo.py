@@ -92,6 +92,17 @@ def test_refusals_are_one_line(capsys, tmp_path, arguments, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_tests_that_cannot_be_read_are_named_before_training(capsys, tmp_path):
+    data = tmp_path / "data.jsonl"
+    rows = [{"prompt": "a", "input_output": {"inputs": ["1"], "outputs": ["1"]}}, {"prompt": "b", "input_output": "{"}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["grpo", "--out", str(tmp_path / "run"), "--data", str(data)]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert f"data={data}: prompt 2: column 'input_output' must hold data or JSON, not '{{'" in error
+    assert len(error.splitlines()) == 1
+
+
 FORMER_OPTIONS = {
     "--num-generations": "4", "--prompts-per-step": "2", "--num-iterations": "3", "--num-train-epochs": "2",
     "--max-steps": "9", "--max-prompt-length": "64", "--max-completion-length": "32", "--diffusion-steps": "16",

@@ -173,9 +173,45 @@ def test_known_flaws_of_generated_tests_are_mended():
     assert outcomes([mbpp(record, plus=True)], ["def down(x):\n    return 1"]) == ["failed"]
 
 
+CONTEST = {
+    "question_id": "abc301_a",
+    "question_content": 'Add two numbers.\n\\underline{"""Input"""}: a b',
+    "starter_code": "",
+    "difficulty": "easy",
+    "public_test_cases": json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]),
+    "private_test_cases": json.dumps([{"input": "4 5\n", "output": "9", "testtype": "stdin"}]),
+    "metadata": "{}",
+}
+LEETCODE = CONTEST | {
+    "question_id": "2727",
+    "starter_code": "class Solution:\n    def add(self, a: List[int]) -> int:\n        ",
+    "public_test_cases": json.dumps([{"input": "[1, 2]", "output": "3", "testtype": "functional"}]),
+    "private_test_cases": "[]",
+    "metadata": json.dumps({"func_name": "add"}),
+}
+
+
+def test_contests_are_solved_by_completion_and_in_chat(tmp_path):
+    problems = file_problems("livecodebench", written(tmp_path / "test.jsonl", [CONTEST, LEETCODE]))
+    assert [problem.name for problem in problems] == ["abc301_a", "2727"]
+    assert [len(problem.tests) for problem in problems] == [2, 1]
+    right = ["print(sum(map(int, input().split())))\n```\nThat adds.", "return reduce(lambda x, y: x + y, a)\n"]
+    assert outcomes(problems, right) == ["passed", "passed"]
+    assert outcomes(problems, ["print(3)\n", "return 4\n"]) == ["failed", "failed"]
+    assert outcomes(problems, [problem.empty for problem in problems]) == ["failed", "failed"]
+    answer = "class Solution:\n    def add(self, a: List[int]) -> int:\n        return sum(a)\n"
+    (chat,) = execute_attempts(ANYWHERE, [Attempt(problems[1], f"{problems[1].preamble}\n{answer}")])
+    assert chat.passed, chat.detail
+    assert "reads standard input" in problems[0].question
+    assert "Complete this class:\n```python\nclass Solution:" in problems[1].question
+
+
 @pytest.mark.parametrize(
     ("suite", "record", "named"),
     [
+        ("livecodebench", CONTEST | {"public_test_cases": "["}, "cannot be judged (column 'public_test_cases' must"),
+        ("livecodebench", CONTEST | {"public_test_cases": "", "private_test_cases": ""}, "has no test"),
+        ("livecodebench", HUMANEVAL, "has no text 'question_content'"),
         ("humaneval+", HUMANEVAL, "has only the original tests"),
         ("humaneval", PLUS, "has generated tests"),
         ("humaneval", HUMANEVAL | {"entry_point": "sub"}, "has a prompt without the function 'sub'"),

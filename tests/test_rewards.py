@@ -219,8 +219,9 @@ def test_tests_may_be_json():
 
 @pytest.mark.parametrize("cell", ["assert f(1) == 1", '{"assert": 1}', "[1]", [1], [["assert True"]], 3])
 def test_tests_that_are_no_list_of_asserts_are_refused(cell):
-    with pytest.raises(ValueError, match="test_cases must hold lists of assert statements"):
-        score(rewards.code_reward, [GOOD], test_cases=[cell])
+    expected = "lists of assert statements or cases" if cell != "assert f(1) == 1" else "data or JSON, not 'assert f"
+    with pytest.raises(ValueError, match=f"^row 1: column 'test_cases' must hold {expected}"):
+        score(rewards.code_reward, [GOOD, GOOD], test_cases=[["assert True"], cell])
 
 
 def test_an_executor_that_loses_a_result_is_an_error():
@@ -397,8 +398,8 @@ def test_a_completion_without_text_is_refused(completion):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, r"reward 'code' needs the column 'test_cases'; given: \[\]"),
-        ({"tests": [[]]}, r"needs the column 'test_cases'; given: \['tests'\]"),
+        ({}, r"reward 'code' needs one of the columns 'test_cases', 'verification_info', .*; given: \[\]"),
+        ({"tests": [[]]}, r"needs one of the columns 'test_cases', .*; given: \['tests'\]"),
         ({"test_cases": [[], []]}, "column 'test_cases' has 2 values for 1 completions"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import shutil
 import stat
 import subprocess
@@ -12,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import jax_lm
+from jax_lm import printing
 from jax_lm.sandbox.battery import EXHAUST, REACH, attacks, run_battery
-from jax_lm.sandbox.inside import confinement, syscalls
+from jax_lm.sandbox.inside import broker, confinement, syscalls
 from jax_lm.sandbox.runner import why_not
 from jax_lm.sandbox.session import Session
 from jax_lm.sandbox.tiers import SAFE, interpreter
@@ -23,12 +23,14 @@ AS_NOBODY = """
 import json, sys
 from jax_lm.sandbox.battery import run_battery
 from jax_lm.sandbox.session import Session
-with Session(sys.argv[1]) as session:
+with Session(sys.argv[1], packages=()) as session:
     findings = [finding.__dict__ for finding in run_battery(session, sys.argv[2:])]
 print(json.dumps(findings))
 """
 REACHES_WITHOUT_CONTAINMENT = (
-    "read a secret file", "list a folder", "write outside", "create files where it runs", "write a big file",
+    "read a secret file", "list a folder", "whether a file exists", "whether a process exists",
+    "a name that changes while it is looked up", "packages of the interpreter", "what the machine is and does",
+    "who the parent is", "write outside", "create files beside its own folder",
     "change or remove a file", "connect by TCP", "send by UDP", "listen on a port", "connect to an abstract socket",
     "send a datagram from a socket pair", "start a program", "replace itself by a program", "fork bomb",
     "vfork and clone", "orphan that outlives the kill", "signal other processes", "signal by the owner of a pipe",
@@ -82,7 +84,8 @@ def as_nobody(tmp_path_factory):
             folder.chmod(0o755)
     package = root / "jax_lm"
     package.mkdir()
-    shutil.copy(jax_lm.__file__, package)
+    for path in (jax_lm.__file__, printing.__file__):
+        shutil.copy(path, package)
     shutil.copytree(Path(jax_lm.__file__).parent / "sandbox", package / "sandbox")
 
     def attack(tier, names):
@@ -131,16 +134,21 @@ def test_filters_are_well_formed(machine):
     assert len(set(allowed.values())) == len(allowed)
 
 
-UNISTD = Path("/usr/include/asm-generic/unistd.h" if platform.machine() == "aarch64" else
-              "/usr/include/x86_64-linux-gnu/asm/unistd_64.h")  # fmt: skip
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
 
 
-@pytest.mark.skipif(not UNISTD.exists(), reason="needs the kernel's headers")
-def test_numbers_are_those_of_the_kernels_headers():
-    machine = platform.machine()
-    words = UNISTD.read_text().split()
+@pytest.mark.parametrize("machine", HEADERS)
+def test_numbers_are_those_of_the_kernels_headers(machine):
+    if not HEADERS[machine].exists():
+        pytest.skip("needs the kernel's headers")
+    words = HEADERS[machine].read_text().split()
     table = {words[i + 1].removeprefix("__NR_").removeprefix("__NR3264_"): words[i + 2]
-             for i, word in enumerate(words[:-2]) if word == "#define"}  # fmt: skip
-    table.setdefault("newfstatat", table.get("fstatat", ""))
-    ours = syscalls.parse_table(syscalls.ALLOWED[machine]) | syscalls.parse_table(syscalls.GUARDED[machine])
+             for i, word in enumerate(words[:-2]) if word == "#define" and words[i + 2].isdigit()}  # fmt: skip
+    table |= {"newfstatat": table.get("newfstatat", table.get("fstatat", ""))}
+    tables = (syscalls.ALLOWED, syscalls.GUARDED, syscalls.ABSENT, syscalls.ZERO)
+    ours = {name: number for kind in tables for name, number in syscalls.parse_table(kind[machine]).items()}
+    ours |= {"seccomp": confinement.SECCOMP[machine], "newfstatat": broker.STAT[machine]}
     assert {name: table.get(name) for name in ours} == {name: str(number) for name, number in ours.items()}

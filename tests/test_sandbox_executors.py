@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from jax_lm.sandbox import Executor, Limits, Local, Program
+from jax_lm.sandbox import Case, Executor, Limits, Local, Program
 from jax_lm.sandbox.e2b import E2B, HOME
 from jax_lm.sandbox.http import MAX_BODY, TOKEN_VARIABLE, HttpWorkers, Worker
 from jax_lm.sandbox.ray import RayCluster
@@ -22,7 +23,10 @@ PROGRAMS = [
     Program("def f(): return 1", ("assert f() == 1", "assert f() == 2")),
     Program("def f(:", ("assert f() == 1",)),
     Program("while True: pass", (), Limits(seconds=0.5)),
-    Program("x = 1", ("assert x == 1",)),
+    Program(
+        "import sys\nprint(sys.stdin.read()[::-1])\ndef f(x): return x",
+        ("assert f(1) == 1", Case("é\r\na", "a\né", "exact"), Case("[1]", "[1]", "exact", "f")),
+    ),
 ]
 OUTCOMES = [("failed", 0.5), ("failed", 0.0), ("timeout", 0.0), ("passed", 1.0)]
 
@@ -115,6 +119,16 @@ def test_a_body_that_is_too_large_is_not_read(url):
     assert ask(url, body=b"{}", **{"Content-Length": str(MAX_BODY + 1)})[0] == 400
 
 
+def test_batches_that_are_too_large_for_a_request_are_sent_in_parts(url, monkeypatch):
+    case = Case("x" * 1000, "x" * 1000)
+    right, wrong = Program("print(input())", (case,)), Program("print(1)", (case,))
+    monkeypatch.setattr("jax_lm.sandbox.http.MAX_BODY", 5000)
+    too_large = Program("print(input())", (case,) * 3)
+    results = HttpWorkers(urls=(url,), batch=4).run_many([right, wrong, too_large, right])
+    assert [result.outcome for result in results] == ["passed", "failed", "sandbox_error", "passed"]
+    assert re.fullmatch(r"\d+ bytes with its tests: a worker takes 5000", results[2].detail)
+
+
 def test_a_full_queue_refuses_and_the_client_waits(url, worker):
     slow = [Program("import time\ntime.sleep(1)", (), Limits(seconds=10))] * 8
     background = threading.Thread(target=HttpWorkers(urls=(url,)).run_many, args=(slow,))
@@ -123,7 +137,7 @@ def test_a_full_queue_refuses_and_the_client_waits(url, worker):
         pass
     status, answer = ask(url, body=json.dumps({"jobs": [{"code": "x = 1"}]}).encode())
     assert (status, answer) == (503, {"error": "the queue is full"})
-    assert HttpWorkers(urls=(url,), attempts=6).run_many([Program("x = 1")])[0].passed
+    assert HttpWorkers(urls=(url,), attempts=6).run_many([Program("x = 1")])[0].outcome == "untested"
     background.join()
 
 
@@ -131,7 +145,7 @@ def test_a_worker_that_is_not_there_is_no_wrong_answer(token):
     places = HttpWorkers(urls=("http://127.0.0.1:9",), attempts=2, pause=0.01)
     results = places.run_many(PROGRAMS)
     assert [result.outcome for result in results] == ["sandbox_error"] * 4
-    assert [len(result.tests) for result in results] == [2, 1, 1, 1]
+    assert [len(result.tests) for result in results] == [2, 1, 1, 3]
     assert "127.0.0.1:9" in results[0].detail
 
 

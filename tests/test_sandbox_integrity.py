@@ -180,7 +180,8 @@ HACKS = {
         ["assert f(1) == 5", "assert f(1) == [5]"],
     ),
     "not a number": ("def f(x): return float('nan')", [CALL, NUMBER, CHECK, "assert f(1) == 3.0"]),
-    "true for one": ("def f(x): return True", ["assert f(3) == 1", "assert f(3) == [1]"]),
+    "true for one": ("def f(x): return True", ["assert f(3) == [1]", "assert f(3) == 2"]),
+    "a float near the number": ("def f(x): return 1000000.5", ["assert f(1) == 1000000", "assert f(1) in (1000000,)"]),
     "list for tuple": ("def f(x): return [1, 2]", ["assert f(3) == (1, 2)"]),
     "text for a number": ("def f(x): return '1'", ["assert f(3) == 1"]),
     "a class for a function": (

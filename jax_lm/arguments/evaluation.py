@@ -84,6 +84,7 @@ class Evaluate:
         diffucoder eval humaneval+ --data HumanEvalPlus-OriginFmt.jsonl.gz --n 10 --k 1 10 --temperature 0.4
         diffucoder eval infilling --data HumanEval-SingleLineInfilling.jsonl.gz --middle-length auto
         diffucoder eval mbpp+ --data MbppPlus-OriginFmt.jsonl.gz --canonical
+        diffucoder eval livecodebench --data test.jsonl --model apple/DiffuCoder-7B-Instruct --limit 100
 
     Attributes:
         suite: builtin is the held-out side of the built-in model's corpus, the others are published files.
@@ -111,7 +112,9 @@ class Evaluate:
         allow_unsafe_exec: run what the model wrote without containment where there is none.
     """
 
-    suite: tyro.conf.Positional[Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]]
+    suite: tyro.conf.Positional[
+        Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
+    ]
     data: Path | None = None
     model: str | None = None
     dtype: str | None = None

@@ -130,7 +130,7 @@ class Grpo:
     Attributes:
         out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
         data: JSONL file whose rows have "prompt" (text, or chat messages) and the columns that rewards read, such as
-            "test_cases"; or builtin, tasks of the built-in corpus.
+            "test_cases", or those of LiveCodeBench, APPS, TACO and open-r1; or builtin, tasks of the built-in corpus.
         prompts: how many tasks of the built-in corpus, up to 4,000.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; what is typed wins.

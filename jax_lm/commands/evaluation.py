@@ -59,10 +59,10 @@ def run_eval(arguments: Evaluate) -> int:
 def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
     """Score the canonical fillings, which pass, or the empty ones, which do not; 1 if any ends otherwise."""
     fillings = [(problem, problem.canonical if arguments.canonical else problem.empty) for problem in problems]
-    written = [Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling is not None]
+    written = [Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling]
     if not written:
-        group = problems[0].group
-        raise ValueError(f"empty: problems of {group} have no empty filling, parts of a program may be idle")
+        kind = "canonical" if arguments.canonical else "empty"
+        raise ValueError(f"{kind}: problems of {problems[0].group} have no {kind} filling")
     start = time.monotonic()
     with terminal.progress("executing") as progress:
         attempts = execute_attempts(executor, written, on_progress=progress)

@@ -1,13 +1,19 @@
 """The commands of the sandbox: `diffucoder sandbox check`, `sandbox run`, `sandbox serve`."""
 
+import re
+from pathlib import Path
+
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jax_lm import sandbox, terminal
 from jax_lm.arguments.sandbox import SandboxCheck, SandboxRun, SandboxServe
+from jax_lm.printing import printable
 from jax_lm.sandbox import Limits
-from jax_lm.sandbox.assertions import split_tests
+from jax_lm.sandbox.assertions import split_tests, title_of
 from jax_lm.sandbox.battery import attacks, run_battery
+from jax_lm.sandbox.cases import Case, Test
 from jax_lm.sandbox.http import Worker
 from jax_lm.sandbox.runner import choose_tier, why_not
 from jax_lm.sandbox.session import Session
@@ -31,27 +37,79 @@ def run_sandbox_check(arguments: SandboxCheck) -> int:
     failures = 0
     for name, *findings in zip(attacks(), *columns, strict=True):
         failures += sum(not finding.stopped for finding in findings)
-        table.add_row(name, *("stopped" if f.stopped else f"[red]NOT STOPPED[/red] {f.detail}" for f in findings))
+        table.add_row(
+            name,
+            *("stopped" if f.stopped else f"[red]NOT STOPPED[/red] {escape(printable(f.detail))}" for f in findings),
+        )
     console.print(table)
     total = len(attacks()) * len(available)
     console.print(f"{total - failures} of {total} stopped; --executor {arguments.executor} runs programs in {chosen}")
     return 1 if failures else 0
 
 
+PAIRS = ((re.compile(r"(.*)\.in"), ("{}.out", "{}.ans")), (re.compile(r"input(.*)\.txt"), ("output{}.txt",)))
+"""How the input of a case is named, and how its expected output may be."""
+
+
+def paired_files(folder: Path) -> list[tuple[Path, Path]]:
+    """List the files of a folder's cases, input and expected output, 2 before 10; ValueError: an input is alone."""
+    pairs = []
+    for path in sorted(folder.iterdir(), key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", path.name)]):
+        for pattern, names in PAIRS:
+            if match := pattern.fullmatch(path.name):
+                outputs = [folder / name.format(match[1]) for name in names]
+                found = [output for output in outputs if output.is_file()]
+                if not found:
+                    raise ValueError(f"--tests {folder}: {path.name} has no {' or '.join(o.name for o in outputs)}")
+                pairs.append((path, found[0]))
+    return pairs
+
+
+def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
+    """Read the tests that are asked for, each with the line by which a person knows it."""
+    folder, pairs, files = arguments.tests, [], []
+    if arguments.input is not None and arguments.expected is not None:
+        pairs = [(arguments.input, arguments.expected)]
+    elif folder is not None and folder.is_dir():
+        pairs = paired_files(folder)
+        files = sorted({*folder.rglob("test_*.py"), *folder.rglob("*_test.py")})
+        if not files and not pairs:
+            raise ValueError(f"--tests {folder}: holds no test_*.py, no *_test.py, and no cases such as 1.in and 1.out")
+    elif folder is not None:
+        files = [folder]
+    tests: list[tuple[str, Test]] = []
+    for path in files:
+        tests += [(title_of(test), test) for test in split_tests(terminal.read_text_file(path), str(path))]
+    for pair in pairs:
+        given, expected = (terminal.read_text_file(path, keep_line_ends=True) for path in pair)
+        tests.append((pair[0].name, Case(given, expected, arguments.comparison)))
+    return tests
+
+
 def run_sandbox_run(arguments: SandboxRun) -> int:
     limits = Limits(seconds=arguments.seconds, memory_bytes=arguments.memory_mib * 2**20)
-    tests = split_tests(terminal.read_text_file(arguments.tests), str(arguments.tests)) if arguments.tests else []
+    tests = collect_tests(arguments)
     code = terminal.read_text_file(arguments.file)
-    result = sandbox.run(code, tests, limits, executor=arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
+    result = sandbox.run(
+        code,
+        [test for _, test in tests],
+        limits,
+        executor=arguments.executor,
+        allow_unsafe=arguments.allow_unsafe_exec,
+        packages=arguments.packages,
+        objects="strict" if arguments.strict else "trusted",
+    )
     for number, test in enumerate(result.tests, 1):
-        line = tests[number - 1].splitlines()[-1] if tests else "the program"
-        print(f"{number:3d}  {test.outcome:13s}  {line}{f'  # {test.detail}' if test.detail else ''}")
+        line = tests[number - 1][0] if tests else "the program"
+        reason = f"  # {test.detail}" if test.detail else ""
+        print(printable(f"{number:3d}  {test.outcome:13s}  {line}{reason}"))
     for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
         if text.strip():
-            print(f"--- {name}\n{text.rstrip()}")
+            print(f"--- {name}\n{printable(text.rstrip())}")
     contained = "NOT CONTAINED" if result.unsafe else f"contained by {result.tier}"
-    print(f"{result.outcome}: {result.share:.0%} of {len(result.tests)}, {contained}")
-    return 0 if result.passed else 1
+    summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "it ran, and no test says what it is worth"
+    print(f"{result.outcome}: {summary}, {contained}")
+    return 0 if result.outcome in ("passed", "untested") else 1
 
 
 def run_sandbox_serve(arguments: SandboxServe) -> int:

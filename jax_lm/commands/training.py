@@ -1,6 +1,7 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`, `data`."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jax_lm.data.prompts import builtin_prompts, read_prompts
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -58,6 +60,8 @@ def run_grpo(arguments: Grpo) -> int:
         rows = builtin_prompts(arguments.prompts, settings.training.seed)
     else:
         rows = read_prompts(Path(arguments.data))
+        if SANDBOXED & set(settings.reward_funcs):
+            check_tests(rows, arguments.data)
     distributed.start(**asdict(model_arguments.hosts))
     model, target = load_for_training(model_arguments, settings.training.seed)
     trainer = DiffuGRPOTrainer(
@@ -73,6 +77,15 @@ def run_grpo(arguments: Grpo) -> int:
     del model
     finished = trainer.train()
     return target.end(finished, trainer.model, arguments.out)
+
+
+def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
+    """Read the tests of all prompts, as a mistake in one is better told before training; ValueError names it."""
+    for number, row in enumerate(rows, 1):
+        try:
+            row_tests(row)
+        except ValueError as error:
+            raise ValueError(f"data={data}: prompt {number}: {error}") from None
 
 
 def run_adapt(arguments: Adapt) -> int:

@@ -24,9 +24,6 @@ COMPLETION = CompletionPrompting()
 MEMORY_BYTES = 2**30
 """numpy and the largest inputs of EvalPlus do not fit the sandbox's default of half as much."""
 
-PACKAGES = ("numpy",)
-"""Needed by evalplus's tests; the published harness lets a solution import it too."""
-
 Key = tuple[str, int]
 """Name of a problem, number of the sample."""
 
@@ -71,8 +68,9 @@ class Attempt:
     def job(self) -> Program:
         """Its program and tests: assertions are tests of their own, statements that build on each other are one."""
         tests, seconds = self.problem.tests, self.problem.seconds
-        if not all(test.startswith("assert ") for test in tests):
-            tests = ("\n".join(tests),)
+        statements = [test for test in tests if isinstance(test, str)]
+        if not all(test.startswith("assert ") for test in statements):
+            tests = ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))
         limits = Limits(seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES)
         return Program(self.program, tests, limits)
 
@@ -179,7 +177,7 @@ def batch_seed(seed: int, number: int) -> int:
 def problem_executor(executor: str, *, allow_unsafe: bool = False) -> Local:
     """Choose where the programs of problems run on this machine; raises SandboxUnavailableError where nowhere."""
     tier = choose_tier(executor, allow_unsafe=allow_unsafe)
-    return Local(tier, allow_unsafe=allow_unsafe, packages=PACKAGES)
+    return Local(tier, allow_unsafe=allow_unsafe)
 
 
 class Journal(RunLog):

@@ -1,7 +1,7 @@
 """Problems whose answers can be executed: held-out tasks of the built-in model, and published benchmark files.
 
 Reads and prepares; knows neither models nor how programs are run. The files are those of openai/human-eval,
-openai/human-eval-infilling, google-research MBPP and evalplus (OriginFmt), as published.
+openai/human-eval-infilling, google-research MBPP, evalplus (OriginFmt) and LiveCodeBench, as published.
 """
 
 import ast
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jax_lm.data.prompts import held_out_tasks
+from jax_lm.rewards.cases import row_tests
+from jax_lm.sandbox.cases import PRELUDE, Test
 
-Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling"]
+Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
 SINGLE_LINE = "SingleLineInfilling"
 FUNCTION_STOPS = (
     "\nclass ", "\ndef ", "\nif ", "\nfor ", "\nprint(", "\nassert ", "\nimport ", "\nfrom ", "\n#", "\n@", "\n```",
@@ -24,6 +26,8 @@ FUNCTION_STOPS = (
 
 SCRIPT_STOPS = ('\n"""', "\nassert ", "\nprint(", "\nif __name__", "\n```")
 """Texts at which a completed program has begun to test itself, or the next problem."""
+
+READ_AND_WRITE = "Write a Python program that reads standard input and prints the answer to standard output.\n"
 
 PLUS_SECONDS = 60.0
 """EvalPlus calls a function up to a thousand times, with inputs that are meant to take long: the canonical solution of
@@ -58,8 +62,8 @@ class Problem:
         name: unique within its suite.
         group: what its result is counted under.
         prefix, suffix: text before the gap and after it.
-        tests: statements to execute after the program.
-        canonical: a right filling.
+        tests: statements to execute after the program, or cases of input and output.
+        canonical: a right filling; empty where none is published.
         empty: a filling of the right form that solves nothing; None where there is none.
         is_line: the gap is one line, so that what comes after its end is cut off.
         stops: texts that are outside of the gap, so that a completion ends before the first of them.
@@ -72,7 +76,7 @@ class Problem:
     group: str
     prefix: str
     suffix: str
-    tests: tuple[str, ...]
+    tests: tuple[Test, ...]
     canonical: str
     empty: str | None = None
     is_line: bool = False
@@ -190,7 +194,7 @@ def infilling(record: dict[str, Any]) -> Problem:
 def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
     """Read a line of HumanEval, or of HumanEval+ in its OriginFmt: a gap at the end."""
     problem = infilling(record | {"suffix": ""})
-    test, call = problem.tests
+    test, call = text(record, "test"), problem.tests[-1]
     if plus != (GENERATED_INPUTS in test):
         raise LookupError(f"has {'only the original' if plus else 'generated'} tests")
     return replace(
@@ -231,6 +235,34 @@ def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
     )
 
 
+def livecodebench(record: dict[str, Any]) -> Problem:
+    """Read a line of LiveCodeBench's code generation. The words of the question are ours, the limits the benchmark's:
+    six seconds for a case, and a program may take for granted what the published harness imports.
+    """
+    content, starter = text(record, "question_content"), text(record, "starter_code").rstrip()
+    try:
+        tests = tuple(row_tests(record))
+    except ValueError as error:
+        raise LookupError(f"cannot be judged ({error})") from error
+    if not tests:
+        raise LookupError("has no test")
+    task = f"Complete this class:\n```python\n{starter}\n```\n" if starter else READ_AND_WRITE
+    docstring = f"{content}\n\n{task}".replace('"""', "'''")
+    return Problem(
+        name=text(record, "question_id"),
+        group=f"LiveCodeBench {text(record, 'difficulty')}",
+        prefix=f'{PRELUDE}\nr"""\n{docstring}"""\n' + (f"{starter}\n        " if starter else ""),
+        suffix="",
+        tests=tests,
+        canonical="",
+        empty="pass\n",
+        stops=("\n```",),
+        question=f"{content}\n\n{task}",
+        preamble=PRELUDE,
+        seconds=6.0,
+    )
+
+
 def mended(name: str, test: str) -> str:
     """Mend the flaw that is known of a test."""
     return test.replace(*MENDED[name]) if name in MENDED else test
@@ -262,5 +294,6 @@ SUITES: dict[str, tuple[Callable[[dict[str, Any]], Problem], str]] = {
     "mbpp": (mbpp, "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz"),
     "mbpp+": (partial(mbpp, plus=True), "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release"),
     "infilling": (infilling, "a file of github.com/openai/human-eval-infilling"),
+    "livecodebench": (livecodebench, "test.jsonl of huggingface.co/datasets/livecodebench/code_generation_lite"),
 }
 """How a line of each suite's file is read, and the file, for who has given none."""

@@ -5,7 +5,6 @@ defaults differ and why. Programs run in `jax_lm.sandbox`, or wherever `executor
 """
 
 import ast
-import json
 import logging
 import operator
 import re
@@ -14,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from jax_lm.rewards.reward import Columns, Reward, Scores
+from jax_lm.rewards.cases import METADATA, TEST_COLUMNS, row_tests
+from jax_lm.rewards.reward import Chat, Columns, Reward, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class Judgement(Protocol):
     def share(self) -> float: ...
 
 
-CodeAndTests = tuple[str, Sequence[str]]
+CodeAndTests = tuple[str, Sequence[Any]]
 RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Judgement]]
-"""Runs programs, each given by its code and the assert statements that judge it."""
+"""Runs programs, each given by its code and what judges it: assert statements, and `jax_lm.sandbox.Case`s."""
 
 
 def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
@@ -45,7 +45,7 @@ def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
     from jax_lm.sandbox import Local, Program
 
-    return Local().run_many([Program(code, tuple(tests)) for code, tests in programs])
+    return Local(objects="strict").run_many([Program(code, tuple(tests)) for code, tests in programs])
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:
@@ -86,15 +86,12 @@ def format_score(text: str, language: str, *, strict_reference: bool) -> float:
     return 1.0 if language != PYTHON or parses(extract_code(text).strip()) else 0.5
 
 
-def read_tests(cell: Any) -> list[str]:
-    """Read a cell of the column `test_cases`: a list of assert statements, or the same in JSON."""
+def tests_at(columns: Columns, row: int) -> list[Any]:
+    """Read the tests of a row; raises ValueError naming the row and the column that cannot be read."""
     try:
-        tests = json.loads(cell) if isinstance(cell, str) else list(cell)
-    except (json.JSONDecodeError, TypeError):
-        tests = None
-    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise ValueError(f"test_cases must hold lists of assert statements, or such lists in JSON, not {cell!r:.80}")
-    return tests
+        return row_tests({name: columns[name][row] for name in (*TEST_COLUMNS, METADATA) if name in columns})
+    except ValueError as error:
+        raise ValueError(f"row {row}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +117,10 @@ class CodeFormat(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class Code(Reward):
-    """The share of `test_cases` that the code passes; 0 unless its format is right.
+    """The share of its tests that the code passes; 0 unless its format is right.
 
-    It does not apply to rows without tests. None also where the sandbox could not run the program
-    (`sandbox_error`): that is logged, and never a wrong answer.
+    The tests of a row are all that its `TEST_COLUMNS` hold. It does not apply to rows without tests. None also where
+    the sandbox could not run the program (`sandbox_error`): that is logged, and never a wrong answer.
 
     Args:
         executor: runs all programs of a call; the local sandbox by default.
@@ -131,12 +128,18 @@ class Code(Reward):
     """
 
     name: ClassVar[str] = "code"
-    needs: ClassVar[tuple[str, ...]] = ("test_cases",)
+    reads: ClassVar[tuple[str, ...]] = (*TEST_COLUMNS, METADATA)
     executor: RunPrograms = run_locally
     strict_reference: bool = False
 
+    def judge(self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Columns) -> Scores:
+        if not any(name in columns for name in TEST_COLUMNS):
+            known = ", ".join(map(repr, TEST_COLUMNS))
+            raise ValueError(f"reward {self.name!r} needs one of the columns {known}; given: {sorted(columns)}")
+        return super().judge(prompts, completions, columns)
+
     def applies(self, columns: Columns, row: int) -> bool:
-        return super().applies(columns, row) and bool(read_tests(columns["test_cases"][row]))
+        return super().applies(columns, row) and bool(tests_at(columns, row))
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         scores: Scores = [0.0] * len(texts)
@@ -144,7 +147,7 @@ class Code(Reward):
         rows = [row for row, text in enumerate(texts) if format_score(text, PYTHON, strict_reference=strict) == 1.0]
         if not rows:
             return scores
-        results = self.executor([(extract_code(texts[row]), read_tests(columns["test_cases"][row])) for row in rows])
+        results = self.executor([(extract_code(texts[row]), tests_at(columns, row)) for row in rows])
         if len(results) != len(rows):
             raise ValueError(f"the executor returned {len(results)} results for {len(rows)} programs")
         for row, result in zip(rows, results, strict=True):
@@ -168,13 +171,13 @@ class BinaryCode(Code):
 
 @dataclass(frozen=True, kw_only=True)
 class CompletedCode(Code):
-    """The share of `test_cases` that `prefix` and the completion pass as one program; no fence is expected.
+    """The share of its tests that `prefix` and the completion pass as one program; no fence is expected.
 
     For models that go on with code instead of answering in chat. 0 unless the whole parses.
     """
 
     name: ClassVar[str] = "completed_code"
-    needs: ClassVar[tuple[str, ...]] = ("test_cases", "prefix")
+    needs: ClassVar[tuple[str, ...]] = ("prefix",)
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]

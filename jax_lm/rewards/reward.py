@@ -44,12 +44,14 @@ class Reward(ABC):
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     """Columns without which it cannot judge."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Columns that it reads where they are given."""
 
     @abstractmethod
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         """Give one number per text, None if it could not be judged.
 
-        The texts are those that the reward applies to, and `columns` holds what it needs, in their order.
+        The texts are those that the reward applies to, and `columns` holds what it needs and reads, in their order.
         """
 
     def applies(self, columns: Columns, row: int) -> bool:
@@ -81,11 +83,12 @@ class Reward(ABC):
         for name in self.needs:
             if name not in columns:
                 raise ValueError(f"reward {self.name!r} needs the column {name!r}; given: {sorted(columns)}")
-        check_lengths(len(completions), {"prompts": prompts, **{name: columns[name] for name in self.needs}})
+        own = {name: columns[name] for name in (*self.needs, *self.reads) if name in columns}
+        check_lengths(len(completions), {"prompts": prompts, **own})
         rows = [row for row in range(len(completions)) if self.applies(columns, row)]
-        needed = {name: [columns[name][row] for row in rows] for name in self.needs}
+        chosen = {name: [values[row] for row in rows] for name, values in own.items()}
         scores: Scores = [None] * len(completions)
-        for row, score in zip(rows, self.score([text_of(completions[row]) for row in rows], needed), strict=True):
+        for row, score in zip(rows, self.score([text_of(completions[row]) for row in rows], chosen), strict=True):
             scores[row] = score
         return scores
 

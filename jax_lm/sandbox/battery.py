@@ -13,6 +13,7 @@ import select
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import textwrap
 import time
@@ -25,6 +26,7 @@ from typing import Any
 from jax_lm.sandbox.results import Limits, Program
 from jax_lm.sandbox.runner import run_program
 from jax_lm.sandbox.session import Session
+from jax_lm.sandbox.tiers import HARNESS, PACKAGES, hidden, readable
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
 REACH: dict[str, str] = ATTACKS["reach"]
@@ -83,6 +85,9 @@ class AttackTarget(contextlib.ExitStack):
             "TCP": self.listeners["tcp"].getsockname()[1],
             "UDP": self.listeners["udp"].getsockname()[1],
             "ABSTRACT": self.abstract,
+            "SITES": package_sites(),
+            "ALLOWED": [*PACKAGES, *HARNESS],
+            "HOST": os.uname().nodename,
         }
         attempt = body.strip() if "reached" in body else f"{body.strip()}\nreached.append('the end')"
         attack = (
@@ -108,6 +113,11 @@ class AttackTarget(contextlib.ExitStack):
         if os.getpriority(os.PRIO_PROCESS, self.victim.pid) == 7:
             found.append("its priority was changed")
         return found
+
+
+def package_sites() -> list[str]:
+    """List where the interpreter keeps its packages, the virtual environment's and its own."""
+    return [*hidden(readable({})), *{sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}]
 
 
 def reach(session: Session, name: str) -> AttackResult:

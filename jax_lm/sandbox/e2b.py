@@ -54,7 +54,7 @@ class E2B(BatchExecutor):
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
         request = self.request_text(programs, executor=self.executor, allow_unsafe=self.allow_unsafe)
         # `python -m jax_lm.sandbox` needs no more files than these: the standard library does the rest.
-        sources = [PACKAGE / "__init__.py", *sorted((PACKAGE / "sandbox").rglob("*.py"))]
+        sources = [PACKAGE / "__init__.py", PACKAGE / "printing.py", *sorted((PACKAGE / "sandbox").rglob("*.py"))]
         machine = e2b.Sandbox.create(template=self.template, timeout=seconds, allow_internet_access=False)
         try:
             for path in sources:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from jax_lm.printing import printable
 from jax_lm.sandbox.results import BatchExecutor, Cancel, Program, Result, read_results, results_text, sandbox_errors
 from jax_lm.sandbox.runner import Pool, choose_tier
 from jax_lm.sandbox.tiers import ExecutorName
@@ -175,7 +176,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        logger.info(format, *args)
+        # Anyone may send a request line.
+        logger.info("%s", printable(format % args))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +229,11 @@ class HttpWorkers(BatchExecutor):
 
     def ask(self, url: str, programs: Sequence[Program], token: str) -> list[Result]:
         body = self.request_text(programs).encode()
+        if len(body) > MAX_BODY and len(programs) > 1:
+            half = len(programs) // 2
+            return self.ask(url, programs[:half], token) + self.ask(url, programs[half:], token)
+        if len(body) > MAX_BODY:
+            return sandbox_errors(programs, f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}")
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:

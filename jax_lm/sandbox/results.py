@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-Outcome = Literal["passed", "failed", "timeout", "out_of_memory", "sandbox_error"]
+from jax_lm.printing import printable
+from jax_lm.sandbox.cases import Case, Test
+
+Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "sandbox_error"]
 MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
@@ -53,7 +56,7 @@ class Program:
     """A program, its tests and its limits."""
 
     code: str
-    tests: tuple[str, ...] = ()
+    tests: tuple[Test, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,8 +69,9 @@ class Program:
         if not isinstance(data, dict) or not isinstance(data.get("code"), str):
             raise ValueError("a job must be an object with the text `code`")
         tests, limits = data.get("tests", []), data.get("limits", {})
-        if not isinstance(tests, list | tuple) or not all(isinstance(test, str) for test in tests):
-            raise ValueError("tests: must be a list of texts")
+        if not isinstance(tests, list | tuple) or not all(isinstance(test, str | dict) for test in tests):
+            raise ValueError("tests: must be a list of texts and cases")
+        tests = [Case.from_json(test) if isinstance(test, dict) else test for test in tests]
         known = {field.name for field in dataclasses.fields(Limits)}
         if not isinstance(limits, dict) or set(limits) - known:
             raise ValueError(f"limits: must be an object with some of {', '.join(sorted(known))}")
@@ -76,7 +80,7 @@ class Program:
 
 @dataclass(frozen=True)
 class TestResult:
-    """How one test ended, and why in one line."""
+    """How one test ended, and why in one line, which a terminal can show whatever the program said."""
 
     __test__ = False  # no test of pytest's
 
@@ -86,6 +90,7 @@ class TestResult:
     def __post_init__(self) -> None:
         if self.outcome not in get_args(Outcome):
             raise ValueError(f"outcome={self.outcome!r}: must be one of {', '.join(get_args(Outcome))}")
+        object.__setattr__(self, "detail", printable(self.detail))
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,11 @@ class Result:
     """How a program ended.
 
     Attributes:
-        outcome: `passed` if every test passed; sandbox_error if the sandbox itself failed, which says nothing
+        outcome: `passed` if every test passed; untested if there was none and the program says that it ran to its
+            end; sandbox_error if the sandbox itself failed, which says nothing
             about the program; else the outcome of the first test that did not pass.
         tests: one result per test; one for the program itself where there are no tests.
-        stdout, stderr: the beginning of what it wrote.
+        stdout, stderr: the beginning of what it wrote, as it is: `printing.printable` makes it fit for a terminal.
         tier: how it was contained.
         unsafe: whether it was not.
     """

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from jax_lm.sandbox.assertions import Call, read_call
-from jax_lm.sandbox.inside.wire import encode, matches
+from jax_lm.sandbox.assertions import Call, call_of, read_call
+from jax_lm.sandbox.cases import MAX_OUTPUT, Case, Test, difference
+from jax_lm.sandbox.inside.wire import encode_literal, is_literal, matches
 from jax_lm.sandbox.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
-from jax_lm.sandbox.session import CancelledError, Child, SandboxFailureError, Session
-from jax_lm.sandbox.tiers import SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
+from jax_lm.sandbox.session import CancelledError, Child, Objects, SandboxFailureError, Session
+from jax_lm.sandbox.tiers import PACKAGES, SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def reached():
         return [name]
     return (
         attempt("a file", lambda: open("/etc/passwd"))
-        + attempt("writing", lambda: open("/tmp/jax-diffucoder-self-test", "x"))
+        + attempt("writing", lambda: open("/jax-diffucoder-self-test", "x"))
         + attempt("a socket", lambda: socket.socket())
         + attempt("a process", lambda: os.fork() or os._exit(0))
         + attempt("a signal", lambda: os.kill(os.getppid(), 0))
@@ -49,7 +50,7 @@ def reached():
 def why_not(tier: Tier) -> str:
     """Say why a tier does not work on this host, nothing if it does. Tried once per process."""
     try:
-        with Session(tier) as session:
+        with Session(tier, packages=()) as session:
             result = run_program(session, Program(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
     except (SandboxFailureError, SandboxUnavailableError) as error:
         return str(error).removeprefix(f"{tier}: ")
@@ -89,18 +90,20 @@ def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[T
 
 def run(
     code: str,
-    tests: Sequence[str] = (),
+    tests: Sequence[Test] = (),
     limits: Limits | None = None,
     *,
     executor: ExecutorName = "auto",
     allow_unsafe: bool = False,
+    packages: tuple[str, ...] = PACKAGES,
+    objects: Objects = "trusted",
     cancel: Cancel | None = None,
 ) -> Result:
-    """Run a program against its tests on this machine.
+    """Run a program against its tests on this machine; `Local` says what the settings mean.
 
-    Without tests it passes by running to its end. Raises SandboxUnavailableError where it cannot be contained.
+    Raises SandboxUnavailableError where it cannot be contained.
     """
-    local = Local(executor, allow_unsafe=allow_unsafe, workers=1)
+    local = Local(executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, objects=objects)
     return local.run_many([Program(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
 
 
@@ -108,7 +111,13 @@ def answer_request(text: str) -> str:
     """Answer a request in JSON (see `BatchExecutor.request_text`) on this machine."""
     request = json.loads(text)
     allow_unsafe = request.get("allow_unsafe") is True
-    local = Local(request.get("executor", "auto"), allow_unsafe=allow_unsafe, workers=request.get("workers"))
+    local = Local(
+        request.get("executor", "auto"),
+        allow_unsafe=allow_unsafe,
+        workers=request.get("workers"),
+        packages=tuple(request.get("packages", PACKAGES)),
+        objects=request.get("objects", "trusted"),
+    )
     return results_text(local.run_many([Program.from_json(program) for program in request["jobs"]]))
 
 
@@ -120,17 +129,22 @@ class Local:
         executor: the tier; auto takes bubblewrap, then Landlock, and refuses where neither works.
         allow_unsafe: run without containment where there is none; every result says so.
         workers: programs at once; the number of cores if not given.
-        packages: installed packages that programs and tests may import beside the standard library, such as numpy.
+        packages: installed packages that programs and tests may import beside the standard library.
+        objects: whether an object that a test has made itself (`Celsius(20)`) decides by its own methods what plain
+            value it equals: `trusted` is Python's meaning, `strict` a border that no class can bend, for rewards.
     """
 
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
     workers: int | None = None
-    packages: tuple[str, ...] = ()
+    packages: tuple[str, ...] = PACKAGES
+    objects: Objects = "trusted"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers}: must be at least 1")
+        if self.objects not in get_args(Objects):
+            raise ValueError(f"objects={self.objects!r}: must be one of {', '.join(get_args(Objects))}")
         package_folders(self.packages)
 
     def run_many(
@@ -141,7 +155,7 @@ class Local:
             return []
         tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
         workers = min(self.workers or os.cpu_count() or 1, len(programs))
-        with Pool(tier, workers, cancel, self.packages) as pool:
+        with Pool(tier, workers, cancel, self.packages, self.objects) as pool:
             futures = [pool.submit(program) for program in programs]
             for done, _ in enumerate(as_completed(futures), 1):
                 if on_progress:
@@ -152,10 +166,19 @@ class Local:
 class Pool:
     """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
 
-    def __init__(self, tier: Tier, workers: int, cancel: Cancel | None = None, packages: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        workers: int,
+        cancel: Cancel | None = None,
+        packages: tuple[str, ...] = PACKAGES,
+        objects: Objects = "trusted",
+    ) -> None:
         self.tier = tier
         self.stop = threading.Event()
-        start = functools.partial(Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages)
+        start = functools.partial(
+            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages, objects
+        )
         self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
         self.free = list(self.sandboxes)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
@@ -227,24 +250,56 @@ def run_program(session: Session, program: Program) -> Result:
     return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
 
 
-def run_test(session: Session, code: str, test: str | None, seconds: float) -> TestResult:
+def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
     """Run one test in processes of its own."""
     if seconds <= 0:
         return TestResult("timeout", f"no time left of {session.limits.total_seconds:g} s for all tests")
     if test is None:
         (program,), late = session.exchange([{"code": code}], seconds)
         ended = program.answer is not None and program.answer.get("ended") is True
-        return TestResult("passed") if ended else reason_of(program, late, seconds)
-    if call := read_call(test):
-        job = {
-            "code": code,
+        # A program could say so without having run to its end: nothing is checked, and so nothing has passed.
+        return TestResult("untested") if ended else reason_of(program, late, seconds)
+    if isinstance(test, Case) and not test.function:
+        return run_case(session, code, test, seconds)
+    if isinstance(test, Case):
+        call = call_of(test, code)
+        statements = call.source
+    else:
+        call, statements = read_call(test), test
+    job: dict[str, Any] = {"code": code}
+    if call is not None:
+        job["prelude"] = call.prelude
+        request = {
             "function": call.function,
-            "arguments": [encode(argument) for argument in call.arguments],
-            "keywords": {name: encode(value) for name, value in call.keywords.items()},
+            "is_method": call.is_method,
+            "arguments": [encode_literal(argument) for argument in call.arguments],
+            "keywords": {name: encode_literal(value) for name, value in call.keywords.items()},
         }
-        return judge_call(call, *session.exchange([job], seconds), seconds)
+        if (judged := judge_call(call, *session.exchange([job | request], seconds), seconds)) is not None:
+            return judged
+    return run_statements(session, job, statements, seconds)
+
+
+def run_case(session: Session, code: str, case: Case, seconds: float) -> TestResult:
+    """Run a program as a script, and compare what it wrote here, where it cannot reach."""
+    program, output, late = session.execute(code, case.input.encode(), seconds)
+    if len(output) > MAX_OUTPUT:
+        return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")
+    if not late and program.answer is None and os.WIFEXITED(program.status) and program.status:
+        return TestResult("failed", f"left with exit status {os.waitstatus_to_exitcode(program.status)}")
+    if late or program.status:
+        return reason_of(program, late, seconds)
+    # Bytes that are no UTF-8 become what no expected text can hold.
+    where = difference(case.output, output.decode("utf-8", "surrogateescape"), case.comparison)
+    return TestResult("failed", where) if where else TestResult("passed")
+
+
+def run_statements(session: Session, job: dict[str, Any], statements: str, seconds: float) -> TestResult:
+    """Run the statements of a test beside the program of a job."""
     sentinel = secrets.token_hex(16)
-    (program, tester), late = session.exchange([{"code": code}, {"test": test, "sentinel": sentinel}], seconds)
+    (program, tester), late = session.exchange(
+        [job, {"test": statements, "sentinel": sentinel, "trusts_objects": session.objects == "trusted"}], seconds
+    )
     if tester.answer is not None and tester.answer.get("ended") == sentinel:
         return TestResult("passed")
     # The program's own words say more than the tester's, who has only lost it.
@@ -253,24 +308,31 @@ def run_test(session: Session, code: str, test: str | None, seconds: float) -> T
 
 def says_why(program: Child, tester: Child) -> bool:
     """Tell whether a script failed because its program ended."""
-    ends = ("EOFError", "BrokenPipeError", "ConnectionResetError")
+    ends = ("ChannelEndError",)
     lost = tester.answer is None or tester.answer.get("raised") in ends
     # The tester may hear of the end before we do; but then the program did not die of our own SIGKILL.
     ended = program.ended or program.status != signal.SIGKILL
     return program.answer is not None or (ended and lost)
 
 
-def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult:
-    """Compare a call's answer with the expected value here, where the program cannot reach."""
+def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult | None:
+    """Compare a call's answer with the expected value here, where the program cannot reach.
+
+    None if the answer is nothing that a literal could be: then a tester has to find out what it equals.
+    """
     answer = children[0].answer
     if answer is None or "value" not in answer:
         return reason_of(children[0], late, seconds)
     try:
-        if matches(call.expected, answer["value"]):
+        if not is_literal(answer["value"]):
+            return None
+        if any(matches(value, answer["value"]) for value in (call.expected, *call.others)):
             return TestResult("passed")
     except RecursionError:
         return TestResult("failed", "returned a value that is too deep")
-    return failed(f"returned {short(answer['value'])}, expected {short(encode(call.expected))}")
+    except (ValueError, TypeError, LookupError):
+        return TestResult("failed", "the answer is no data")
+    return failed(f"returned {short(answer['value'])}, expected {short(encode_literal(call.expected))}")
 
 
 def short(wire: Any) -> str:
@@ -284,6 +346,8 @@ def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
 
 def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
     """Say why a process has not brought what was wanted."""
+    if child.reason:
+        return failed(child.reason)
     if late:
         return TestResult("timeout", f"no end after {seconds:g} s")
     if child.answer is not None:
@@ -291,7 +355,8 @@ def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
         if child.answer.get("base") == "SystemExit":
             return failed(f"left with exit status {message or 0}")
         outcome: Outcome = "out_of_memory" if child.answer.get("base") == "MemoryError" else "failed"
-        return failed(f"{name}: {message}" if message else str(name), outcome)
+        line = child.answer.get("line", "")
+        return failed(f"{name}: {message or line}" if message or line else str(name), outcome)
     if os.WIFSIGNALED(child.status):
         number = os.WTERMSIG(child.status)
         if number == signal.SIGXCPU:

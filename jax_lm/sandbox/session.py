@@ -8,27 +8,29 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from jax_lm.sandbox.cases import MAX_OUTPUT
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Limits
-from jax_lm.sandbox.tiers import SandboxUnavailableError, Tier, command
+from jax_lm.sandbox.tiers import PACKAGES, SandboxUnavailableError, Tier, command, work_folder
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
 """A busy host may take long to start an interpreter; that is not the program's fault."""
 CHUNK = 2**16
+Objects = Literal["trusted", "strict"]
 TICK = 0.1
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
 
 
 class SandboxFailureError(Exception):
@@ -41,7 +43,7 @@ class CancelledError(Exception):
 
 @dataclass
 class Child:
-    """A process of the zygote: its socket, what it has said, how it ended."""
+    """A process of the zygote: its socket, what it has said, how it ended, and why the zygote ended it if it did."""
 
     socket: socket.socket
     job: dict[str, Any]
@@ -50,6 +52,7 @@ class Child:
     answer: Any = None
     ended: bool = False
     status: int = 0
+    reason: str = ""
 
     def line(self) -> bytes | None:
         """Take the next complete message, if there is one."""
@@ -65,22 +68,30 @@ class Session:
     """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
 
     def __init__(
-        self, tier: Tier, is_cancelled: Callable[[], Any] = lambda: False, packages: tuple[str, ...] = ()
+        self,
+        tier: Tier,
+        is_cancelled: Callable[[], Any] = lambda: False,
+        packages: tuple[str, ...] = PACKAGES,
+        objects: Objects = "trusted",
     ) -> None:
-        self.tier, self.is_cancelled = tier, is_cancelled
+        self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
         self.limits = Limits()
+        self.objects = objects
+        # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
+        self.folder = work_folder(packages) if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
+        self.output: bytearray | None = None
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
         try:
             self.process = subprocess.Popen(
-                command(tier, far.fileno(), packages),
+                command(tier, far.fileno(), packages, self.folder),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[far.fileno()],
                 # bubblewrap's own environment would be readable in the sandbox.
-                env=ONE_THREAD if packages else {},
+                env={},
                 cwd="/",
                 start_new_session=True,
             )
@@ -93,10 +104,7 @@ class Session:
             far.close()
         self.replies = self.control.makefile("rb")
         self.selector = selectors.DefaultSelector()
-        self.pipes = {name: os.pipe() for name in self.heads}
-        for name, (end, _) in self.pipes.items():
-            os.set_blocking(end, False)
-            self.selector.register(end, selectors.EVENT_READ, name)
+        self.pipes: dict[str, tuple[int, int]] = {}
         self.start()
 
     def start(self) -> None:
@@ -135,19 +143,35 @@ class Session:
             raise SandboxFailureError("the sandbox ended")
         return line
 
-    def exchange(self, jobs: list[dict[str, Any]], seconds: float) -> tuple[list[Child], bool]:
+    def execute(self, code: str, standard_input: bytes, seconds: float) -> tuple[Child, bytes, bool]:
+        """Run a program as a script until its process has ended, or has written more than `MAX_OUTPUT` bytes.
+
+        Returns the process, what it wrote to standard output, and whether time ran out.
+        """
+        self.output = output = bytearray()
+        try:
+            (child,), late = self.exchange([{"code": code, "script": True}], seconds, standard_input)
+        finally:
+            self.output = None
+        return child, bytes(output), late
+
+    def exchange(
+        self, jobs: list[dict[str, Any]], seconds: float, standard_input: bytes = b""
+    ) -> tuple[list[Child], bool]:
         """Fork a process per job, and wait until the last one has answered or any has failed.
 
         Two processes have a socket between them. Returns the processes, and whether time ran out.
         """
         peers = [end.detach() for end in socket.socketpair()] if len(jobs) == 2 else []
         children: list[Child] = []
+        self.open_pipes()
         try:
             for position, job in enumerate(jobs):
-                children.append(self.spawn(job, peers[position : position + 1]))
+                children.append(self.spawn(job, standard_input, peers[position : position + 1]))
         finally:
             for peer in peers:
                 os.close(peer)
+        self.close_pipes(1)
         for child in children:
             self.selector.register(child.socket, selectors.EVENT_READ, child)
         try:
@@ -155,26 +179,60 @@ class Session:
                 raise SandboxFailureError("the sandbox did not confine a process in time")
             for child in children:
                 self.give(child, seconds)
-            # The end of an earlier one counts too: then the last waits in vain.
-            answered = self.wait(lambda: any(child.ended or child.answer is not None for child in children), seconds)
+            answered = self.wait(lambda: self.is_done(children), seconds)
         finally:
-            statuses = self.collect()
+            told = self.collect()
             for child in children:
                 if not child.ended:
                     self.selector.unregister(child.socket)
                 child.socket.close()
-        for child, status in zip(children, statuses, strict=True):
-            child.status = status
+        for child, status in zip(children, told["statuses"], strict=True):
+            child.status, child.reason = status, told["reason"]
         for name in self.heads:
             self.drain(name)
+        self.close_pipes(0)
         return children, not answered
 
-    def spawn(self, job: dict[str, Any], peers: list[int]) -> Child:
+    def is_done(self, children: list[Child]) -> bool:
+        """Tell whether nothing more is to come that counts."""
+        if self.output is None:
+            # The end of an earlier one counts too: then the last waits in vain.
+            return any(child.ended or child.answer is not None for child in children)
+        # A script may close what it has; all of it is closed when its process ends.
+        is_closed = all(pipe[0] < 0 for pipe in self.pipes.values())
+        return len(self.output) > MAX_OUTPUT or (is_closed and children[0].ended)
+
+    def open_pipes(self) -> None:
+        """Make the pipes of one test. A program can change the flags of its end, which no other may ever have."""
+        self.close_pipes(0, 1)
+        self.pipes = {name: os.pipe() for name in self.heads}
+        for name, (end, _) in self.pipes.items():
+            os.set_blocking(end, False)
+            self.selector.register(end, selectors.EVENT_READ, name)
+
+    def close_pipes(self, *ends: int) -> None:
+        """Close the reading ends (0), the writing ends (1)."""
+        for name, pipe in self.pipes.items():
+            for end in ends:
+                if pipe[end] < 0:
+                    continue
+                if end == 0:
+                    self.selector.unregister(pipe[0])
+                os.close(pipe[end])
+            self.pipes[name] = (-1 if 0 in ends else pipe[0], -1 if 1 in ends else pipe[1])
+
+    def spawn(self, job: dict[str, Any], standard_input: bytes, peers: list[int]) -> Child:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
+            request["load"] = [name for name in (*self.packages, "pytest") if is_mentioned(name, job)]
             outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
-            socket.send_fds(self.control, [json.dumps(request).encode()], [far.fileno(), *outputs, *peers])
+            source = open_input(standard_input)
+            try:
+                ends = [far.fileno(), source, *outputs, *peers]
+                socket.send_fds(self.control, [json.dumps(request).encode()], ends)
+            finally:
+                os.close(source)
             self.reply()
         except (OSError, SandboxFailureError) as error:
             near.close()
@@ -193,8 +251,8 @@ class Session:
         except OSError as error:
             raise SandboxFailureError(f"a process did not take its job: {error}") from error
 
-    def collect(self) -> list[int]:
-        """End all processes of the zygote; returns their wait statuses."""
+    def collect(self) -> dict[str, Any]:
+        """End all processes of the zygote; returns their wait statuses, and why the zygote had ended them if it had."""
         try:
             self.control.sendall(COLLECT)
             return json.loads(self.reply())
@@ -220,11 +278,20 @@ class Session:
     def drain(self, name: str) -> None:
         """Read all output that is there, and keep its head."""
         head = self.heads[name]
+        if self.pipes[name][0] < 0:
+            return
         with contextlib.suppress(BlockingIOError):
             # Bounded, as a program may write without end.
             for _ in range(16):
                 chunk = os.read(self.pipes[name][0], CHUNK)
+                if not chunk:
+                    self.selector.unregister(self.pipes[name][0])
+                    os.close(self.pipes[name][0])
+                    self.pipes[name] = (-1, self.pipes[name][1])
+                    return
                 head += chunk[: self.limits.output_bytes - len(head)]
+                if self.output is not None and name == "stdout":
+                    self.output += chunk
 
     def hear(self, child: Child) -> None:
         """Read from a process: first that it is confined, then its answer; what follows is dropped."""
@@ -267,10 +334,27 @@ class Session:
         self.process.wait()
         if self.process.stderr:
             self.process.stderr.close()
+        self.close_pipes(0, 1)
         self.selector.close()
-        for pipe in self.pipes.values():
-            for end in pipe:
-                os.close(end)
+        if self.tier != "bubblewrap":
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def open_input(content: bytes) -> int:
+    """Open a file of this content to be read. It has no name: what is open is all that there is of it."""
+    if not content:
+        return os.open(os.devnull, os.O_RDONLY)
+    # A file, as contests give it, and no pipe: fast programs ask for its size, or map it.
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return os.open(file.name, os.O_RDONLY)
+
+
+def is_mentioned(package: str, job: dict[str, Any]) -> bool:
+    """Tell whether a job may import a package, or its test be one of a framework."""
+    text = job.get("test", "") if package == "pytest" else f"{job.get('code', '')} {job.get('test', '')}"
+    return package in text or (package == "pytest" and ("TestCase" in text or "def test" in text))
 
 
 def parse_answer(child: Child) -> Any:

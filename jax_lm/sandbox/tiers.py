@@ -1,30 +1,39 @@
 """How a process is contained on this host: bubblewrap, Landlock, or, if one insists, not at all."""
 
 import functools
+import glob
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
 from typing import Literal
 
+from jax_lm.sandbox.inside.broker import HOST
+from jax_lm.sandbox.inside.usage import WORK_BYTES
+
 Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
+PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
+"""What programs may import beside the standard library unless told otherwise: the package that most of them know."""
+HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
+SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 INSIDE = Path(__file__).parent / "inside"
 
 BOOTSTRAP = """
 import json, sys, types
-folder, control, tier, readable, packages = sys.argv[1:]
+folder, control, tier, readable, hidden, work, packages = sys.argv[1:]
 # The packages above are not imported: the sandbox has no use for what they bring.
 for name in ("jax_lm", "jax_lm.sandbox", "jax_lm.sandbox.inside"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder] if name.endswith("inside") else []
 from jax_lm.sandbox.inside import zygote
-zygote.main(int(control), tier, json.loads(readable), json.loads(packages))
+zygote.main(int(control), tier, json.loads(readable), json.loads(hidden), work, json.loads(packages))
 """
 
 
@@ -37,22 +46,51 @@ def interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
+@functools.cache
+def library() -> tuple[str, ...]:
+    """List the parts of the interpreter without which no program runs: not what lies beside its standard library."""
+    bases = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
+    bases |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    parts = [interpreter(), sysconfig.get_path("stdlib", vars=bases), sysconfig.get_path("platstdlib", vars=bases)]
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        parts.append(os.path.join(*(str(sysconfig.get_config_var(name)) for name in ("LIBDIR", "INSTSONAME"))))
+    for prefix in (sys.base_prefix, sys.base_exec_prefix):
+        folder = os.path.join(prefix, "lib")
+        # Beside the library of an interpreter of its own lie the shared libraries that it was built with.
+        parts += [] if folder in SYSTEM_LIBRARIES else sorted(glob.glob(f"{glob.escape(folder)}/lib*.so*"))
+    # The interpreter is started by its real path, and finds its library from there.
+    return tuple(dict.fromkeys(name for part in parts for name in (part, os.path.realpath(part))))
+
+
+@functools.cache
+def system_libraries() -> tuple[str, ...]:
+    """List where the system keeps shared libraries: the folder of this machine's kind where there is one."""
+    found = []
+    for folder in SYSTEM_LIBRARIES:
+        own = f"{folder}/{platform.machine()}-linux-gnu"
+        found += [own, *glob.glob(f"{folder}/ld-*.so*")] if os.path.isdir(own) else [folder]
+    return tuple(found)
+
+
 def readable(folders: dict[str, str]) -> list[str]:
-    """List what a program may read: the interpreter with its library, the system's libraries, time zones, packages."""
+    """List what a program may read: the standard library, the system's libraries, time zones, packages."""
     paths = [
-        sys.base_prefix,
-        sys.base_exec_prefix,
-        interpreter(),
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
+        *library(),
         str(INSIDE),
-        *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo", "/etc/localtime"),
+        *system_libraries(),
+        *("/etc/ld.so.cache", "/usr/share/zoneinfo", "/etc/localtime"),
     ]
-    venv = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
-    paths = [path for path in paths if venv is None or Path(path) == INSIDE or venv not in Path(path).parents]
     # Beside a package lie the shared libraries that its wheel brings.
-    paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs")]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+
+
+def hidden(paths: list[str]) -> list[str]:
+    """List the folders of installed packages beneath what a program may read: there it may read what is named."""
+    kinds = ("site-packages", "dist-packages")
+    inner = [f"{glob.escape(path)}/{above}{kind}" for path in paths for above in ("", "python*/") for kind in kinds]
+    found = {folder for pattern in inner for folder in glob.glob(pattern)}
+    return sorted(folder for folder in found if os.path.isdir(folder) and not os.path.islink(folder))
 
 
 @functools.cache
@@ -67,26 +105,51 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     return folders
 
 
-def command(tier: Tier, control: int, packages: tuple[str, ...]) -> list[str]:
-    """Make the command line that starts the zygote in a tier; `control` is the descriptor of its socket."""
-    folders = package_folders(packages)
+@functools.cache
+def harness_folders() -> dict[str, str]:
+    """Find the packages with which tests are run; one is a single file."""
+    specs = [spec for name in HARNESS if (spec := importlib.util.find_spec(name)) and spec.origin]
+    return {s.name: os.path.dirname(str(s.origin)) if s.submodule_search_locations else str(s.origin) for s in specs}
+
+
+def work_folder(packages: tuple[str, ...]) -> str:
+    """Name the folder in which programs may write in bubblewrap; what they may read must not lie in it."""
+    paths = readable(package_folders(packages) | harness_folders())
+    return "/tmp/work" if any(path.startswith("/tmp/") for path in paths) else "/tmp"
+
+
+def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> list[str]:
+    """Make the command line that starts the zygote in a tier.
+
+    Args:
+        control: the descriptor of its socket.
+        work: the folder in which programs may write; in bubblewrap it is made there.
+    """
+    folders = package_folders(packages) | harness_folders()
     paths = readable(folders)
-    arguments = [BOOTSTRAP, str(INSIDE), str(control), tier, json.dumps(paths), json.dumps(folders)]
-    python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", *arguments]
+    closed = hidden(paths)
+    names = [json.dumps(paths), json.dumps(closed), work, json.dumps(folders)]
+    python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", BOOTSTRAP, str(INSIDE), str(control), tier, *names]
     if tier != "bubblewrap":
         return python
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailableError("bubblewrap: the program bwrap is not installed")
-    binds = [word for path in sorted(paths, key=len) for word in ("--ro-bind", path, path)]
+    shown = {path: ("--ro-bind", path, path) for path in paths}
+    # Over it an empty folder, in which those that are named are mounted.
+    shown |= {path: ("--perms", "0755", "--tmpfs", path) for path in closed if path not in shown}
     return [
         program,
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+        *("--hostname", HOST),
         # The zygote is process 1: nothing inside can signal it, and no helper of bubblewrap's outlives it.
         "--as-pid-1",
         *("--cap-drop", "ALL"),
-        *binds,
+        # First, as what follows may lie in a folder of that name.
+        *("--perms", "0700", "--size", str(WORK_BYTES), "--tmpfs", work),
+        *(word for path in sorted(shown, key=len) for word in shown[path]),
         *("--dev-bind", os.devnull, os.devnull),
+        *(word for path in closed for word in ("--remount-ro", path)),
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,
     ]

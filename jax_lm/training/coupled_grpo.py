@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.printing import printable_json
 from jax_lm.rewards import Scored, WeightedSum, weighted_sum
 from jax_lm.sharding import divisors, on_mesh, replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -393,7 +394,7 @@ class RolloutSource:
         ]
         folder = self.out / "completions"
         folder.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+        text = "".join(printable_json(entry) + "\n" for entry in entries)
         (folder / f"{rollout:06}.jsonl").write_text(text, encoding="utf-8")
 
     def save(self) -> dict[str, Any]:

@@ -8,19 +8,27 @@ MAX_MESSAGE = 64 * 2**20
 """Bytes that program and tester may say at once; both are held to the memory of a program. The parent takes less."""
 
 
+class ChannelEndError(BaseException):
+    """The process at the other end has ended, which no test may take for an answer."""
+
+
 class Channel:
-    """Sends and receives messages; the end of the other side is an EOFError."""
+    """Sends and receives messages; the end of the other side is a ChannelEndError."""
 
     def __init__(self, descriptor: int) -> None:
         self.socket = socket.socket(fileno=descriptor)
         self.lines = self.socket.makefile("rb")
 
     def send(self, message: Any) -> None:
-        self.socket.sendall(json.dumps(message, check_circular=False).encode() + b"\n")
+        data = json.dumps(message, check_circular=False).encode() + b"\n"
+        try:
+            self.socket.sendall(data)
+        except ConnectionError as error:
+            raise ChannelEndError("the other side has ended") from error
 
     def receive(self, limit: int = MAX_MESSAGE) -> Any:
-        """Wait for the next message; one that is longer than `limit` (-1: none) is an EOFError too."""
+        """Wait for the next message; one that is longer than `limit` (-1: none) is one too."""
         line = self.lines.readline(limit)
         if not line.endswith(b"\n"):
-            raise EOFError("the other side has ended")
+            raise ChannelEndError("the other side has ended")
         return json.loads(line)

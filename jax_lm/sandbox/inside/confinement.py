@@ -5,25 +5,35 @@ own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_co
 """
 
 import ctypes
+import functools
 import math
 import os
 import resource
+import socket
 import struct
 import sys
 
 from jax_lm.sandbox.inside import syscalls
+from jax_lm.sandbox.inside.usage import MAX_FILE
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-SIGKILL, ENOSYS, EPERM = 9, 38, 1
+SIGKILL, ENOSYS, EPERM, EINVAL = 9, 38, 1, 22
 CAPABILITY_VERSION = 0x20080522
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 13, 1 << 14
+WORK = WRITE_FILE | READ_FILE | READ_DIR | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | REFER | TRUNCATE
+ACCEPTED = b"accepted"
+"""What a broker says once it hears a process's calls."""
 
 BPF_LOAD, BPF_AND, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06
-ALLOW, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+ALLOW, ASK, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
+MACHINE = os.uname().machine
+SECCOMP = {"x86_64": 317, "aarch64": 277}
+SET_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 1 << 3, 1 << 5
 
 
 class RefusedError(OSError):
@@ -52,8 +62,8 @@ def landlock_version() -> int:
     return max(0, system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
 
 
-def restrict_files(readable: list[str]) -> None:
-    """Let no file be opened from now on but those beneath `readable`, and these for reading; /dev/null stays."""
+def restrict_files(readable: list[str], folder: str) -> None:
+    """Let no file be opened from now on but those beneath `readable`, to read, and `folder`; /dev/null stays."""
     version = landlock_version()
     if not version:
         raise RefusedError(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
@@ -65,13 +75,14 @@ def restrict_files(readable: list[str]) -> None:
     rules = require_success(
         system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0), "Landlock"
     )
-    for path in [*readable, os.devnull]:
+    for path in [*readable, os.devnull, folder]:
         try:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         allowed = READ_FILE | (WRITE_FILE if path == os.devnull else EXECUTE)
         allowed |= READ_DIR if os.path.isdir(path) else 0
+        allowed = WORK & rights if path == folder else allowed
         rule = struct.pack("=Qi", allowed, target)
         buffer = ctypes.create_string_buffer(rule, len(rule))
         require_success(
@@ -83,15 +94,16 @@ def restrict_files(readable: list[str]) -> None:
 
 
 def limit_resources(memory_bytes: int, seconds: float) -> None:
-    """Limit address space and processor time; no file can grow, not many can be open, none is dumped."""
+    """Limit address space and processor time; no file can grow large, not many can be open, none is dumped."""
     cpu = math.ceil(seconds) + 1
     for limit, soft, hard in (
         (resource.RLIMIT_AS, memory_bytes, memory_bytes),
         # The soft limit ends the process with SIGXCPU, which says why.
         (resource.RLIMIT_CPU, cpu, cpu + 1),
-        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE, MAX_FILE),
         (resource.RLIMIT_NOFILE, 64, 64),
-        (resource.RLIMIT_CORE, 0, 0),
+        # 0 would still start a handler of core dumps, if the host has one; 1 does not.
+        (resource.RLIMIT_CORE, 1, 1),
     ):
         _, allowed = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY:
@@ -119,50 +131,117 @@ def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
     return [*lines, instruction(BPF_RETURN, ERRNO | EPERM)]
 
 
-def filter_program(machine: str, pid: int) -> bytes:
-    """Write the seccomp filter as classic BPF: allowed calls, guarded calls, refusal."""
-    if machine not in syscalls.ALLOWED:
-        known = ", ".join(sorted(syscalls.ALLOWED))
+def numbers(tables: dict[str, str], machine: str) -> dict[str, int]:
+    """Look up the numbers of system calls on a machine; RefusedError where nobody has written them down."""
+    if machine not in tables:
+        known = ", ".join(sorted(tables))
         raise RefusedError(ENOSYS, f"seccomp: no table of system calls for {machine} (there are {known})")
-    refuse, allow = instruction(BPF_RETURN, ERRNO | EPERM), instruction(BPF_RETURN, ALLOW)
+    return syscalls.parse_table(tables[machine])
+
+
+def calls_by_number(machine: str, answers: dict[int, int]) -> list[bytes]:
+    """Write the beginning of a filter: of this machine's calls, give these answers to these numbers."""
     lines = [
         instruction(BPF_LOAD, 4),
         instruction(BPF_JUMP_EQUAL, syscalls.AUDIT_ARCH[machine], if_true=1),
         instruction(BPF_RETURN, KILL_PROCESS),
         instruction(BPF_LOAD, 0),
-        instruction(BPF_JUMP_EQUAL, syscalls.CLONE3, if_false=1),
-        instruction(BPF_RETURN, ERRNO | ENOSYS),
     ]
-    for number in syscalls.parse_table(syscalls.ALLOWED[machine]).values():
-        lines += [instruction(BPF_JUMP_EQUAL, number, if_false=1), allow]
+    for number, answer in answers.items():
+        lines += [instruction(BPF_JUMP_EQUAL, number, if_false=1), instruction(BPF_RETURN, answer)]
+    return lines
+
+
+@functools.cache
+def plain_program(machine: str) -> bytes:
+    """Write the part of the filter that is the same for every process."""
+    answers = dict.fromkeys(numbers(syscalls.ALLOWED, machine).values(), ALLOW)
+    answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
+    answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
+    return b"".join(calls_by_number(machine, answers))
+
+
+def filter_program(machine: str, pid: int) -> bytes:
+    """Write the seccomp filter as classic BPF: calls with one answer, guarded calls, refusal."""
+    lines = [plain_program(machine)]
     conditions = syscalls.conditions(pid)
-    for name, number in syscalls.parse_table(syscalls.GUARDED[machine]).items():
+    for name, number in numbers(syscalls.GUARDED, machine).items():
         body = [line for parts in conditions[name] for line in condition(*parts)]
-        lines += [instruction(BPF_JUMP_EQUAL, number, if_false=len(body) + 1), *body, allow]
-    return b"".join([*lines, refuse])
+        body += [instruction(BPF_RETURN, ALLOW)]
+        lines += [instruction(BPF_JUMP_EQUAL, number, if_false=len(body)), *body]
+    return b"".join([*lines, instruction(BPF_RETURN, ERRNO | EPERM)])
 
 
-def filter_calls() -> None:
-    """Allow only the system calls of the table from now on."""
-    program = filter_program(os.uname().machine, os.getpid())
+@functools.cache
+def naming_calls(machine: str) -> dict[int, str]:
+    """List the calls that name something, by number."""
+    return {number: name for name, number in numbers(syscalls.ALLOWED, machine).items() if name in syscalls.NAMING}
+
+
+@functools.cache
+def naming_program(machine: str) -> bytes:
+    """Write the filter that leaves calls that name something to a broker; of two filters the stricter answer counts."""
+    answers = dict.fromkeys(naming_calls(machine), ASK)
+    return b"".join([*calls_by_number(machine, answers), instruction(BPF_RETURN, ALLOW)])
+
+
+def write_filters() -> None:
+    """Write once what is the same for all processes that this one forks."""
+    plain_program(MACHINE)
+    naming_program(MACHINE)
+
+
+def install(program: bytes, flags: int = 0) -> int:
+    """Install a filter for good; returns what the kernel does, a descriptor if `flags` ask for one, or -1."""
     buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: number of instructions, padding, pointer.
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     header_buffer = ctypes.create_string_buffer(header, len(header))
-    prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header_buffer))
+    return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header_buffer))
 
 
-def confine(tier: str, readable: list[str], memory_bytes: int, seconds: float) -> None:
-    """Confine this process as the tier says; raises OSError where the host cannot."""
+def filter_calls() -> None:
+    """Allow only the system calls of the table from now on."""
+    require_success(install(filter_program(MACHINE, os.getpid())), "seccomp")
+
+
+def leave_names(broker: socket.socket) -> None:
+    """Let the process at the other end answer every call that names something from now on."""
+    program = naming_program(MACHINE)
+    # Once the broker has heard of a call, only the end of the process interrupts it (from Linux 5.19 on).
+    listener = install(program, NEW_LISTENER | WAIT_KILLABLE)
+    if listener < 0 and ctypes.get_errno() == EINVAL:
+        listener = install(program, NEW_LISTENER)
+    require_success(listener, "seccomp: calls cannot be left to another process")
+    with broker:
+        socket.send_fds(broker, [b"listener"], [listener])
+        os.close(listener)
+        if (said := broker.recv(400)) != ACCEPTED:
+            reason = said.decode("utf-8", "replace") or "it has ended"
+            raise RefusedError(EPERM, f"no process answers the calls that name files: {reason}")
+
+
+def confine(
+    tier: str, readable: list[str], folder: str, memory_bytes: int, seconds: float, broker: socket.socket | None
+) -> None:
+    """Confine this process as the tier says; raises OSError where the host cannot.
+
+    Args:
+        broker: leads to who answers calls that name files, where no namespace does.
+    """
     limit_resources(memory_bytes, seconds)
     if sys.platform == "linux":
         # Whoever kills the zygote kills its children.
         prctl(PR_SET_PDEATHSIG, SIGKILL)
     if tier == "unsafe":
         return
-    prctl(PR_SET_DUMPABLE, 0)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    if tier == "landlock":
-        restrict_files(readable)
+    if broker is None:
+        prctl(PR_SET_DUMPABLE, 0)
+    else:
+        restrict_files(readable, folder)
     drop_capabilities()
+    if broker is not None:
+        # Dumpable, as the broker reads the names from this process's memory.
+        leave_names(broker)
     filter_calls()

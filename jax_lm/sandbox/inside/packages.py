@@ -1,6 +1,7 @@
 """The packages that a session may import beside the standard library. Imports the standard library only."""
 
 import sys
+import types
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from typing import Any
@@ -17,6 +18,8 @@ class Packages:
         folder = self.folders.get(name)
         if folder is None:
             return None
+        if folder.endswith(".py"):
+            return spec_from_file_location(name, folder)
         return spec_from_file_location(name, f"{folder}/__init__.py", submodule_search_locations=[folder])
 
 
@@ -25,5 +28,47 @@ def is_genuine(module: Any) -> bool:
     if not isinstance(module, str):
         return False
     top = module.partition(".")[0]
+    if top == "__main__":
+        return False
     allowed = any(isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path)
     return allowed or top in sys.stdlib_module_names
+
+
+NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
+"""Classes that only the module `types` has a name for."""
+
+
+def genuine_name(kind: type) -> list[str] | None:
+    """Name a class by which the other end finds the same: module and qualified name; None if it would not."""
+    module = getattr(kind, "__module__", None)
+    if not is_genuine(module) or module == "__main__":
+        return None
+    if kind in NAMELESS:
+        return ["types", NAMELESS[kind]]
+    found: Any = sys.modules.get(str(module))
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return [str(module), kind.__qualname__] if found is kind else None
+
+
+PURE_MODULES = ("math", "cmath", "_operator", "builtins")
+IMPURE = {
+    "__build_class__", "__import__", "breakpoint", "compile", "delattr", "delitem", "dir", "eval", "exec", "getattr",
+    "globals", "id", "input", "locals", "next", "open", "print", "setattr", "setitem", "vars",
+    "aiter", "anext", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow",
+    "irshift", "isub", "itruediv", "ixor",
+}  # fmt: skip
+
+
+def pure_name(function: Any) -> list[str] | None:
+    """Name a function written in C that only computes, so that both ends may have their own of it; None for others."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
+    return [str(module), str(name)] if pure_function(module, name) is function else None
+
+
+def pure_function(module: Any, name: Any) -> Any:
+    """Find the function that `pure_name` has named; None if that is none."""
+    if module not in PURE_MODULES or name in IMPURE:
+        return None
+    found = getattr(sys.modules.get(module), str(name), None)
+    return found if isinstance(found, types.BuiltinFunctionType) else None

@@ -7,45 +7,184 @@ has won nothing but the right to answer. Imports the standard library only.
 import builtins
 import contextlib
 import io
-import operator
+import linecache
+import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
+import warnings
 from typing import Any
 
 from jax_lm.sandbox.inside.channel import Channel
-from jax_lm.sandbox.inside.wire import decode, encode
+from jax_lm.sandbox.inside.peer import Peer
+from jax_lm.sandbox.inside.wire import UnknownValueError, decode_literal, encode_literal
 
-FILE = "<program>"
+FILE = "program.py"
 PRINTED_LENGTH = 2**16
 
 
 class Tee(io.TextIOBase):
-    """Writes through, and keeps the beginning for a test that looks at what was printed."""
+    """Writes through, and keeps the beginning for a test that looks at what was printed.
+
+    Attributes:
+        kept: texts, and bytes in hexadecimal as lists of one.
+    """
 
     def __init__(self, below: Any) -> None:
         self.below, self.kept, self.length = below, [], 0
 
-    def write(self, text: str, /) -> int:
+    def keep(self, part: Any, length: int) -> None:
         if self.length < PRINTED_LENGTH:
-            self.kept.append(text)
-            self.length += len(text)
+            self.kept.append(part)
+            self.length += length
+
+    def write(self, text: str, /) -> int:
+        self.keep(text[:PRINTED_LENGTH], len(text))
         return self.below.write(text)
 
     def flush(self) -> None:
         self.below.flush()
 
-    def take(self) -> str:
-        text, self.kept, self.length = "".join(self.kept)[:PRINTED_LENGTH], [], 0
-        return text
+    def fileno(self) -> int:
+        return self.below.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.below.encoding
+
+    @property
+    def buffer(self) -> "BinaryTee":
+        return BinaryTee(self)
+
+    def take(self) -> list[Any]:
+        kept, self.kept, self.length = self.kept, [], 0
+        return kept
 
 
-def load_program(code: str) -> dict[str, Any]:
-    """Run the program as `__main__`; returns its namespace."""
+class BinaryTee(io.RawIOBase):
+    """The bytes of a `Tee`."""
+
+    def __init__(self, text: Tee) -> None:
+        self.text = text
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.text.flush()
+        self.text.keep([bytes(data[:PRINTED_LENGTH]).hex()], len(data))
+        return self.text.below.buffer.write(data)
+
+    def flush(self) -> None:
+        self.text.below.buffer.flush()
+
+
+class TestInput(io.TextIOBase):
+    """Standard input as the test has it at the moment."""
+
+    def __init__(self, peer: "ProgramPeer") -> None:
+        self.peer = peer
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> str:
+        return self.peer.do("input", "read", size)
+
+    def readline(self, size: int = -1, /) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.peer.do("input", "readline", size)
+
+    @property
+    def buffer(self) -> io.BytesIO:
+        return io.BytesIO(self.peer.do("input", "bytes"))
+
+
+class ProgramPeer(Peer):
+    """The program's end of the conversation: it keeps nothing from the test."""
+
+    side = "p"
+
+    def __init__(self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Tee]) -> None:
+        super().__init__(channel)
+        self.namespace, self.outputs, self.environ = namespace, outputs, dict(os.environ)
+        self.warned: list[Warning] = []
+        sys.stdin = TestInput(self)
+        builtins.input = self.ask_input
+        warnings.simplefilter("always")
+        warnings.showwarning = self.keep_warning
+
+    def keep_warning(self, message: Any, *_: Any, **__: Any) -> None:
+        """Leave it to the test's filters what becomes of a warning."""
+        self.warned.append(message)
+
+    def ask_input(self, prompt: object = "", /) -> str:
+        return self.do("input", "input", str(prompt))
+
+    def extras(self) -> dict[str, Any]:
+        for output in self.outputs.values():
+            output.flush()
+        said: dict[str, Any] = {name: parts for name, output in self.outputs.items() if (parts := output.take())}
+        if self.warned:
+            warned, self.warned = self.warned, []
+            said["warnings"] = [self.encode(warning) for warning in warned]
+        if (environ := dict(os.environ)) != self.environ:
+            self.environ = said["environ"] = environ
+        return said
+
+    def take_extras(self, message: dict[str, Any]) -> None:
+        if "argv" in message:
+            sys.argv[:] = message["argv"]
+        if "environ" in message:
+            os.environ.clear()
+            os.environ.update(message["environ"])
+            self.environ = dict(os.environ)
+
+    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+        if operation == "names":
+            return [name for name in self.namespace if isinstance(name, str)]
+        if operation == "name":
+            return self.namespace[arguments[0]]
+        if operation == "main function":
+            own = [value for name, value in self.namespace.items() if is_main(name, value)]
+            return own[-1]
+        if operation == "follow logging":
+            follow_logging(self)
+            return None
+        if operation == "set name":
+            self.namespace[arguments[0]] = arguments[1]
+            return None
+        return super().carry_out(operation, arguments, keywords)
+
+
+def follow_logging(peer: ProgramPeer) -> None:
+    """Hand what the program logs to the test's loggers, whose levels and handlers decide."""
+    import logging  # few programs log
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            peer.do("log", record.name, record.levelno, str(record.msg), record.args or (), record.funcName)
+
+    root = logging.getLogger()
+    root.setLevel(1)
+    root.handlers[:] = [Forward(1)]
+
+
+def is_main(name: str, value: Any) -> bool:
+    """Tell whether a name is one of the program's own functions for others."""
+    return isinstance(value, types.FunctionType) and value.__module__ == "__main__" and not name.startswith("_")
+
+
+def load_program(code: str, prelude: str = "") -> dict[str, Any]:
+    """Run the program as `__main__`, with the names that a prelude imports; returns its namespace."""
     module = types.ModuleType("__main__")
     module.__dict__["__file__"] = FILE
     sys.modules["__main__"] = module
+    sys.argv = [FILE]
+    linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
+    exec(prelude, module.__dict__)
     exec(compile(code, FILE, "exec"), module.__dict__)
     return module.__dict__
 
@@ -73,124 +212,41 @@ def report_exception(error: BaseException) -> dict[str, Any]:
 def answer_once(job: dict[str, Any]) -> dict[str, Any]:
     """Run the program and, if the job names a function, call it once."""
     try:
-        namespace = load_program(job["code"])
+        namespace = load_program(job["code"], job.get("prelude", ""))
         if "function" not in job:
             return {"ended": True}
-        arguments = [decode(argument) for argument in job["arguments"]]
-        keywords = {name: decode(value) for name, value in job["keywords"].items()}
-        if job["function"] not in namespace:
-            raise NameError(f"name {job['function']!r} is not defined")
-        return {"value": encode(namespace[job["function"]](*arguments, **keywords))}
+        arguments = [decode_literal(argument) for argument in job["arguments"]]
+        keywords = {name: decode_literal(value) for name, value in job["keywords"].items()}
+        function = find_function(namespace, job["function"], is_method=job["is_method"])
+        return {"value": encode_literal(function(*arguments, **keywords))}
     except BaseException as error:  # SystemExit too: whatever the program raised is its answer
         return report_exception(error)
 
 
-class ProgramServer:
-    """Answers a tester: names, calls, and operations on the objects that it handed out."""
-
-    def __init__(self, channel: Channel, namespace: dict[str, Any], output: Tee) -> None:
-        self.channel, self.namespace, self.output = channel, namespace, output
-        self.objects: list[Any] = []
-        self.numbers: dict[int, int] = {}
-        self.exceptions: dict[type, int] = {}
-
-    def export(self, value: Any) -> dict[str, Any]:
-        """Make a handle for an object that stays here; the same object has the same."""
-        if isinstance(value, types.ModuleType):
-            return {"t": "module", "v": value.__name__}
-        number = self.numbers.setdefault(id(value), len(self.objects))
-        if number == len(self.objects):
-            self.objects.append(value)
-        handle: dict[str, Any] = {"t": "object", "v": number}
-        if isinstance(value, type) and issubclass(value, BaseException):
-            self.exceptions[value] = handle["v"]
-            base = next(c.__name__ for c in value.__mro__ if getattr(builtins, c.__name__, None) is c)
-            handle |= {"t": "exception", "name": value.__name__, "base": base}
-        elif (home := getattr(value, "__module__", None)) != "__main__" and isinstance(home, str):
-            handle |= {"home": home}
-        return handle
-
-    def load(self, wire: dict[str, Any]) -> Any:
-        """Find what a handle of the tester stands for: a built-in class, an object of ours, a function of the test."""
-        if wire["t"] == "class":
-            return getattr(builtins, wire["v"])
-        if wire["t"] != "function":
-            return self.objects[wire["v"]]
-
-        def function(*arguments: Any) -> Any:
-            self.channel.send({"callback": wire["v"], "arguments": [self.encode(value) for value in arguments]})
-            reply = self.channel.receive()
-            if "raised" in reply:
-                raise getattr(builtins, reply["base"])(reply["message"])
-            return decode(reply["value"], self.load)
-
-        return function
-
-    def encode(self, value: Any) -> Any:
-        return encode(value, self.export)
-
-    def operate(self, request: dict[str, Any]) -> Any:
-        """Carry out one operation of the tester; see `tester.Remote` for their names."""
-        arguments = [decode(value, self.load) for value in request.get("arguments", [])]
-        keywords = {name: decode(value, self.load) for name, value in request.get("keywords", {}).items()}
-        before = self.encode(mutable(arguments))
-        result = OPERATIONS[request["do"]](*arguments, **keywords)
-        after = self.encode(mutable(arguments))
-        changed = [[new] if new != old else None for new, old in zip(after, before, strict=True)]
-        return {"value": self.encode(result), "changed": changed}
-
-    def serve(self) -> None:
-        """Answer until the tester has ended."""
-        while True:
-            request = self.channel.receive()
-            try:
-                if request["do"] == "names":
-                    reply: dict[str, Any] = {"value": list(self.namespace)}
-                elif request["do"] == "get":
-                    reply = {"value": self.encode(self.namespace[request["name"]])}
-                else:
-                    reply = self.operate(request)
-            except BaseException as error:  # SystemExit too: whatever the program raised is its answer
-                reply = describe_exception(error)
-                known = [self.exceptions[kind] for kind in type(error).__mro__ if kind in self.exceptions]
-                reply["known"] = known[:1]
-            self.output.flush()
-            reply["printed"] = self.output.take()
-            self.channel.send(reply)
+def find_function(namespace: dict[str, Any], name: str, *, is_method: bool) -> Any:
+    """Find a function of the program, or a method of an object of its class Solution."""
+    if is_method:
+        return getattr(namespace["Solution"](), name)
+    if name not in namespace:
+        raise NameError(f"name {name!r} is not defined")
+    return namespace[name]
 
 
-def mutable(arguments: list[Any]) -> list[Any]:
-    """Pick the arguments that a call may change in place; None for the others."""
-    return [argument if isinstance(argument, list | dict | set) else None for argument in arguments]
+def run_script(code: str, results: Channel) -> SystemExit:
+    """Run the program as Python runs a file; returns how it leaves the interpreter.
 
-
-def call_function(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    return function(*arguments, **keywords)
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": call_function,
-    "attribute": getattr,
-    "set": setattr,
-    "item": operator.getitem,
-    "set item": operator.setitem,
-    "delete item": operator.delitem,
-    "length": len,
-    "iterate": iter,
-    "next": next,
-    "text": str,
-    "representation": repr,
-    "truth": bool,
-    "enter": lambda manager: type(manager).__enter__(manager),
-    "leave": lambda manager: type(manager).__exit__(manager, None, None, None),
-    "instance": isinstance,
-    "equal": lambda left, right: bool(left == right),
-    "less": lambda left, right: bool(left < right),
-    "at most": lambda left, right: bool(left <= right),
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-}
+    Only an exception is reported: what a script is worth is said by its status and its output, not by itself.
+    """
+    # What the interpreter was started with was opened on another file.
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    try:
+        load_program(code)
+    except SystemExit as error:
+        return error
+    except BaseException as error:  # the interpreter would report it too, and leave with 1
+        results.send(report_exception(error))
+        return SystemExit(1)
+    return SystemExit(0)
 
 
 def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
@@ -202,14 +258,18 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
             sys.stdout.flush()
         results.send(answer)
         return
-    output = Tee(sys.stdout)
-    sys.stdout = output
+    outputs = {"stdout": Tee(sys.stdout), "stderr": Tee(sys.stderr)}
+    sys.stdout, sys.stderr = outputs["stdout"], outputs["stderr"]
     channel = Channel(peer)
     try:
-        namespace = load_program(job["code"])
+        namespace = load_program(job["code"], job.get("prelude", ""))
     except BaseException as error:  # SystemExit too: the program did not reach its end
         results.send(report_exception(error))
         return
     channel.send({"ready": True})
-    output.take()
-    ProgramServer(channel, namespace, output).serve()
+    for output in outputs.values():
+        output.take()
+    ProgramPeer(channel, namespace, outputs).serve()
+
+
+__all__ = ["FILE", "ProgramPeer", "UnknownValueError", "describe_exception", "run"]

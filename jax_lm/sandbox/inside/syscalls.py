@@ -6,54 +6,72 @@ rules that name their elders). Imports the standard library only: it runs in the
 
 ALLOWED = {
     "x86_64": """
-        read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 lseek=8 open=2 openat=257
-        stat=4 fstat=5 lstat=6 newfstatat=262 statx=332 access=21 faccessat=269 faccessat2=439 readlink=89
-        readlinkat=267 getdents=78 getdents64=217 getcwd=79 chdir=80 fchdir=81 umask=95 dup=32 dup2=33 dup3=292 pipe=22
-        pipe2=293 fsync=74 fdatasync=75 mmap=9 munmap=11 mprotect=10 mremap=25 madvise=28 brk=12 msync=26 mincore=27
-        futex=202 set_robust_list=273 get_robust_list=274 rseq=334 membarrier=324 set_tid_address=218 arch_prctl=158
-        rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15 rt_sigpending=127 rt_sigtimedwait=128 rt_sigsuspend=130
-        sigaltstack=131 restart_syscall=219 pause=34 alarm=37 getitimer=36 setitimer=38 nanosleep=35
-        clock_nanosleep=230 clock_gettime=228 clock_getres=229 gettimeofday=96 time=201 times=100 getrusage=98
-        getrlimit=97 sysinfo=99 uname=63 getrandom=318 getpid=39 getppid=110 gettid=186 getpgrp=111 getpgid=121
-        getsid=124 getuid=102 geteuid=107 getgid=104 getegid=108 getgroups=115 getresuid=118 getresgid=120
-        getpriority=140 sched_yield=24 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145
+        read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 lseek=8 open=2 openat=257 stat=4 fstat=5
+        lstat=6 newfstatat=262 access=21 faccessat=269 faccessat2=439 readlink=89 readlinkat=267 getdents=78
+        getdents64=217 getcwd=79 chdir=80 fchdir=81 umask=95 dup=32 dup2=33 dup3=292 pipe=22 pipe2=293 fsync=74
+        fdatasync=75 mmap=9 munmap=11 mprotect=10 mremap=25 madvise=28 brk=12 msync=26 mincore=27 futex=202
+        set_robust_list=273 rseq=334 membarrier=324 set_tid_address=218 arch_prctl=158 rt_sigaction=13
+        rt_sigprocmask=14 rt_sigreturn=15 rt_sigpending=127 rt_sigtimedwait=128 rt_sigsuspend=130 sigaltstack=131
+        restart_syscall=219 pause=34 alarm=37 getitimer=36 setitimer=38 nanosleep=35 gettimeofday=96 time=201
+        times=100 getrusage=98 getrlimit=97 uname=63 getrandom=318 getpid=39 gettid=186 getpgrp=111 getuid=102
+        geteuid=107 getgid=104 getegid=108 getgroups=115 getresuid=118 getresgid=120 sched_yield=24
         sched_get_priority_max=146 sched_get_priority_min=147 getcpu=309 poll=7 ppoll=271 select=23 pselect6=270
         epoll_create=213 epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 epoll_pwait2=441 eventfd=284
-        eventfd2=290 timerfd_create=283 timerfd_settime=286 timerfd_gettime=287 recvfrom=45 shutdown=48 getsockopt=55
-        getsockname=51 getpeername=52 exit=60 exit_group=231 fadvise64=221 futex_waitv=449
+        eventfd2=290 timerfd_create=283 timerfd_settime=286 timerfd_gettime=287 recvfrom=45 shutdown=48 getsockname=51
+        getpeername=52 exit=60 exit_group=231 fadvise64=221 futex_waitv=449 mkdir=83 mkdirat=258 unlink=87
+        unlinkat=263 rmdir=84 rename=82 renameat=264 renameat2=316 ftruncate=77 creat=85
     """,
     "aarch64": """
-        read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 close=57 close_range=436 lseek=62 openat=56 fstat=80
-        newfstatat=79 statx=291 faccessat=48 faccessat2=439 readlinkat=78 getdents64=61 getcwd=17 chdir=49 fchdir=50
-        umask=166 dup=23 dup3=24 pipe2=59 fsync=82 fdatasync=83 mmap=222 munmap=215 mprotect=226 mremap=216 madvise=233
-        brk=214 msync=227 mincore=232 futex=98 set_robust_list=99 get_robust_list=100 rseq=293 membarrier=283
-        set_tid_address=96 rt_sigaction=134 rt_sigprocmask=135 rt_sigreturn=139 rt_sigpending=136 rt_sigtimedwait=137
-        rt_sigsuspend=133 sigaltstack=132 restart_syscall=128 getitimer=102 setitimer=103 nanosleep=101
-        clock_nanosleep=115 clock_gettime=113 clock_getres=114 gettimeofday=169 times=153 getrusage=165 getrlimit=163
-        sysinfo=179 uname=160 getrandom=278 getpid=172 getppid=173 gettid=178 getpgid=155 getsid=156 getuid=174
-        geteuid=175 getgid=176 getegid=177 getgroups=158 getresuid=148 getresgid=150 getpriority=141 sched_yield=124
-        sched_getaffinity=123 sched_getparam=121 sched_getscheduler=120 sched_get_priority_max=125
+        read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 close=57 lseek=62 openat=56 fstat=80 newfstatat=79
+        faccessat=48 faccessat2=439 readlinkat=78 getdents64=61 getcwd=17 chdir=49 fchdir=50 umask=166 dup=23 dup3=24
+        pipe2=59 fsync=82 fdatasync=83 mmap=222 munmap=215 mprotect=226 mremap=216 madvise=233 brk=214 msync=227
+        mincore=232 futex=98 set_robust_list=99 rseq=293 membarrier=283 set_tid_address=96 rt_sigaction=134
+        rt_sigprocmask=135 rt_sigreturn=139 rt_sigpending=136 rt_sigtimedwait=137 rt_sigsuspend=133 sigaltstack=132
+        restart_syscall=128 getitimer=102 setitimer=103 nanosleep=101 gettimeofday=169 times=153 getrusage=165
+        getrlimit=163 uname=160 getrandom=278 getpid=172 gettid=178 getuid=174 geteuid=175 getgid=176 getegid=177
+        getgroups=158 getresuid=148 getresgid=150 sched_yield=124 sched_get_priority_max=125
         sched_get_priority_min=126 getcpu=168 ppoll=73 pselect6=72 epoll_create1=20 epoll_ctl=21 epoll_pwait=22
         epoll_pwait2=441 eventfd2=19 timerfd_create=85 timerfd_settime=86 timerfd_gettime=87 recvfrom=207 shutdown=210
-        getsockopt=209 getsockname=204 getpeername=205 exit=93 exit_group=94 fadvise64=223 futex_waitv=449
+        getsockname=204 getpeername=205 exit=93 exit_group=94 fadvise64=223 futex_waitv=449 mkdirat=34 unlinkat=35
+        renameat=38 renameat2=276 ftruncate=46
     """,
 }
 """Harmless with any arguments, given that no file can be opened that the tier does not show."""
 
 GUARDED = {
-    "x86_64": "ioctl=16 fcntl=72 prctl=157 prlimit64=302 kill=62 tgkill=234 clone=56 socketpair=53 sendto=44",
-    "aarch64": "ioctl=29 fcntl=25 prctl=167 prlimit64=261 kill=129 tgkill=131 clone=220 socketpair=199 sendto=206",
+    "x86_64": """
+        ioctl=16 fcntl=72 prctl=157 prlimit64=302 kill=62 tgkill=234 clone=56 socketpair=53 sendto=44 getsockopt=55
+        getpgid=121 getsid=124 getpriority=140 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145
+        clock_gettime=228 clock_getres=229 clock_nanosleep=230 close_range=436
+    """,
+    "aarch64": """
+        ioctl=29 fcntl=25 prctl=167 prlimit64=261 kill=129 tgkill=131 clone=220 socketpair=199 sendto=206 getsockopt=209
+        getpgid=155 getsid=156 getpriority=141 sched_getaffinity=123 sched_getparam=121 sched_getscheduler=120
+        clock_gettime=113 clock_getres=114 clock_nanosleep=115 close_range=436
+    """,
 }
 """Allowed with the arguments of `conditions` only."""
 
-CLONE3 = 435
-"""One number on both machines. Its flags lie in memory that a filter cannot read: absent, so that libc takes clone."""
+ABSENT = {"x86_64": "clone3=435 statx=332", "aarch64": "clone3=435 statx=291"}
+"""Said to be unknown, so that libc takes older ones: the flags of clone3 lie in memory that a filter cannot read."""
+
+ZERO = {"x86_64": "getppid=110", "aarch64": "getppid=173"}
+"""Answered with 0, as for a process whose parent lies outside its namespace."""
+
+NAMING = (
+    *("open", "openat", "creat", "stat", "lstat", "newfstatat", "access", "faccessat", "faccessat2", "readlink"),
+    *("readlinkat", "getcwd", "chdir", "fchdir", "mkdir", "mkdirat", "unlink", "unlinkat", "rmdir", "rename"),
+    *("renameat", "renameat2", "uname"),
+)
+"""Calls that take a name of a file or of the machine, or depend on one: where no namespace hides what else there is,
+`broker` answers them."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 CLONE_THREAD, CLONE_NEW_NAMESPACES = 0x10000, 0x7E020080
 AF_UNIX, SOCK_STREAM = 1, 1
-EVERY_BIT = 0xFFFFFFFF
+SOL_SOCKET = 1
+EVERY_BIT, SIGN = 0xFFFFFFFF, 0x80000000
 
 
 def parse_table(table: str) -> dict[str, int]:
@@ -70,6 +88,16 @@ def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
         # Signals go to the process itself only.
         "kill": [(0, EVERY_BIT, (pid,))],
         "tgkill": [(0, EVERY_BIT, (pid,))],
+        # Of another process each would tell whether it exists.
+        **{name: [(0, EVERY_BIT, (0, pid))] for name in ("getpgid", "getsid")},
+        **{f"sched_get{name}": [(0, EVERY_BIT, (0, pid))] for name in ("affinity", "param", "scheduler")},
+        "getpriority": [(0, EVERY_BIT, (0,)), (2, EVERY_BIT, (0, pid))],
+        # Negative numbers are the processor clocks of any process.
+        **{f"clock_{name}": [(0, SIGN, (0,))] for name in ("gettime", "getres", "nanosleep")},
+        # REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN. PEERCRED and PEERPIDFD name the parent.
+        "getsockopt": [(2, EVERY_BIT, (SOL_SOCKET,)), (4, EVERY_BIT, (2, 3, 4, 7, 8, 38, 39))],
+        # Not UNSHARE: there is one table of descriptors.
+        "close_range": [(4, EVERY_BIT, (0, 4))],
         # A new thread, never a new process or namespace.
         "clone": [(0, CLONE_THREAD | CLONE_NEW_NAMESPACES, (CLONE_THREAD,))],
         "prlimit64": [(0, EVERY_BIT, (0,))],

@@ -1,250 +1,389 @@
 """The test's process: runs a test's own code, while the program lives in another process.
 
-Names of the program are stand-ins here: calling one sends the arguments as data and returns data. So no object
-of the program is ever compared, no patched builtin is ever used, and the frames and the memory of the test
-are out of the program's reach. Objects that are no data stay with the program and are reached by handle
-(`Remote`). Imports the standard library only.
+Names of the program are stand-ins here: calling one sends the arguments and returns what came back. So no object
+of the program is ever compared by its own word, no patched builtin is ever used, and the frames and the memory of the
+test are out of the program's reach. Imports the standard library only.
 """
 
 import ast
 import builtins
 import importlib
+import importlib.abc
+import importlib.util
+import logging
+import os
+import random
 import sys
+import traceback
 import types
+import warnings
 from collections.abc import Callable
+from decimal import Decimal
+from importlib.machinery import ModuleSpec
 from typing import Any
 
+from jax_lm.sandbox.inside import checks, frameworks
 from jax_lm.sandbox.inside.channel import Channel
 from jax_lm.sandbox.inside.packages import is_genuine
+from jax_lm.sandbox.inside.peer import ConversationError, Peer, items_of
+from jax_lm.sandbox.inside.program import FILE as PROGRAM_FILE
 from jax_lm.sandbox.inside.program import describe_exception
-from jax_lm.sandbox.inside.wire import decode, encode
+from jax_lm.sandbox.inside.remotes import LOCAL, Remote
+from jax_lm.sandbox.inside.wire import is_array, is_number
 
-FILE = "<test>"
+FILE = "test.py"
+VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest"}
+"""Modules whose classes would speak for the test: what equals everything, what skips, what fails."""
+INNARDS = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
+"""How the names begin by which an object leads to frames, globals and code."""
+SERVED = {"special", "operator", "call", "get", "get and call", "item", "set", "delete", "isinstance", "issubclass",
+          "copy", "run tasks", "input", "log"}  # fmt: skip
+"""What a program may have done to objects of the test."""
+ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
+"""Functions that decide, and where they come from if a test uses them without saying so."""
 
 
-class ProgramError(BaseException):
-    """The program left (SystemExit and the like) where it should have returned; `except Exception` lets it pass."""
+class Tester(Peer):
+    """The test's end of the conversation: it gives nothing away and believes no object."""
 
+    side, is_strict = "t", True
 
-class Client:
-    """The tester's end of the conversation with the program."""
+    def __init__(self, channel: Channel, declares: bool) -> None:
+        super().__init__(channel)
+        self.output, self.errors = sys.stdout, sys.stderr
+        self.told: dict[str, Any] = {"argv": [PROGRAM_FILE], "environ": dict(os.environ)}
+        self.declares = declares
+        self.warned: list[Warning] = []
+        self.original: dict[int, tuple[Any, list]] = {}
+        self.changed: set[int] = set()
+        self.checked = 0
+        self.entered: set[str] = set()
+        self.complaint: AssertionError | None = None
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.functions: list[Callable[..., Any]] = []
-        self.exceptions: dict[int, type[BaseException]] = {}
-        self.remotes: dict[int, Remote] = {}
+    # What the program must not have
 
-    def export(self, value: Any) -> dict[str, Any]:
-        """Make a handle: the program's go back as they came; functions of the test can be called from the program."""
-        if isinstance(value, Remote):
-            return {"t": "object", "v": object.__getattribute__(value, "_handle")["v"]}
-        for number, known in self.exceptions.items():
-            if value is known:
-                return {"t": "object", "v": number}
-        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
-            return {"t": "class", "v": value.__name__}
-        if callable(value):
-            self.functions.append(value)
-            return {"t": "function", "v": len(self.functions) - 1}
-        raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
+    def check_export(self, value: Any) -> None:
+        if isinstance(value, types.FrameType | types.CodeType | types.TracebackType):
+            raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
 
-    def load(self, wire: dict[str, Any]) -> Any:
-        if wire["t"] == "exception":
-            if wire["v"] in self.exceptions:
-                return self.exceptions[wire["v"]]
-            base = getattr(builtins, wire["base"])
-            bases = (base if issubclass(base, Exception) else ProgramError,)
-            kind = types.new_class(str(wire["name"]), bases)
-            self.exceptions[wire["v"]] = kind
-            return kind
-        if wire["t"] != "object":
-            raise TypeError(f"the program answered with a {wire['t']}")
-        # One stand-in per object, so that `is` means what it says.
-        return self.remotes.setdefault(int(wire["v"]), Remote(self, wire))
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request; serve callbacks until its reply is there."""
-        self.channel.send(request)
-        while "callback" in (reply := self.channel.receive()):
-            self.channel.send(self.called_back(reply))
-        if reply.get("printed"):
-            sys.stdout.write(reply["printed"])
-        if "raised" in reply:
-            raise self.error(reply)
-        return reply
-
-    def called_back(self, request: dict[str, Any]) -> dict[str, Any]:
-        arguments = [decode(value, self.load) for value in request["arguments"]]
+    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+        if operation not in SERVED:
+            raise ConversationError(f"operation {operation!r:.40}")
+        if operation == "input":
+            return read_input(*arguments)
+        if operation == "log":
+            return take_log(*arguments)
+        if operation in ("get", "get and call", "set", "delete"):
+            self.check_attribute(operation, arguments[0], str(arguments[1]))
+        if operation == "special" and str(arguments[0]) in LOCAL | {"__get__", "__set__", "__delete__"}:
+            raise ConversationError(f"special method {arguments[0]!r:.40}")
         try:
-            return {"value": encode(self.functions[request["callback"]](*arguments), self.export)}
-        except Exception as error:  # the test's function may raise anything, and its caller is the program
-            return describe_exception(error)
+            return super().carry_out(operation, arguments, keywords)
+        except AssertionError as error:
+            self.complaint = error
+            raise
 
-    def error(self, reply: dict[str, Any]) -> BaseException:
-        """Make the exception that the program raised, as one of the test's own classes."""
-        kind = next((self.exceptions[number] for number in reply.get("known", []) if number in self.exceptions), None)
-        kind = kind or getattr(builtins, reply["base"], None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            return ProgramError(f"{reply['raised']}: {reply['message']}")
-        error = kind.__new__(kind)
-        error.args = (reply["message"],)
+    def check_attribute(self, operation: str, subject: Any, name: str) -> None:
+        """Refuse ways into the test's frames, and the replacement of what checks."""
+        if name.startswith(INNARDS) or isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType):
+            raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
+        if operation in ("set", "delete"):
+            if isinstance(subject, type) and subject.__module__ == "__main__" and not hasattr(subject, name):
+                return
+            if isinstance(subject, type) or is_genuine(type(subject).__module__):
+                raise AttributeError(f"a program cannot set {name!r:.40} of an object that is not the test's own")
+            if callable(getattr(type(subject), name, None)):
+                raise AttributeError(f"a program cannot replace the method {name!r:.40} of the test")
+
+    def genuine(self, module: str, name: str) -> type:
+        if module.partition(".")[0] in VERDICTS:
+            raise ConversationError(f"the program answered with {module}.{name}")
+        return super().genuine(module, name)
+
+    def checked_error(self, error: BaseException, operation: str, arguments: tuple[Any, ...]) -> BaseException:
+        """Let StopIteration end a loop only where an iterator was asked for its next item."""
+        if isinstance(error, AssertionError):
+            self.complaint = None
+        steps = ("__next__", "__anext__", "send", "throw", "asend", "athrow", "aclose")
+        if isinstance(error, ENDS_LOOPS) and operation != "run tasks" and not {*steps} & {*map(str, arguments[:2])}:
+            return RuntimeError(f"the program raised {type(error).__name__}")
         return error
 
+    # What both ends share
+
+    def declare(self, stand_in: Any) -> Any:
+        return super().declare(stand_in) if self.declares else stand_in
+
+    def before_change(self, container: Any) -> None:
+        self.original.setdefault(id(container), (container, items_of(container)))
+        self.changed.add(id(container))
+
     def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
-        """Carry out an operation in the program.
+        """Have the program carry out an operation.
 
-        Lists and the like that a call changed change here too, if it returned None, as functions do that are
-        meant to change them: emptying the data would otherwise pass `assert f(data) == sorted(data)`.
+        A function that returns nothing is meant to change its arguments, and then there is no other original.
         """
-        request = {
-            "do": operation,
-            "arguments": [encode(argument, self.export) for argument in arguments],
-            "keywords": {name: encode(value, self.export) for name, value in keywords.items()},
-        }
-        reply = self.ask(request)
-        for argument, changed in zip(arguments, reply.get("changed", []), strict=False):
-            if changed and reply["value"] is None:
-                replace(argument, decode(changed[0], self.load))
-        return decode(reply["value"], self.load)
+        self.changed = set()
+        try:
+            result = super().do(operation, *arguments, **keywords)
+        finally:
+            warned, self.warned = self.warned, []
+        for warning in warned:
+            warnings.warn(warning, stacklevel=3)
+        if any(isinstance(argument, Remote) and self.is_tainted(argument) for argument in arguments[:2]):
+            self.spread_taint(result)
+        if result is None:
+            for key in self.changed:
+                self.original.pop(key, None)
+        return result
+
+    def spread_taint(self, result: Any) -> None:
+        """Refuse a number from an object that has seen the operand it would be compared with, in whatever way."""
+        if self.is_theirs(result):
+            self.taint(result)
+        elif isinstance(result, int | float | complex | Decimal) or is_array(result) or is_number(result):
+            raise TypeError("the program's object has made a plain value of the test's operand")
+
+    def as_written(self, value: Any) -> Any:
+        """Return data as they were before the program changed them."""
+        if not self.original or not isinstance(value, list | dict | set | tuple):
+            return value
+        if type(value) is tuple:
+            return tuple(self.as_written(item) for item in value)
+        items = [self.as_written(item) for item in self.original.get(id(value), (value, items_of(value)))[1]]
+        if isinstance(value, dict):
+            return dict(zip(items[::2], items[1::2], strict=True))
+        return type(value)(items) if type(value) in (list, set) else value
+
+    def extras(self) -> dict[str, Any]:
+        now = {"argv": [str(word) for word in sys.argv], "environ": dict(os.environ)}
+        news = {name: value for name, value in now.items() if value != self.told[name]}
+        self.told = now
+        return news
+
+    def take_extras(self, message: dict[str, Any]) -> None:
+        self.warned += [self.decode(form) for form in message.get("warnings", ())]
+        if "environ" in message:
+            os.environ.clear()
+            os.environ.update(message["environ"])
+            self.told["environ"] = dict(os.environ)
+        # The program has written it already; only a test that looks at what is printed needs it again.
+        if sys.stdout is not self.output:
+            write_parts(sys.stdout, message.get("stdout", ()))
+        if sys.stderr is not self.errors:
+            write_parts(sys.stderr, message.get("stderr", ()))
+
+    # Names of the program
+
+    def names(self) -> set[str]:
+        return {str(name) for name in self.do("names") if not str(name).startswith("__")}
+
+    def fetch(self, name: str) -> Any:
+        """Fetch one name of the program; what it imported under that name is imported anew."""
+        with self.lock:
+            self.send(lambda: {"do": "name", "arguments": [name], "keywords": {}})
+            while "do" in (reply := self.receive()):
+                self.answer(reply)
+        if "raised" in reply:
+            raise NameError(f"name {name!r} is not defined")
+        form = reply["value"]
+        tag = form.get("t") if isinstance(form, dict) else None
+        if tag == "module" and not is_genuine(form["v"]):
+            raise NameError(f"{name} is a module of the program")
+        if tag == "mine" and (genuine := genuine_function(name, form)) is not None:
+            return genuine
+        return self.decode(form)
+
+    def note_check(self) -> None:
+        self.checked += 1
 
 
-def replace(container: Any, content: Any) -> None:
-    """Give a list, dictionary or set new content in place."""
-    if isinstance(container, list):
-        container[:] = content
-    elif isinstance(container, dict | set):
-        container.clear()
-        container.update(content)
+def genuine_function(name: str, form: dict[str, Any]) -> Any:
+    """Find the function of the standard library that the program has imported under its own name."""
+    home = form.get("home")
+    if not is_genuine(home) or str(home).partition(".")[0] in VERDICTS:
+        return None
+    return getattr(importlib.import_module(str(home)), name, None)
 
 
-class Remote:
-    """An object of the program.
+def write_parts(stream: Any, parts: Any) -> None:
+    """Write what the program has written: texts, and bytes in hexadecimal."""
+    for part in parts:
+        if isinstance(part, list):
+            stream.flush()
+            stream.buffer.write(bytes.fromhex(part[0]))
+        else:
+            stream.write(str(part))
 
-    It equals nothing but objects of the program, and has no order with and no arithmetic with plain values: an
-    object that says yes to everything would otherwise pass `abs(f(x) - 1.5) < 1e-6`.
-    """
 
-    def __init__(self, client: Client, handle: dict[str, Any]) -> None:
-        object.__setattr__(self, "_client", client)
-        object.__setattr__(self, "_handle", handle)
+def take_log(name: str, level: int, message: str, arguments: Any, function: str) -> None:
+    """Log what the program has logged."""
+    logger = logging.getLogger(name)
+    if logger.isEnabledFor(level):
+        logger.handle(logger.makeRecord(name, level, PROGRAM_FILE, 0, message, tuple(arguments), None, function))
+
+
+def read_input(kind: str, *arguments: Any) -> Any:
+    """Read standard input as the test has it: it may have put something in its place."""
+    if kind == "input":
+        return builtins.input(*arguments)
+    if kind == "bytes":
+        return sys.stdin.buffer.read()
+    return sys.stdin.readline(*arguments) if kind == "readline" else sys.stdin.read(*arguments)
+
+
+class TestModule(types.ModuleType):
+    """The module `__main__` of a test: what a test sets there by name (`mock.patch`) is set in the program too."""
+
+    def __init__(self, name: str, tester: Tester, theirs: set[str]) -> None:
+        super().__init__(name)
+        object.__setattr__(self, "_tester", tester)
+        object.__setattr__(self, "_theirs", theirs)
+        object.__setattr__(self, "_originals", {})
 
     def __getattr__(self, name: str) -> Any:
-        return do("attribute", self, name)
+        if name in object.__getattribute__(self, "_theirs"):
+            return object.__getattribute__(self, "_tester").fetch(name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        do("set", self, name, value)
+        if name in object.__getattribute__(self, "_theirs"):
+            tester = object.__getattribute__(self, "_tester")
+            object.__getattribute__(self, "_originals").setdefault(name, tester.fetch(name))
+            tester.do("set name", name, value)
+        super().__setattr__(name, value)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return do("call", self, *arguments, **keywords)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remote) and do("equal", self, other)
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
-
-    def __iter__(self) -> Any:
-        return do("iterate", self)
-
-    def __contains__(self, item: object) -> bool:
-        return any(item == other for other in self)
-
-    def __exit__(self, *_: object) -> None:
-        do("leave", self)
-
-    def __instancecheck__(self, value: object) -> bool:
-        return object.__getattribute__(self, "_client").do("instance", value, self)
-
-    def __mro_entries__(self, _: Any) -> Any:
-        raise TypeError("a test cannot inherit from a class of the program")
+    def __delattr__(self, name: str) -> None:
+        originals = object.__getattribute__(self, "_originals")
+        if name in originals:
+            object.__getattribute__(self, "_tester").do("set name", name, originals.pop(name))
+        if name in self.__dict__:
+            super().__delattr__(name)
 
 
-def do(operation: str, subject: Remote, *arguments: Any, **keywords: Any) -> Any:
-    """Carry out an operation on an object of the program."""
-    return object.__getattribute__(subject, "_client").do(operation, subject, *arguments, **keywords)
+class ProgramModule(TestModule):
+    """The program, imported by a test under whatever name it has there."""
+
+    @property
+    def __all__(self) -> list[str]:
+        return sorted(name for name in object.__getattribute__(self, "_theirs") if not name.startswith("_"))
 
 
-def unary(operation: str) -> Callable[..., Any]:
-    return lambda self, *arguments: do(operation, self, *arguments)
+class ProgramFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Takes every module that is not found elsewhere for the program."""
+
+    def __init__(self, tester: Tester, theirs: set[str]) -> None:
+        self.tester, self.theirs = tester, theirs
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if "." in name or name.startswith("_") or is_genuine(name):
+            return None
+        return importlib.util.spec_from_loader(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return ProgramModule(spec.name, self.tester, self.theirs)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Leave the module as it is: its names are fetched when they are used."""
 
 
-def binary(operation: str) -> Callable[[Remote, Any], Any]:
-    return lambda self, other: do(operation, self, other) if isinstance(other, Remote) else NotImplemented
+def modules_of(tree: ast.Module) -> dict[str, Any]:
+    """Import the modules that a test uses without saying so: it means the genuine ones."""
+    read, defined = checks.names_of(tree)
+    found = {name: importlib.import_module(name) for name in read - defined if checks.is_module_name(tree, name)}
+    if "np" in read - defined and checks.attributes_of(tree, "np") and importlib.util.find_spec("numpy"):
+        found["np"] = importlib.import_module("numpy")
+    return found
 
 
-for method, name in {
-    "len": "length",
-    "next": "next",
-    "str": "text",
-    "repr": "representation",
-    "bool": "truth",
-    "enter": "enter",
-    "getitem": "item",
-    "setitem": "set item",
-    "delitem": "delete item",
-}.items():
-    setattr(Remote, f"__{method}__", unary(name))
-for method, name in {"lt": "less", "le": "at most", "add": "add", "sub": "subtract", "mul": "multiply"}.items():
-    setattr(Remote, f"__{method}__", binary(name))
-
-
-def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Collect the names that a test reads, and those that it defines itself."""
-    read, defined = set(), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.arg):
-            defined.add(node.arg)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    return read, defined
-
-
-def fetch_name(client: Client, name: str) -> Any:
-    """Fetch one name of the program: data, a stand-in, or what it imported from elsewhere, imported anew."""
-    wire = client.ask({"do": "get", "name": name})["value"]
-    if isinstance(wire, dict) and wire["t"] == "module":
-        if not is_genuine(wire["v"]):
-            raise NameError(f"{name} is a module of the program")
-        return importlib.import_module(wire["v"])
-    if isinstance(wire, dict) and is_genuine(wire.get("home")):
-        genuine = getattr(importlib.import_module(wire["home"]), name, None)
-        if genuine is not None:
-            return genuine
-    return decode(wire, client.load)
-
-
-def namespace(client: Client, tree: ast.Module) -> dict[str, Any]:
+def namespace(tester: Tester, tree: ast.Module, theirs: set[str], found: dict[str, Any]) -> dict[str, Any]:
     """Collect the names of the program that the test sees.
 
     A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) - 2) < 1e-6` means
-    Python's abs, `sum(10, 15) == 25` the program's sum.
+    Python's abs, `sum(10, 15) == 25` the program's sum. So do modules, and functions that decide.
     """
-    read, defined = names_of(tree)
-    theirs = {name for name in client.ask({"do": "names"})["value"] if not name.startswith("__")}
-    named_like_builtins = {name for name in theirs if hasattr(builtins, name)}
-    chosen = (read - defined) & (theirs - named_like_builtins) or (read - defined) & named_like_builtins
+    read, defined = checks.names_of(tree)
+    free = read - defined
+    if checks.reads_annotations(tree):
+        free |= theirs - defined
+    known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
+    imports = any(not is_genuine(module) for module in checks.modules_imported(tree))
+    chosen = free & (theirs - known)
+    if not chosen and not imports:
+        chosen = (free & theirs) - set(found)
+    found = found | {
+        name: getattr(importlib.import_module(HELPERS[name]), name)
+        for name in free & theirs & set(HELPERS)
+        if name not in chosen
+    }
     # A name that the test both reads and defines may be the program's where it is read first.
-    chosen |= read & defined & (theirs - named_like_builtins)
-    return {name: fetch_name(client, name) for name in sorted(chosen)}
+    chosen |= read & defined & (theirs - known)
+    return found | {name: tester.fetch(name) for name in sorted(chosen)}
+
+
+def repeat_there(tester: Tester, module: Any, *names: str) -> None:
+    """Have the program do what a test does for the whole process, such as to seed random numbers."""
+    for name in names:
+        setattr(module, name, repeated(tester, module.__name__, name, getattr(module, name)))
+
+
+def repeated(tester: Tester, module: str, name: str, function: Callable[..., Any]) -> Callable[..., None]:
+    def both(*arguments: Any, **keywords: Any) -> None:
+        function(*arguments, **keywords)
+        tester.do("repeat", module, name, *arguments, **keywords)
+
+    return both
+
+
+def run_source(tester: Tester, source: str) -> None:
+    """Run one test as Python would, and then what it defines for a framework, as that would; raises if it fails."""
+    sys.argv = [PROGRAM_FILE]
+    tester.channel.receive()
+    tree = ast.parse(source, FILE)
+    theirs = tester.names()
+    # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
+    module = sys.modules["__main__"] = TestModule("__main__", tester, theirs)
+    sys.meta_path.append(ProgramFinder(tester, theirs))
+    scope = tester.scope = module.__dict__
+    scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
+    modules = modules_of(tree)
+    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, tree, theirs, modules)}
+    if "log" in source:
+        tester.do("follow logging")
+    repeat_there(tester, random, "seed", "setstate")
+    repeat_there(tester, sys, "setrecursionlimit")
+    if "numpy" in sys.modules:
+        repeat_there(tester, sys.modules["numpy"].random, "seed")
+    read, defined = checks.names_of(tree)
+    tests = checks.test_names(tree)
+    frameworks.make_fit(tester, source)
+    exec(compile(checks.prepare(tree, (theirs & read) - defined - set(modules), tests), FILE, "exec"), scope)
+    if tests - tester.entered:
+        frameworks.run(tester, module, tests)
+    if not tester.checked and not tests and callable(check := scope.get("check")):
+        check(tester.do("main function"))
+    if problem := tester.broken or tester.complaint:
+        raise problem
+    if not tester.checked:
+        raise NoCheckError("no assertion was executed")
+
+
+class NoCheckError(Exception):
+    """A test that has come to its end without having checked anything."""
+
+
+def failing_line(error: BaseException, source: str) -> str:
+    """Find the line of the test at which it failed."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
+    return source.splitlines()[lines[-1] - 1].strip() if lines and lines[-1] else ""
 
 
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     """Run one test; the word that it passed is said here, where no code of the program runs."""
-    client = Client(Channel(peer))
-    # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module
     try:
-        client.channel.receive()
-        tree = ast.parse(job["test"], FILE)
-        module.__dict__.update(namespace(client, tree))
-        exec(compile(tree, FILE, "exec"), module.__dict__)
+        run_source(Tester(Channel(peer), job["trusts_objects"]), job["test"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        results.send(describe_exception(error))
+        results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
         results.send({"ended": job["sentinel"]})

@@ -1,149 +1,297 @@
-"""Values as type-tagged JSON, and the comparison of a value with what came over the wire.
+"""Values as JSON, and the comparison of such a value with a literal.
 
-None, booleans, text, floats and integers up to 64 bits are themselves and lists are arrays; everything else is an
+None, booleans, text, floats and integers of ordinary size are themselves and lists are arrays; everything else is an
 object `{"t": tag, "v": content}`. So a tuple is no list, and an object that claims to equal everything is only
 an object. Imports the standard library only: both sides of the sandbox use it.
 """
 
+import argparse
+import collections
+import datetime
+import functools
+import gc
+import logging
 import math
-from collections import deque
+import operator
+import pathlib
+import re
+import sys
+import types
+import typing
+import uuid
+import zoneinfo
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
-LARGEST_NUMBER = 2**63
-RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-6, 1e-9
+LARGEST_NUMBER = 10**1000
 MAX_MESSAGE = 4 * 2**20
 """Bytes of one message; a program that answers with more has failed."""
+PLAIN = frozenset({type(None), bool, str, float})
 
-Export = Callable[[Any], Any]
+Convert = Callable[[Any], Any]
 
 
-def opaque(value: Any) -> Any:
-    """Encode what is left of an object that has no form as data."""
+class UnknownValueError(ValueError):
+    """A value, or a message, that this module knows no form for."""
+
+
+def delta_parts(delta: datetime.timedelta) -> list[int]:
+    return [delta.days, delta.seconds, delta.microseconds]
+
+
+def zone_parts(zone: datetime.timezone) -> list[Any]:
+    return [delta_parts(zone.utcoffset(None)), zone.tzname(None)]
+
+
+def restore_zone(parts: list[Any]) -> datetime.timezone:
+    offset = datetime.timedelta(*parts[0])
+    plain = datetime.timezone(offset)
+    return plain if plain.tzname(None) == parts[1] else datetime.timezone(offset, parts[1])
+
+
+def rebuild_match(pattern: re.Pattern, text: Any, start: int, end: int, span: tuple[int, int]) -> re.Match | None:
+    """Find the same match again."""
+    tries = (
+        *(find(text, start, end) for find in (pattern.match, pattern.search, pattern.fullmatch)),
+        *(pattern.match(text, span[0], stop) for stop in (end, span[1])),
+    )
+    return next((match for match in tries if match and match.span() == span), None)
+
+
+def user_container(kind: type) -> Callable[[Any], Any]:
+    """Return what builds a container of `collections` around the very list or dictionary that it is given."""
+
+    def build(content: Any) -> Any:
+        made = kind()
+        made.data = content
+        return made
+
+    return build
+
+
+def union_of(*kinds: Any) -> Any:
+    return typing.Union.__getitem__(kinds)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def alias_parts(alias: Any) -> list[Any]:
+    return [alias.__origin__, alias.__args__]
+
+
+SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: (bytes.hex, bytes.fromhex),
+    complex: (lambda number: [number.real, number.imag], lambda parts: complex(*parts)),
+    Decimal: (str, Decimal),
+    Fraction: (str, Fraction),
+    datetime.timedelta: (delta_parts, lambda parts: datetime.timedelta(*parts)),
+    datetime.timezone: (zone_parts, restore_zone),
+    datetime.date: (datetime.date.isoformat, datetime.date.fromisoformat),
+    uuid.UUID: (str, uuid.UUID),
+    pathlib.PosixPath: (str, pathlib.PosixPath),
+    pathlib.PurePosixPath: (str, pathlib.PurePosixPath),
+    zoneinfo.ZoneInfo: (str, zoneinfo.ZoneInfo),
+    logging.Logger: (lambda logger: logger.name, logging.getLogger),
+    logging.RootLogger: (lambda _: None, lambda _: logging.getLogger()),
+    type(Ellipsis): (lambda _: None, lambda _: Ellipsis),
+    type(NotImplemented): (lambda _: None, lambda _: NotImplemented),
+}
+"""Types whose values hold no others: how they are written and read. Of other types than these, nothing is read."""
+
+PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
+    tuple: (list, lambda *items: items),
+    frozenset: (list, lambda *items: frozenset(items)),
+    range: (lambda r: [r.start, r.stop, r.step], range),
+    slice: (lambda s: [s.start, s.stop, s.step], slice),
+    datetime.datetime: (
+        lambda d: [d.year, d.month, d.day, d.hour, d.minute, d.second, d.microsecond, d.tzinfo, d.fold],
+        lambda *parts: datetime.datetime(*parts[:-1], fold=parts[-1]),
+    ),
+    datetime.time: (
+        lambda d: [d.hour, d.minute, d.second, d.microsecond, d.tzinfo, d.fold],
+        lambda *parts: datetime.time(*parts[:-1], fold=parts[-1]),
+    ),
+    property: (lambda p: [p.fget, p.fset, p.fdel, p.__doc__], property),
+    re.Pattern: (lambda p: [p.pattern, p.flags], lambda pattern, flags: re.compile(pattern, flags & ~re.UNICODE)),
+    re.Match: (lambda m: [m.re, m.string, m.pos, m.endpos, m.span()], rebuild_match),
+    # With the dictionary itself: they are alive.
+    type({}.keys()): (gc.get_referents, dict.keys),
+    type({}.items()): (gc.get_referents, dict.items),
+    type({}.values()): (gc.get_referents, dict.values),
+    types.MappingProxyType: (gc.get_referents, types.MappingProxyType),
+    types.SimpleNamespace: (lambda space: [vars(space)], lambda content: types.SimpleNamespace(**content)),
+    argparse.Namespace: (lambda space: [vars(space)], lambda content: argparse.Namespace(**content)),
+    collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
+    collections.UserDict: (lambda user: [user.data], user_container(collections.UserDict)),
+    collections.UserList: (lambda user: [user.data], user_container(collections.UserList)),
+    collections.UserString: (lambda user: [user.data], collections.UserString),
+    types.GenericAlias: (alias_parts, types.GenericAlias),
+    types.UnionType: (lambda union: list(union.__args__), lambda *kinds: functools.reduce(operator.or_, kinds)),
+    typing._GenericAlias: (alias_parts, typing._GenericAlias),  # pyright: ignore[reportAttributeAccessIssue]
+    typing._UnionGenericAlias: (lambda union: list(union.__args__), union_of),  # pyright: ignore[reportAttributeAccessIssue]
+}
+"""Types whose values are made of others: how they are taken apart and put together."""
+
+TAGS: dict[str, type] = {kind.__name__: kind for kind in (*SCALARS, *PARTS)}
+
+
+def is_plain(items: Any) -> bool:
+    """Tell whether JSON holds these items as they are."""
+    kinds = set(map(type, items))
+    if kinds <= PLAIN:
+        return True
+    return kinds == {int} and min(items) > -LARGEST_NUMBER and max(items) < LARGEST_NUMBER
+
+
+class ArrayParts(NamedTuple):
+    """The content of an array of numpy: its type, its shape and its bytes in hexadecimal."""
+
+    form: Any
+    shape: list[int]
+    data: str
+
+
+def is_array(value: Any) -> bool:
+    """Tell whether a value is an array of numpy that holds plain data."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a number of numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and type(value) is value.dtype.type
+
+
+def array_parts(array: Any) -> ArrayParts:
+    form = array.dtype.str if array.dtype.names is None else array.dtype.descr
+    return ArrayParts(form, list(array.shape), array.tobytes().hex())
+
+
+def build_array(form: Any, shape: list[int], data: str) -> Any:
+    import numpy as np  # only where one of the two has sent one: its import is slow
+
+    kind = np.dtype([tuple(field) for field in form] if isinstance(form, list) else form)
+    if kind.hasobject:
+        raise UnknownValueError(f"an array of {kind}")
+    return np.frombuffer(bytes.fromhex(data), kind).reshape(shape).copy()
+
+
+def encode(value: Any, convert: Convert) -> Any:
+    """Encode a value; `convert` gives the form of whatever is no data."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is int:
+        return value if -LARGEST_NUMBER < value < LARGEST_NUMBER else {"t": "int", "v": hex(value)}
+    if kind in SCALARS:
+        return {"t": kind.__name__, "v": SCALARS[kind][0](value)}
+    if kind in PARTS:
+        parts = PARTS[kind][0](value)
+        return {"t": kind.__name__, "v": parts if is_plain(parts) else [encode(part, convert) for part in parts]}
+    if kind is ArrayParts or is_number(value):
+        parts = value if kind is ArrayParts else array_parts(value)
+        return {"t": "array parts" if kind is ArrayParts else "number", "v": list(parts)}
+    return convert(value)
+
+
+def decode(wire: Any, convert: Convert) -> Any:
+    """Decode a message; `convert` gives the meaning of lists and of tags that are no data."""
+    if not isinstance(wire, dict):
+        return convert(wire) if isinstance(wire, list) else wire
+    tag, content = wire.get("t"), wire.get("v")
+    if tag == "int" and isinstance(content, str):
+        return int(content, 16)
+    if tag in ("array parts", "number") and isinstance(content, list):
+        return ArrayParts(*content) if tag == "array parts" else build_array(*content)[()]
+    kind = TAGS.get(tag) if isinstance(tag, str) else None
+    if kind is None:
+        return convert(wire)
+    if kind in SCALARS:
+        return SCALARS[kind][1](content)
+    if not isinstance(content, list):
+        raise UnknownValueError(f"a {tag} of {content!r:.40}")
+    return PARTS[kind][1](*(content if is_plain(content) else [decode(part, convert) for part in content]))
+
+
+def encode_literal(value: Any) -> Any:
+    """Encode data without any identity: what a literal can be, in the forms that `matches` compares."""
+    kind = type(value)
+    if kind is list:
+        return value if is_plain(value) else [encode_literal(item) for item in value]
+    if kind is dict:
+        return {"t": "dict", "v": [[encode_literal(k), encode_literal(v)] for k, v in value.items()]}
+    if kind is bytearray:
+        return {"t": "bytearray", "v": value.hex()}
+    if kind is set:
+        return {"t": "set", "v": [encode_literal(item) for item in value]}
+    if kind in SCALARS or kind in PARTS or kind is int or kind in PLAIN or is_number(value):
+        return encode(value, encode_literal)
     return {"t": "object", "v": type(value).__name__}
 
 
-def encode(value: Any, export: Export = opaque) -> Any:
-    """Encode a value as JSON. Subclasses of plain types are their plain content, whatever their methods say."""
-    kind = type(value)
-    if value is None or kind is bool or kind is str or kind is float:
-        return value
-    if kind is int:
-        return value if abs(value) < LARGEST_NUMBER else {"t": "int", "v": hex(value)}
-    if issubclass(kind, int):
-        return encode(int.__pos__(value))
-    if issubclass(kind, float):
-        return float.__pos__(value)
-    if issubclass(kind, str):
-        return str.__str__(value)
-    if issubclass(kind, list):
-        return [encode(item, export) for item in list.__iter__(value)]
-    if issubclass(kind, deque):
-        return {"t": "deque", "v": [encode(item, export) for item in deque.__iter__(value)]}
-    if issubclass(kind, tuple):
-        return {"t": "tuple", "v": [encode(item, export) for item in tuple.__iter__(value)]}
-    if issubclass(kind, dict):
-        return {"t": "dict", "v": [[encode(k, export), encode(v, export)] for k, v in dict.items(value)]}
-    if issubclass(kind, set | frozenset):
-        base = set if issubclass(kind, set) else frozenset
-        return {"t": base.__name__, "v": [encode(item, export) for item in base.__iter__(value)]}
-    if kind is bytes or kind is bytearray:
-        return {"t": kind.__name__, "v": value.hex()}
-    if kind is complex:
-        return {"t": "complex", "v": [value.real, value.imag]}
-    if kind is range:
-        return {"t": "range", "v": [encode(number) for number in (value.start, value.stop, value.step)]}
-    if kind is Fraction or kind is Decimal:
-        return {"t": kind.__name__, "v": str(value)}
-    return export(value)
-
-
-BUILDERS: dict[str, Callable[[Any], Any]] = {
-    "int": lambda text: int(text, 16),
-    "deque": deque,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "dict": dict,
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "complex": lambda parts: complex(*parts),
-    "range": lambda parts: range(*parts),
-    "Fraction": Fraction,
-    "Decimal": Decimal,
-}
-
-
-def decode(wire: Any, load: Callable[[dict], Any] | None = None) -> Any:
-    """Decode the value of a message; `load` turns other tags into something, without it they are refused."""
+def decode_literal(wire: Any) -> Any:
+    """Decode what `encode_literal` has written; raises UnknownValueError for anything else."""
     if isinstance(wire, list):
-        return [decode(item, load) for item in wire]
+        return [decode_literal(item) for item in wire]
+    tag = wire.get("t") if isinstance(wire, dict) else None
+    if tag == "dict":
+        return {decode_literal(key): decode_literal(value) for key, value in wire["v"]}
+    if tag == "bytearray":
+        return bytearray.fromhex(wire["v"])
+    if tag == "set":
+        return {decode_literal(item) for item in wire["v"]}
+    if isinstance(wire, dict) and tag not in (*TAGS, "int"):
+        raise UnknownValueError(f"a value of unknown type {tag!r}")
+    return decode(wire, decode_literal)
+
+
+def canonical(wire: Any) -> Any:
+    """Reduce the form of a literal to one that is the same for all values that Python's == calls equal.
+
+    Sets and dictionaries become sorted lists and are never built, so that no chosen hash can slow this process.
+    """
+    if isinstance(wire, bool | int):
+        return int(wire)
+    if isinstance(wire, float):
+        return int(wire) if math.isfinite(wire) and wire == int(wire) else wire
+    if isinstance(wire, list):
+        return ("list", [canonical(item) for item in wire])
     if not isinstance(wire, dict):
         return wire
-    tag = wire.get("t")
-    if tag in BUILDERS:
-        content = wire["v"]
-        if tag == "dict":
-            content = [(decode(key, load), decode(value, load)) for key, value in content]
-        return BUILDERS[tag](decode(content, load) if tag != "dict" else content)
-    if load is None:
-        raise ValueError(f"a value of unknown type {tag!r}")
-    return load(wire)
+    tag, content = wire.get("t"), wire["v"]
+    if tag == "int":
+        return int(content, 16)
+    if tag == "complex":
+        return canonical(content[0]) if content[1] == 0 else (tag, canonical(content[0]), canonical(content[1]))
+    if tag in ("set", "frozenset"):
+        return ("set", sorted((canonical(item) for item in content), key=repr))
+    if tag == "dict":
+        return (tag, sorted(([canonical(key), canonical(value)] for key, value in content), key=repr))
+    if tag in ("bytes", "bytearray"):
+        return ("bytes", content)
+    if tag == "tuple":
+        return (tag, [canonical(item) for item in content])
+    return (tag, content)
+
+
+LITERALS = {"int", "complex", "set", "frozenset", "dict", "bytes", "bytearray", "tuple"}
+
+
+def is_literal(wire: Any) -> bool:
+    """Tell whether a message is made of what literals are made of, so that `matches` may judge it."""
+    if isinstance(wire, list):
+        return all(is_literal(item) for item in wire)
+    if not isinstance(wire, dict):
+        return True
+    tag, content = wire.get("t"), wire.get("v")
+    return (
+        isinstance(tag, str)
+        and tag in LITERALS
+        and (is_literal(content) if isinstance(content, list) else isinstance(content, str))
+    )
 
 
 def matches(expected: Any, wire: Any) -> bool:
-    """Compare a message with the expected literal: types count, floats within tolerance.
-
-    A whole number may be written as int or float, as mean([1, 3]) == 2 is right; True is no 1. Sets and
-    dictionaries are compared as sorted lists and never built, so that no chosen hash can slow this process.
-    """
-    number = isinstance(expected, int | float) and not isinstance(expected, bool)
-    if number and isinstance(wire, dict) and wire.get("t") == "int":
-        return isinstance(expected, int) and wire.get("v") == hex(expected)
-    if number and isinstance(wire, int | float) and not isinstance(wire, bool):
-        return close(expected, wire)
-    if isinstance(expected, list):
-        return isinstance(wire, list) and all_match(expected, wire)
-    if expected is None or isinstance(expected, bool | str):
-        return type(wire) is type(expected) and wire == expected
-    if not isinstance(wire, dict):
-        return False
-    form = encode(expected)
-    tag, content = wire.get("t"), wire.get("v")
-    if not isinstance(form, dict) or tag != form["t"]:
-        return False
-    if isinstance(expected, tuple):
-        return isinstance(content, list) and all_match(list(expected), content)
-    if isinstance(expected, set | frozenset):
-        return isinstance(content, list) and in_order(form["v"]) == in_order(content)
-    if isinstance(expected, dict):
-        return isinstance(content, list) and pairs_match(expected, content)
-    return content == form["v"]
-
-
-def close(expected: float | int, number: float | int) -> bool:
-    if isinstance(expected, int) and isinstance(number, int):
-        return expected == number
-    try:
-        return math.isclose(expected, number, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-    except OverflowError:
-        return False
-
-
-def all_match(expected: list, wire: list) -> bool:
-    return len(expected) == len(wire) and all(matches(*pair) for pair in zip(expected, wire, strict=True))
-
-
-def in_order(items: list) -> list[str]:
-    return sorted(repr(item) for item in items)
-
-
-def pairs_match(expected: dict, wire: list) -> bool:
-    """Compare dictionaries key by key; a key stands for itself, written out."""
-    if len(expected) != len(wire) or not all(isinstance(pair, list) and len(pair) == 2 for pair in wire):
-        return False
-    theirs = {repr(key): value for key, value in wire}
-    ours = {repr(encode(key)): value for key, value in expected.items()}
-    return theirs.keys() == ours.keys() and all(matches(value, theirs[key]) for key, value in ours.items())
+    """Compare a message with the expected literal as Python's == would compare the values."""
+    return canonical(encode_literal(expected)) == canonical(wire)

@@ -1,0 +1,293 @@
+"""Read a test before it runs: which names it uses, where it checks something, and what it compares with what.
+
+Imports the standard library only.
+"""
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterator
+
+CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
+"""Functions that a prepared test calls: after a check, for data as the test wrote it, on entry into a test function."""
+CONTEXTS = (
+    *("raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex"),
+    *("assertLogs", "assertNoLogs"),
+)
+COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
+
+
+def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Collect the names that a test reads, and those that it defines itself."""
+    read, defined = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            defined.add(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            # As in `globals()["Stack"]`.
+            read.add(node.value)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return read, defined
+
+
+def attributes_of(tree: ast.Module, name: str) -> set[str] | None:
+    """Collect the attributes that are all a test uses of a name; None if it uses the name otherwise too."""
+    bases = {id(node.value): node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
+    found = [bases.get(id(node)) for node in uses]
+    return {attribute for attribute in found if attribute} if None not in found else None
+
+
+def reads_annotations(tree: ast.Module) -> bool:
+    """Tell whether a test evaluates annotations, in which any name of the program may stand."""
+    names = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in ast.walk(tree)}
+    return "get_type_hints" in names
+
+
+def test_names(tree: ast.Module) -> set[str]:
+    """Collect what a framework would run: functions and classes named like tests, and subclasses of TestCase."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base) for base in node.bases]
+            methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+            if any(base.endswith("TestCase") for base in bases) or (
+                node.name.startswith("Test") and any(method.startswith("test") for method in methods)
+            ):
+                found.add(node.name)
+    return found
+
+
+def name_of(function: ast.expr) -> str:
+    """Name the function that is called, without what stands before the last dot."""
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def root_of(function: ast.expr) -> str:
+    """Name what a chain of attributes, items and calls begins with."""
+    while isinstance(function, ast.Attribute | ast.Subscript | ast.Call | ast.Await):
+        function = function.func if isinstance(function, ast.Call) else function.value
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+class Flow:
+    """Which names of a test depend on what the program returned, and which were handed to it."""
+
+    def __init__(self, tree: ast.Module, program: set[str]) -> None:
+        parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        self.program = program | parameters
+        self.derived: set[str] = set()
+        assignments = list(assignments_of(tree))
+        while True:
+            found = {name for names, value in assignments if self.depends(value) for name in names}
+            if found <= self.derived:
+                break
+            self.derived |= found
+        self.passed = {
+            argument.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and self.is_program(node)
+            for outer in (*node.args, *(word.value for word in node.keywords))
+            for argument in (outer.elts if isinstance(outer, ast.List | ast.Tuple) else (outer,))
+            if isinstance(argument, ast.Name)
+        }
+
+    def is_program(self, call: ast.Call) -> bool:
+        root = root_of(call.func)
+        return root in self.program or root in self.derived
+
+    def depends(self, expression: ast.expr) -> bool:
+        """Tell whether an expression depends on what the program returned."""
+        return any(
+            (isinstance(node, ast.Call) and self.is_program(node))
+            or (isinstance(node, ast.Name) and node.id in self.derived)
+            for node in ast.walk(expression)
+        )
+
+    def uses_passed(self, expression: ast.expr) -> bool:
+        return any(isinstance(node, ast.Name) and node.id in self.passed for node in ast.walk(expression))
+
+
+def assignments_of(tree: ast.AST) -> Iterator[tuple[set[str], ast.expr]]:
+    """Yield the names that each statement binds, and the expression that they come from."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                pass
+            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.AugAssign(target=target, value=value):
+                targets = [target]
+            case ast.NamedExpr(target=target, value=value):
+                targets = [target]
+            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+                targets = [target]
+            case ast.comprehension(target=target, iter=value):
+                targets = [target]
+            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+                targets = [target]
+            case _:
+                continue
+        yield {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}, value
+
+
+class Original(ast.NodeTransformer):
+    """Has names read as the test wrote them, whatever the program has done to their content."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in self.names and isinstance(node.ctx, ast.Load):
+            return ast.Call(ast.Name(GIVEN, ast.Load()), [node], [])
+        return node
+
+
+class Prepare(ast.NodeTransformer):
+    """Counts the checks of a test, and lets no comparison depend on the program at both of its ends.
+
+    `result = f(data); assert result == sorted(data)` would be passed by a program that empties `data` and returns
+    nothing: what a result is compared with is computed from the data as the test wrote it.
+    """
+
+    def __init__(self, tree: ast.Module, program: set[str]) -> None:
+        self.flow = Flow(tree, program)
+        self.theirs = program
+        compared = [side for sides in [self.sides(node) for node in ast.walk(tree)] for side in self.plain_sides(sides)]
+        self.oracles = {node.id for side in compared for node in ast.walk(side) if isinstance(node, ast.Name)}
+
+    def sides(self, node: ast.AST) -> list[ast.expr]:
+        """List what a node compares."""
+        if isinstance(node, ast.Compare):
+            # Not `is`, which asks for the very object.
+            return (
+                [] if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops) else [node.left, *node.comparators]
+            )
+        if isinstance(node, ast.Call):
+            name = name_of(node.func)
+            if ((name.startswith("assert") and "Is" not in name) or name in COMPARING) and root_of(
+                node.func
+            ) not in self.theirs:
+                return [argument for argument in node.args if not isinstance(argument, ast.Starred)]
+        return []
+
+    def plain_sides(self, sides: list[ast.expr]) -> list[ast.expr]:
+        """List the sides that do not depend on the program where another one does."""
+        dependent = [self.flow.depends(side) for side in sides]
+        return [side for side, depends in zip(sides, dependent, strict=True) if not depends] if any(dependent) else []
+
+    def wrap(self, node: ast.AST) -> None:
+        for side in self.plain_sides(self.sides(node)):
+            if self.flow.uses_passed(side):
+                replace_in(node, side, Original(self.flow.passed).visit(side))
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        self.wrap(node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        self.wrap(node)
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        names = {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+        if names & self.oracles and isinstance(node.value, ast.Call) and not self.flow.depends(node.value):
+            node.value = Original(self.flow.passed).visit(node.value)
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
+        self.generic_visit(node)
+        return [node, counted(node)]
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        if isinstance(call, ast.Call) and root_of(call.func) not in self.theirs:
+            name = name_of(call.func)
+            if name.startswith("assert") or name in CONTEXTS:
+                return [node, counted(node)]
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return [node, counted(node)] if complains(node.body) or complains(node.orelse) else node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        if complains(node.body) or complains(node.orelse):
+            for handler in node.handlers:
+                handler.body.insert(0, counted(handler.body[0]))
+        self.generic_visit(node)
+        return node
+
+    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        checks = any(name_of(call.func) in CONTEXTS and root_of(call.func) not in self.theirs for call in calls)
+        return [node, counted(node)] if checks else node
+
+
+def replace_in(node: ast.AST, old: ast.expr, new: ast.expr) -> None:
+    if isinstance(node, ast.Compare):
+        node.left = new if node.left is old else node.left
+        node.comparators = [new if side is old else side for side in node.comparators]
+    elif isinstance(node, ast.Call):
+        node.args = [new if argument is old else argument for argument in node.args]
+
+
+def complains(body: list[ast.stmt]) -> bool:
+    """Tell whether statements say that something is wrong once they are reached."""
+    for statement in body:
+        if isinstance(statement, ast.Raise):
+            return True
+        if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant) and not statement.test.value:
+            return True
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and name_of(call.func) in ("fail", "exit", "_exit"):
+            return True
+    return False
+
+
+def counted(after: ast.stmt) -> ast.stmt:
+    call = ast.Expr(ast.Call(ast.Name(CHECKED, ast.Load()), [], []))
+    return ast.fix_missing_locations(ast.copy_location(call, after))
+
+
+def prepare(tree: ast.Module, program: set[str], tests: set[str]) -> ast.Module:
+    """Prepare a test for being run: see `Prepare`; functions of `tests` say that they were entered."""
+    Prepare(tree, program).visit(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in tests:
+            call = ast.Expr(ast.Call(ast.Name(ENTERED, ast.Load()), [ast.Constant(node.name)], []))
+            # After the documentation, which must stay first.
+            start = 1 if ast.get_docstring(node, clean=False) is not None else 0
+            node.body.insert(start, ast.copy_location(call, node))
+    return ast.fix_missing_locations(tree)
+
+
+def modules_imported(tree: ast.Module) -> set[str]:
+    """Collect the top-level names of the modules that a test imports."""
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.partition(".")[0] for name in found}
+
+
+def is_module_name(tree: ast.Module, name: str) -> bool:
+    """Tell whether a name that a test does not define is meant as a module of the standard library."""
+    attributes = attributes_of(tree, name) if name in sys.stdlib_module_names else None
+    return bool(attributes)
+
+
+def is_builtin(name: str) -> bool:
+    return hasattr(builtins, name)

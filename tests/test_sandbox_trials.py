@@ -1,0 +1,166 @@
+"""Honest programs pass, programs that do not solve their task gain nothing: the batteries of `samples/sandbox`.
+
+samples/sandbox/README.md says what a pair and a cheat are.
+"""
+
+import dataclasses
+import functools
+import random
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from jax_lm.sandbox import Limits, Local, Program
+from jax_lm.sandbox.runner import why_not
+from jax_lm.sandbox.tiers import SAFE
+
+FOLDER = Path(__file__).parent / "samples" / "sandbox"
+TIERS = [tier for tier in SAFE if not why_not(tier)]
+PATIENT = Limits(seconds=20, total_seconds=120)
+"""An honest program is never late, however busy the host is."""
+BRIEF = Limits(seconds=3)
+HANGING = Limits(seconds=1)
+SABOTEURS = {"later runs", "descriptors", "exits", "limits"}
+"""Classes of cheats that leave something behind for whoever runs next."""
+EXPOSED = {"output", "input", "files", "asyncio", "threads"}
+"""Classes of honest programs that lean on what a process inherits."""
+LOST = {
+    "notes-and-traceback": "a traceback has no frames of the program",
+    "thread-local-and-event": "two threads of a test take turns at the border",
+    "temporary-modules-and-importlib": "a module that the program has made is no ModuleType for a test",
+    "np-views-and-identity": "arrays cross as copies: two do not share memory",
+    "del-and-weakref": "an object that a test drops lives on in the program",
+}
+"""Honest pairs that lose a test at the border, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A program, its tests, and the share of them that it may pass."""
+
+    name: str
+    kind: str
+    program: Program
+    packages: tuple[str, ...]
+    least: float
+    most: float
+    objects: str = "trusted"
+
+
+def read_honest(path):
+    for pair in tomllib.loads(path.read_text(encoding="utf-8"))["pair"]:
+        program = Program(pair["program"], tuple(pair["tests"]), PATIENT)
+        yield Trial(pair["name"], pair["class"], program, tuple(pair.get("packages", ())), 1.0, 1.0)
+
+
+def read_cheats(path):
+    for task in tomllib.loads(path.read_text(encoding="utf-8"))["task"]:
+        tests, packages = tuple(task["tests"]), tuple(task.get("packages", ()))
+        yield Trial(
+            f"solution of {task['name']}", "solution", Program(task["solution"], tests, PATIENT), packages, 1, 1
+        )
+        for cheat in task["cheat"]:
+            limits = HANGING if cheat["class"] == "hanging" else BRIEF
+            program = Program(cheat["program"], tests, limits)
+            allowed = tuple(cheat.get("packages", packages))
+            objects = cheat.get("objects", "trusted")
+            yield Trial(cheat["name"], cheat["class"], program, allowed, 0.0, cheat.get("share", 0.0), objects)
+
+
+BATTERIES = {path.stem: list(read_honest(path)) for path in sorted(FOLDER.glob("honest/*.toml"))}
+BATTERIES |= {f"cheats {path.stem}": list(read_cheats(path)) for path in sorted(FOLDER.glob("cheats/*.toml"))}
+TRIALS = [
+    pytest.param(battery, trial, id=trial.name, marks=[pytest.mark.xfail(strict=True)] if trial.name in LOST else [])
+    for battery in BATTERIES
+    for trial in BATTERIES[battery]
+]
+HONEST = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 1]
+PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution"]
+CHEATS = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 0]
+
+
+def run_trials(tier, trials):
+    """Run trials in one pool per border; returns each with its result."""
+    groups = defaultdict(list)
+    for trial in trials:
+        groups[trial.packages, trial.objects].append(trial)
+    results = []
+    for (packages, objects), group in groups.items():
+        executor = Local(tier, packages=packages, objects=objects, workers=2)
+        results += zip(group, executor.run_many([trial.program for trial in group]), strict=True)
+    return results
+
+
+def with_one_test(trial):
+    program = Program(trial.program.code, trial.program.tests[:1], HANGING)
+    return dataclasses.replace(trial, program=program)
+
+
+@functools.cache
+def battery_results(tier, battery):
+    return {trial.name: result for trial, result in run_trials(tier, BATTERIES[battery])}
+
+
+def test_batteries_are_as_large_as_promised():
+    names = [trial.name for trials in BATTERIES.values() for trial in trials]
+    assert len(names) == len(set(names))
+    assert len(HONEST) >= 260
+    assert len(CHEATS) >= 190
+    assert LOST.keys() < {trial.name for trial in HONEST}
+    assert len(LOST) <= 0.02 * len(HONEST)
+    assert all(trial.program.tests for trial in HONEST + CHEATS)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("battery", "trial"), TRIALS)
+def test_trial_scores_what_it_is_worth(tier, battery, trial):
+    result = battery_results(tier, battery)[trial.name]
+    assert result.outcome != "sandbox_error", result.detail
+    said = zip(result.tests, trial.program.tests, strict=True)
+    wrong = [
+        f"{end.outcome} {end.detail}: {text}" for end, text in said if (end.outcome == "passed") == (trial.most < 1)
+    ]
+    assert trial.least <= result.share <= trial.most, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_saboteurs_change_nobody_elses_score(tier):
+    """500 programs in random order, half of them saboteurs: the honest ones score as they do among themselves."""
+    order = random.Random(16)
+    honest = {trial.name: battery for battery, trials in BATTERIES.items() for trial in trials if trial in PLAIN}
+    exposed = [trial for trial in PLAIN if trial.kind in EXPOSED]
+    saboteurs = [with_one_test(trial) for trial in CHEATS if trial.kind in SABOTEURS and not trial.packages]
+    mixed = [*order.choices(PLAIN, k=100), *order.choices(exposed, k=150), *order.choices(saboteurs, k=250)]
+    order.shuffle(mixed)
+    for trial, result in run_trials(tier, mixed):
+        alone = battery_results(tier, honest[trial.name])[trial.name].share if trial.least else 0
+        assert result.share == alone, f"{trial.name}: {result.outcome} {result.detail}"
+
+
+FORGED = """
+import os
+for fd in range(3, 64):
+    for message in (b'{"ended": true}\\n', b'{"confined": true}\\n', b'{"passed": true}\\n', b'["ended"]\\n'):
+        try:
+            os.write(fd, message)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(
+    "end",
+    ["raise SystemExit(3)", "os._exit(0)", "raise ValueError('late')", "1 / 0", "os.kill(os.getpid(), 9)", "pass"],
+)
+def test_program_without_tests_passes_nothing_whatever_it_says(tier, end):
+    """Nothing was checked: that it ran to its end is its own word, which it may write on the descriptor itself."""
+    executor = Local(tier, workers=1)
+    forged, plain, silent = executor.run_many(
+        [Program(code, (), BRIEF) for code in (FORGED + end, "print('done')", f"import os\n{end}")]
+    )
+    assert (forged.outcome, forged.passed, forged.share) == ("untested", False, 0.0)
+    assert (plain.outcome, plain.share, plain.stdout) == ("untested", 0.0, "done\n")
+    assert silent.outcome == "untested" if end == "pass" else silent.outcome in ("failed", "out_of_memory")
