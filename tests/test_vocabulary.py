@@ -1,7 +1,5 @@
 """Rows as wide as the published vocabulary, against a full sort in float64."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,10 +142,14 @@ def test_statistics_of_a_row_are_those_of_its_probabilities(top_p, min_ratio):
         assert (below[drawn[row]] - probs[drawn[row]] < NUMBERS + 2e-5).all()
 
 
-def sorted_columns(text):
-    """The widths of what a compiled program sorts, by a sort or by a call for the largest."""
-    lines = [line for line in text.splitlines() if re.search(r" = .* (sort|topk)\(|TopK|top_k", line)]
-    return [int(shape.split(",")[-1]) for line in lines for shape in re.findall(r"(?:f32|s32)\[([\d,]+)\]", line)]
+def sorted_widths(jaxpr):
+    """How many columns each sort of a program, and each search for the largest, looks at."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("sort", "top_k"):
+            yield equation.invars[0].aval.shape[-1]
+        for inner in jax.tree.leaves(equation.params):
+            if hasattr(inner, "jaxpr"):
+                yield from sorted_widths(inner.jaxpr)
 
 
 @pytest.mark.parametrize("top_p", [None, 0.95])
@@ -158,10 +160,13 @@ def test_no_program_sorts_the_vocabulary(top_p):
         rows = Rows.of(logits, scale, top_p=share, min_ratio=None, needed=needed)
         return rows.drawn(logits[..., 0]), rows.margin(), rows.entropy()
 
-    program = jax.jit(scores).lower(jax.ShapeDtypeStruct((1, 8, VOCABULARY), jnp.float32), jnp.float32(0.5)).compile()
-    widths = sorted_columns(program.as_text())
+    def widest(function):
+        traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, 8, VOCABULARY), jnp.float32), jnp.float32(0.5))
+        return max(sorted_widths(traced.jaxpr))
+
     # The maxima of the chunks are looked through, and the chunks of the largest.
-    assert 0 < max(widths) <= VOCABULARY // CHUNK
+    assert widest(scores) == VOCABULARY // CHUNK
+    assert widest(lambda logits, number: jax.lax.cond(number > 0, jnp.sort, jnp.negative, logits)) == VOCABULARY
 
 
 @pytest.mark.parametrize("size", [5, 700, 9_000])
