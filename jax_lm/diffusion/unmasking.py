@@ -143,7 +143,8 @@ def filtered(
     if top_k is None and params.top_k is not None:
         raise ValueError("params.top_k: needs a static top_k")
     if excluded_id is not None:
-        logits = logits.at[..., excluded_id].set(-jnp.inf)
+        # No update in place: XLA's CPU compiler copies all logits for that, once for each way of reading them.
+        logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
     scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
     if top_k is None or (top_k >= logits.shape[-1] and params.top_k is None):
         needed = jnp.ones(logits.shape[:2], bool) if needed is None else needed
