@@ -6,18 +6,9 @@ import numpy as np
 import pytest
 from conftest import greedy
 
-from jax_lm.diffusion import unmasking
 from jax_lm.diffusion.decoding import ranks
-from jax_lm.diffusion.unmasking import (
-    SamplingParams,
-    confidence,
-    disturbed,
-    draw,
-    filtered,
-    inverse_cdf,
-    largest,
-    nucleus_cutoff,
-)
+from jax_lm.diffusion.unmasking import Candidates, SamplingParams, confidence, disturbed, draw, filtered
+from jax_lm.diffusion.vocabulary import Rows
 from jax_lm.options import ALGS
 
 MASK_ID = 0
@@ -51,6 +42,8 @@ def plain_filter(logits, top_p, top_k, min_p=0.0):
 
 def dense(candidates, size):
     """Candidate probabilities laid out over the vocabulary."""
+    if isinstance(candidates, Rows):
+        return np.exp(np.asarray(candidates.log_probs(candidates.logits, jnp.arange(size))))
     rows = np.zeros((*candidates.ids.shape[:2], size))
     np.put_along_axis(rows, np.asarray(candidates.ids), np.exp(np.asarray(candidates.log_probs)), axis=-1)
     return rows
@@ -90,18 +83,6 @@ def test_a_traced_top_k_is_the_static_one(vocabulary, top_k):
         filtered(logits, params()._replace(top_k=jnp.int32(top_k)), top_k=None)
 
 
-def test_prefiltered_nucleus_equals_the_full_sort_on_many_rows():
-    rng = np.random.default_rng(1)
-    scale = rng.uniform(0.2, 6.0, size=(10_000, 1))
-    logits = jnp.asarray((rng.normal(size=(10_000, 200)) * scale).astype(np.float32)).reshape(100, 100, 200)
-    # 32 candidates suffice for the sharp rows only: the batch as a whole takes the fallback.
-    quick, full = (nucleus_cutoff(logits, jnp.float32(0.9), prefilter=size) for size in (32, 200))
-    np.testing.assert_array_equal(quick, full)
-    sharp = logits * 20
-    quick, full = (nucleus_cutoff(sharp, jnp.float32(0.9), prefilter=size) for size in (32, 200))
-    np.testing.assert_array_equal(quick, full)
-
-
 def test_mask_is_a_candidate_only_for_the_strict_reference():
     logits = jnp.zeros((1, 1, 8)).at[..., MASK_ID].set(50.0)
     for strict in (False, True):
@@ -112,7 +93,7 @@ def test_mask_is_a_candidate_only_for_the_strict_reference():
 
 def test_confidences_by_hand():
     probs = jnp.array([0.5, 0.3, 0.2])
-    candidates = unmasking.Candidates(jnp.log(probs)[None, None], jnp.array([[[7, 8, 9]]]))
+    candidates = Candidates(jnp.log(probs)[None, None], jnp.array([[[7, 8, 9]]]))
     number = uniform(1, 1)
     token, probability = draw(number, candidates, jnp.float32(0))
     assert int(token[0, 0]) == 7
@@ -127,7 +108,7 @@ def test_confidences_by_hand():
 
 
 def test_left_to_right_scores_by_position():
-    candidates = unmasking.Candidates(jnp.zeros((1, 3, 1)), jnp.zeros((1, 3, 1), jnp.int32))
+    candidates = Candidates(jnp.zeros((1, 3, 1)), jnp.zeros((1, 3, 1), jnp.int32))
     alg, positions = jnp.int32(ALGS.index("left_to_right")), jnp.array([[9, 2, 5]])
     scores = confidence(uniform(1, 3), candidates, jnp.ones((1, 3)), positions, alg)
     np.testing.assert_array_equal(ranks(scores, jnp.ones((1, 3), bool)), [[2, 0, 1]])
@@ -140,31 +121,6 @@ def test_alg_temp_draws_from_the_softmax_of_confidence():
     np.testing.assert_array_equal(first.sum(axis=1), np.ones(draws))
     # Four standard errors of a share at 20,000 draws.
     np.testing.assert_allclose(first.mean(axis=0), [0.6, 0.3, 0.1], atol=4 * 0.0035)
-
-
-@pytest.mark.parametrize("size", [5, 700, 9_000])
-def test_largest_equals_top_k_with_its_ties(size):
-    values = np.random.default_rng(0).integers(0, 40, size=(2, 3, size)).astype(np.float32)
-    for ours, theirs in zip(largest(jnp.asarray(values), 5), jax.lax.top_k(values, 5), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_inverse_cdf_draws_in_proportion_over_a_whole_vocabulary():
-    rng = np.random.default_rng(3)
-    weights = np.where(rng.random(10_000) < 0.5, 0.0, rng.random(10_000)).astype(np.float32)
-    draws = jnp.asarray((np.arange(5_000) + 0.5) / 5_000, jnp.float32)[None]
-    index = np.asarray(inverse_cdf(jnp.broadcast_to(weights, (1, 5_000, 10_000)), draws))[0]
-    assert (weights[index] > 0).all()
-    # Evenly spaced numbers: the empirical distribution may differ from the weights by rounding alone.
-    drawn = np.cumsum(np.bincount(index, minlength=10_000)) / 5_000
-    np.testing.assert_allclose(drawn, np.cumsum(weights, dtype=np.float64) / weights.sum(dtype=np.float64), atol=3e-4)
-
-
-@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-24])
-@pytest.mark.parametrize("size", [3, 500])
-def test_inverse_cdf_never_takes_a_column_without_weight(number, size):
-    weights = jnp.zeros((1, 1, size)).at[..., size // 2].set(0.3)
-    assert int(inverse_cdf(weights, jnp.full((1, 1), number))[0, 0]) == size // 2
 
 
 def test_tokens_are_drawn_from_the_tempered_distribution():

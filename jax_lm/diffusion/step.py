@@ -258,9 +258,9 @@ def propose(
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
     excluded_id = None if config.strict_reference else config.mask_id
 
-    def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"]) -> Proposal:
+    def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"], needed: Bool[Array, "b c"]) -> Proposal:
         for_token, for_score, _ = noise(state, positions)
-        candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id)
+        candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
         tokens, probability = unmasking.draw(for_token, candidates, params.temperature)
         scores = unmasking.confidence(for_score, candidates, probability, positions, params.alg)
         return Proposal(tokens, probability, scores)
@@ -268,7 +268,9 @@ def propose(
     def gathered(size: int) -> Proposal:
         index = jnp.argsort(~masked, axis=1)[:, :size]
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
-        compact = decide(model.logits(rows), jnp.take_along_axis(positions, index, axis=1))
+        compact = decide(
+            model.logits(rows), *(jnp.take_along_axis(part, index, axis=1) for part in (positions, masked))
+        )
         batch = jnp.arange(len(index))[:, None]
         return Proposal(*(jnp.zeros(masked.shape, part.dtype).at[batch, index].set(part) for part in compact))
 
@@ -276,7 +278,7 @@ def propose(
         logits = model.logits(hidden)
         if config.hooks.logits is not None:
             logits = config.hooks.logits(state.step, state.tokens, logits)
-        return decide(logits, positions), logits
+        return decide(logits, positions, masked), logits
     # Half of the block and all of it, at least SMALLEST_HEAD rows: the smallest that holds the masks of every row.
     sizes = sorted({min(max(-(-config.length // share), SMALLEST_HEAD), config.length) for share in HEAD_SHARES})
     needed = jnp.max(jnp.sum(masked, axis=1))

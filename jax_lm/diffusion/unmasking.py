@@ -13,12 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.decoding import transfer_ratios
+from jax_lm.diffusion.vocabulary import Rows, inverse_cdf, largest
 from jax_lm.options import ALGS, GenerationOptions
-
-PREFILTER = 1024
-"""How many of the largest logits are tried before top_p without top_k falls back to a full sort."""
-CHUNK = 64
-"""Columns that `largest` and `inverse_cdf` look at as one, so that they go over the vocabulary once."""
 
 
 class SamplingParams(NamedTuple):
@@ -96,18 +92,50 @@ class Candidates(NamedTuple):
     log_probs: Float[Array, "b r c"]
     ids: Int[Array, "b r c"]
 
+    def at(self, index: Int[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+        """The token at an index of each row, and its log-probability."""
+        ids, log_probs = (
+            jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0] for part in (self.ids, self.log_probs)
+        )
+        return ids, log_probs
+
+    def likeliest(self) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+        """The likeliest token of each row, and its log-probability."""
+        return self.at(jnp.argmax(self.log_probs, axis=-1))
+
+    def drawn(self, uniform: Float[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+        """A token of each row drawn by its probability, and its log-probability."""
+        return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
+
+    def margin(self) -> Float[Array, "b r"]:
+        """Probability of the likeliest token less that of the second."""
+        best = jnp.exp(jax.lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
+        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
+
+    def entropy(self) -> Float[Array, "b r"]:
+        """Sum of p log p, as the reference computes it."""
+        probs = jnp.exp(self.log_probs)
+        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
+
 
 def filtered(
-    logits: Float[Array, "b r v"], params: SamplingParams, *, top_k: int | None, excluded_id: int | None = None
-) -> Candidates:
+    logits: Float[Array, "b r v"],
+    params: SamplingParams,
+    *,
+    top_k: int | None,
+    excluded_id: int | None = None,
+    needed: Bool[Array, "b r"] | None = None,
+) -> Candidates | Rows:
     """Temperature, then top_p over the full distribution, top_k and min_p; renormalised over what is left.
 
-    The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits and one
-    logsumexp over the vocabulary are needed. Ties with the k-th largest logit are cut at k.
+    The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits and the mass of the
+    vocabulary are needed. Ties with the k-th largest logit are cut at k, ties at the border of the nucleus where its
+    mass is full, both by id.
 
     Args:
         top_k: candidates that there are at all; `params.top_k` takes less of them without another compilation.
         excluded_id: a token that is no candidate.
+        needed: positions that are read, which may save work on the others; None is all.
 
     Raises:
         ValueError: `params.top_k` without a static one, whose order it counts in.
@@ -115,23 +143,23 @@ def filtered(
     if top_k is None and params.top_k is not None:
         raise ValueError("params.top_k: needs a static top_k")
     if excluded_id is not None:
-        logits = logits.at[..., excluded_id].set(-jnp.inf)
-    logits = logits / jnp.where(params.temperature > 0, params.temperature, 1.0)
-    if top_k is not None and (top_k < logits.shape[-1] or params.top_k is not None):
-        values, ids = largest(logits, min(top_k, logits.shape[-1]))
-        if params.top_p is not None:
-            log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-            values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
-        if params.top_k is not None:
-            values = jnp.where(jnp.arange(values.shape[-1]) < params.top_k, values, -jnp.inf)
-    else:
-        values, ids = logits, jnp.broadcast_to(jnp.arange(logits.shape[-1]), logits.shape)
-        if params.top_p is not None:
-            values = jnp.where(logits >= nucleus_cutoff(logits, params.top_p), logits, -jnp.inf)
+        # No update in place: XLA's CPU compiler copies all logits for that, once for each way of reading them.
+        logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
+    if top_k is None or (top_k >= logits.shape[-1] and params.top_k is None):
+        needed = jnp.ones(logits.shape[:2], bool) if needed is None else needed
+        return Rows.of(logits, scale, top_p=params.top_p, min_ratio=params.min_p, needed=needed)
+    best, ids = largest(logits, top_k)
+    # Relative to the largest, which is 0.
+    values = (best - best[..., :1]) * scale
+    if params.top_p is not None:
+        log_total = jnp.log(jnp.sum(jnp.exp((logits - best[..., :1]) * scale), axis=-1, keepdims=True))
+        values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
+    if params.top_k is not None:
+        values = jnp.where(jnp.arange(values.shape[-1]) < params.top_k, values, -jnp.inf)
     if params.min_p is not None:
         # The ratio of two probabilities is that of their weights, whatever the other filters leave.
-        floor = jnp.max(values, axis=-1, keepdims=True) + jnp.log(params.min_p)
-        values = jnp.where(values >= floor, values, -jnp.inf)
+        values = jnp.where(values >= jnp.log(params.min_p), values, -jnp.inf)
     return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
 
 
@@ -144,100 +172,28 @@ def in_nucleus(
     return before <= top_p
 
 
-def nucleus_cutoff(
-    logits: Float[Array, "b r v"], top_p: Float[Array, ""], *, prefilter: int = PREFILTER
-) -> Float[Array, "b r 1"]:
-    """Smallest logit of the nucleus. Sorts the whole vocabulary only if the `prefilter` largest do not reach it."""
-    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    size = min(prefilter, logits.shape[-1])
-
-    def cutoff(count: int) -> Float[Array, "b r 1"]:
-        values = largest(logits, count)[0]
-        return jnp.min(jnp.where(in_nucleus(values, log_total, top_p), values, jnp.inf), axis=-1, keepdims=True)
-
-    if size == logits.shape[-1]:
-        return cutoff(size)
-    reached = jnp.sum(jnp.exp(largest(logits, size)[0] - log_total), axis=-1) > top_p
-    return jax.lax.cond(jnp.all(reached), lambda: cutoff(size), lambda: cutoff(logits.shape[-1]))
-
-
-def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
-    """`jax.lax.top_k`, order of ties included, in one pass: the largest lie in the chunks of the largest maxima."""
-    vocabulary = values.shape[-1]
-    if vocabulary < 2 * CHUNK * count:
-        found, ids = jax.lax.top_k(values, count)
-        return found, ids
-    chunks = in_chunks(values, -jnp.inf)
-    # Ascending, so that equal values keep the order of their ids.
-    best = jnp.sort(jax.lax.top_k(jnp.max(chunks, axis=-1), count)[1], axis=-1)
-    near = jnp.take_along_axis(chunks, best[..., None], axis=-2)
-    found, index = jax.lax.top_k(near.reshape(*near.shape[:-2], -1), count)
-    return found, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
-
-
-def in_chunks(values: Float[Array, "b r v"], fill: float) -> Float[Array, "b r n c"]:
-    """Columns grouped by CHUNK, filled up at the end."""
-    padded = jnp.pad(values, ((0, 0), (0, 0), (0, -values.shape[-1] % CHUNK)), constant_values=fill)
-    return padded.reshape(*values.shape[:-1], -1, CHUNK)
-
-
-def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) -> Int[Array, "b r"]:
-    """Index drawn in proportion to the weights: the first whose cumulative weight exceeds `uniform` of the total.
-
-    One random number per draw, where Gumbel noise takes two logarithms per column of the vocabulary.
-    """
-    if weights.shape[-1] > 2 * CHUNK:
-        chunks = in_chunks(weights, 0.0)
-        sums = jnp.sum(chunks, axis=-1)
-        chunk = inverse_cdf(sums, uniform)[..., None]
-        own = jnp.take_along_axis(sums, chunk, axis=-1)[..., 0]
-        before = jnp.sum(jnp.where(jnp.arange(sums.shape[-1]) < chunk, sums, 0.0), axis=-1)
-        rest = jnp.clip((uniform * jnp.sum(sums, axis=-1) - before) / own, 0.0, 1 - 1e-6)
-        return chunk[..., 0] * CHUNK + inverse_cdf(
-            jnp.take_along_axis(chunks, chunk[..., None], axis=-2)[..., 0, :], rest
-        )
-    below = jnp.cumsum(weights, axis=-1)
-    # The weight is looked at too: where the rounding of a sum is not monotone, a filtered column must not pass.
-    passes = (below > (uniform * below[..., -1])[..., None]) & (weights > 0)
-    return jnp.where(jnp.any(passes, axis=-1), jnp.argmax(passes, axis=-1), jnp.argmax(weights, axis=-1))
-
-
 def draw(
-    uniform: Float[Array, "b r"], candidates: Candidates, temperature: Float[Array, ""]
+    uniform: Float[Array, "b r"], candidates: Candidates | Rows, temperature: Float[Array, ""]
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
     """A token for each position, and its probability; `uniform` in [0, 1) decides if there is a temperature."""
-    index = jax.lax.cond(
-        temperature > 0,
-        lambda: inverse_cdf(jnp.exp(candidates.log_probs), uniform),
-        lambda: jnp.argmax(candidates.log_probs, axis=-1),
-    )[..., None]
-    tokens = jnp.take_along_axis(candidates.ids, index, axis=-1)[..., 0]
-    return tokens, jnp.exp(jnp.take_along_axis(candidates.log_probs, index, axis=-1)[..., 0])
+    tokens, log_probs = jax.lax.cond(temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest)
+    return tokens, jnp.exp(log_probs)
 
 
 def confidence(
     uniform: Float[Array, "b r"],
-    candidates: Candidates,
+    candidates: Candidates | Rows,
     probability: Float[Array, "b r"],
     positions: Int[Array, "b r"],
     alg: Int[Array, ""],
 ) -> Float[Array, "b r"]:
     """How sure each position is, by the measure of the order `ALGS[alg]`; larger is committed earlier."""
-
-    def topk_margin() -> Float[Array, "b r"]:
-        best = jnp.exp(jax.lax.top_k(candidates.log_probs, min(2, candidates.ids.shape[-1]))[0])
-        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
-
-    def entropy() -> Float[Array, "b r"]:
-        probs = jnp.exp(candidates.log_probs)
-        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
-
     measures = {
         # `origin` decides each position by chance alone.
         "origin": lambda: probability,
         "maskgit_plus": lambda: probability,
-        "topk_margin": topk_margin,
-        "entropy": entropy,
+        "topk_margin": candidates.margin,
+        "entropy": candidates.entropy,
         "random": lambda: uniform,
         "left_to_right": lambda: -positions.astype(jnp.float32),
     }
