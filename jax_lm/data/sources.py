@@ -7,20 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 PART_BYTES, PART_ROWS = 2**28, 2**17
 """Size of a part where no number of them is given."""
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Lines in parts: `read` gives those of a part, each with where it stands, as text or as fields."""
-
-    @property
-    def parts(self) -> int: ...
-
-    def read(self, part: int) -> Iterator[tuple[str, bytes | dict[str, Any]]]: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,8 @@ class HubDataset:
         data: hub id (owner/name@revision), folder or file.
         split: of it.
         subset: of a data set that has several, `name` in `datasets`.
-        streaming: read from where it lies instead of converting it to Arrow files in the cache first.
+        streaming: read from where it lies instead of converting it to Arrow files in the cache first; what is saved as
+            such files is read from them in any case.
         num_shards: parts; the number of its files when streaming, else by its rows.
     """
 
@@ -89,13 +80,17 @@ class HubDataset:
     @property
     def parts(self) -> int:
         loaded = opened(self)
-        if not self.streaming:
+        if hasattr(loaded, "__len__"):
             return self.num_shards or max(1, -(-len(loaded) // PART_ROWS))
         return min(self.num_shards or loaded.num_shards, loaded.num_shards)
 
     def read(self, part: int) -> Iterator[tuple[str, dict[str, Any]]]:
         lines = opened(self).shard(num_shards=self.parts, index=part, contiguous=True)
         return ((f"part {part}, row {number}", fields) for number, fields in enumerate(lines))
+
+
+Source = JsonFiles | HubDataset
+"""Lines in parts: `read` gives those of a part, each with where it stands, as text or as fields."""
 
 
 @cache
@@ -110,8 +105,7 @@ def opened(source: HubDataset) -> Any:
     try:
         if (path / "state.json").is_file():
             saved = datasets.load_from_disk(source.data)
-            saved = saved[source.split] if isinstance(saved, datasets.DatasetDict) else saved
-            return saved.to_iterable_dataset() if source.streaming else saved
+            return saved[source.split] if isinstance(saved, datasets.DatasetDict) else saved
         if path.suffix == ".parquet":
             loaded = datasets.load_dataset("parquet", data_files=source.data, **options)
         elif path.exists():
@@ -125,7 +119,7 @@ def opened(source: HubDataset) -> Any:
     return loaded.reshard() if source.streaming and (source.num_shards or 0) > loaded.num_shards else loaded
 
 
-def open_source(data: str, num_shards: int | None, **options: Any) -> JsonFiles | HubDataset:
+def open_source(data: str, num_shards: int | None, **options: Any) -> Source:
     """Find out what `data` is: a JSONL file, a folder of such files, or something for `datasets`, with these options.
 
     Raises:
