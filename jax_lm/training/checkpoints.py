@@ -103,7 +103,7 @@ class RunCheckpoints(AbstractContextManager):
         if not self.in_background:
             self.checkpointer.save_checkpointables(step, {STATE: leaves, REST: saved}, force=True)
             return
-        # From an accelerator Orbax copies first; on a CPU it would read the very buffers that the next step overwrites.
+        # From an accelerator Orbax copies first; on a CPU it reads the arrays in place, which the next step overwrites.
         leaves = jax.block_until_ready(jax.tree.map(jnp.copy, leaves)) if self.is_cpu else leaves
         self.checkpointer.save_checkpointables_async(step, {STATE: leaves, REST: saved}, force=True)
 
