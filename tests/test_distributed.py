@@ -126,8 +126,8 @@ def entries(out):
 def test_two_hosts_adapt_as_one_does(for_release, tmp_path):
     """From a tokenised folder, with checkpoints in the background, both killed on the way; each reads its own rows."""
     tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
-    shape = replace(DreamForCausalLM.read_config(GOLDEN / "checkpoint"), mask_token_id=tokenizer.mask_id)
-    shape = replace(shape, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id)
+    ids = {"mask_token_id": tokenizer.mask_id, "vocab_size": tokenizer.vocab_size}
+    shape = replace(DreamForCausalLM.read_config(GOLDEN / "checkpoint"), **ids)
     DreamForCausalLM(shape, rngs=nnx.Rngs(0)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     rows = (json.dumps({"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 3 + 1)}) for i in range(60))
