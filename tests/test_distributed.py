@@ -105,6 +105,7 @@ def adapting(folder, out, *options, devices=1):
     fixed = {
         "data": folder / "tokens", "model": folder / "model", "out": out, "max-length": 32, "batch-size": 8,
         "max-steps": 12, "annealing-steps": 4, "warmup-steps": 1, "learning-rate": 0.001, "adam-epsilon": 1e-4,
+        "from-scratch": True,
         "held-out-share": 0.2, "evaluate-every": 6, "save-every": 3, "log-every": 1, "cut-share": 0.3,
     }  # fmt: skip
     words = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
