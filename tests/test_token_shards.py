@@ -178,6 +178,8 @@ def test_reading_everything_holds_nothing(tmp_path):
         (lambda folder: (folder / "2.index").write_bytes(b"half"), r"2.index is not there with its 96 bytes"),
         (lambda folder: (folder / "dataset.json").unlink(), r"no dataset.json.*`diffucoder data tokenize` writes"),
         (lambda folder: (folder / "dataset.json").write_text("{"), r"no dataset.json that can be read"),
+        (lambda folder: (folder / "dataset.json").write_text("1"), r"no dataset.json that can be read"),
+        (lambda folder: (folder / "dataset.json").write_text("{}"), r"tokenised with format=None, not 1"),
     ],
 )
 def test_damaged_folders_are_refused(tmp_path, shards, change, named):

@@ -63,13 +63,13 @@ class TokenShards:
             ValueError: no whole data set, of another kind or tokenizer, or files of other sizes than it says.
         """
         try:
-            fields = json.loads((folder / DATASET).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            fields = dict(json.loads((folder / DATASET).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             advice = "`diffucoder data tokenize` writes such a folder, and finishes one that it left"
             raise ValueError(f"data={str(folder)!r}: has no {DATASET} that can be read ({error}); {advice}") from error
         for name, wanted in (("format", FORMAT), ("kind", kind), ("tokenizer", tokenizer)):
-            if fields[name] != wanted:
-                raise ValueError(f"data={str(folder)!r}: tokenised with {name}={fields[name]!r}, not {wanted!r}")
+            if fields.get(name) != wanted:
+                raise ValueError(f"data={str(folder)!r}: tokenised with {name}={fields.get(name)!r}, not {wanted!r}")
         shards, dtype = fields["shards"], np.dtype(fields["dtype"])
         for shard in shards:
             for end, size in ((TOKENS, shard["tokens"] * dtype.itemsize), (INDEX, shard["samples"] * 16)):
