@@ -59,17 +59,23 @@ def test_state_of_another_run_is_named(tmp_path, like, named):
             checkpoints.load_state(like)
 
 
-def test_checkpoint_that_fails_in_the_background_leaves_the_one_before(tmp_path):
-    """No file may grow beyond 100 kB, as on a full disk; the error comes when it is waited for."""
+@pytest.mark.parametrize("waits", ["save", "end"])
+def test_checkpoint_that_fails_in_the_background_leaves_the_one_before(tmp_path, waits):
+    """No file may grow beyond 100 kB, as on a full disk; the error comes with the next checkpoint, or at the end."""
     handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with RunCheckpoints(tmp_path, 1, in_background=True) as checkpoints:
+
+    def fill(folder):
+        with RunCheckpoints(folder, 1, in_background=True) as checkpoints:
             checkpoints.save(3, {"a": jnp.ones(3)}, {"number": 1})
             checkpoints.checkpointer.wait()
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
             checkpoints.save(6, {"a": jax.random.normal(jax.random.key(0), (100_000,))}, {"number": 2})
-            with pytest.raises(ValueError, match="File too large"):
+            if waits == "save":
                 checkpoints.save(9, {"a": jnp.ones(3)}, {})
+
+    try:
+        with pytest.raises(ValueError, match="File too large"):
+            fill(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)

@@ -193,11 +193,12 @@ def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(whole, tmp_path, ki
     assert without_times(entries(tmp_path)) == without_times(entries(whole.out))
 
 
-def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path):
+@pytest.mark.parametrize("in_background", [False, True])
+def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path, in_background):
     stream = Stream()
     stream.after = lambda taken: os.kill(os.getpid(), signal.SIGTERM) if taken == 6 else None
     before = signal.getsignal(signal.SIGTERM)
-    trainer = Trainer(regression, params(), settings(), out=tmp_path)
+    trainer = Trainer(regression, params(), settings(async_checkpointing=in_background), out=tmp_path)
     assert not trainer.run(stream)
     assert trainer.state.step == 7
     assert signal.getsignal(signal.SIGTERM) == before
