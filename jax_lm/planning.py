@@ -251,6 +251,16 @@ def training_bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, t
     return Bound(cost, seconds, cost.limit(topology.chip.limits), planned.batch * planned.canvas / seconds)
 
 
+def training_flops(config: DreamConfig, length: int, head_rows: int, *, all_weights: bool = True) -> float:
+    """Count the operations that a gradient needs per token of rows of `length`, what is computed again not among them.
+
+    A forward pass, and as much again for the gradients of the activations, and for those of the weights if all are
+    trained; those of adapters are small.
+    """
+    forward = forward_cost(config, "bfloat16", batch=1, rows=length, canvas=length, head_rows=head_rows)
+    return (3 if all_weights else 2) * forward.flops / length
+
+
 def smallest_topology(config: DreamConfig, planned: PlannedStep, family: Topology) -> tuple[Topology, MeshShape] | None:
     """Find the smallest topology of these chips that an estimate fits on, and its mesh."""
     for topology in family.same_family():

@@ -78,7 +78,24 @@ CHIPS = {
     "h200": Chip(141 * GIB, MachineLimits(989e12, 4800e9), COUNTS),
     "l4": Chip(24 * GIB, MachineLimits(121e12, 300e9), COUNTS),
 }
+KINDS = {
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA L4": "l4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+}
+"""What JAX calls these chips; a v4 is not among them, as its two cores may be one device or two."""
 TPUS = ("v4", "v5e", "v5p", "v6e")
+
+
+def peak_flops(kind: str) -> float | None:
+    """Find the most operations per second, with bfloat16 operands, of a device as JAX names it; None if not known."""
+    return CHIPS[KINDS[kind]].limits.matmul_flops if kind in KINDS else None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Built from vocab.json + merges.txt + added_tokens.json (what DiffuCoder publishe
 tokenizer.json) or from tokenizer.json. Knows text and ids, nothing of models.
 """
 
+import hashlib
 import json
 import re
 import secrets
@@ -84,6 +85,11 @@ class DiffuCoderTokenizer:
             )
         if self.vocab_size > vocab_size:
             raise TokenizerError(f"tokenizer has {self.vocab_size} tokens, the model only {vocab_size}")
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that decides which ids a text or a conversation gets."""
+        return hashlib.sha256(f"{self.backend.to_str()}{self.chat_template}".encode()).hexdigest()[:16]
 
     @property
     def vocab_size(self) -> int:

@@ -1,5 +1,8 @@
 """Checkpoints of a run: everything comes back as it was."""
 
+import resource
+import signal
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -54,3 +57,51 @@ def test_state_of_another_run_is_named(tmp_path, like, named):
         checkpoints.save(1, {"a": jnp.ones(3)}, {})
         with pytest.raises(ValueError, match=named):
             checkpoints.load_state(like)
+
+
+@pytest.mark.parametrize("waits", ["save", "end"])
+def test_checkpoint_that_fails_in_the_background_leaves_the_one_before(tmp_path, waits):
+    """No file may grow beyond 100 kB, as on a full disk; the error comes with the next checkpoint, or at the end."""
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(folder):
+        with RunCheckpoints(folder, 1, in_background=True) as checkpoints:
+            checkpoints.save(3, {"a": jnp.ones(3)}, {"number": 1})
+            checkpoints.checkpointer.wait()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+            checkpoints.save(6, {"a": jax.random.normal(jax.random.key(0), (100_000,))}, {"number": 2})
+            if waits == "save":
+                checkpoints.save(9, {"a": jnp.ones(3)}, {})
+
+    try:
+        with pytest.raises(ValueError, match="File too large"):
+            fill(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    with RunCheckpoints(tmp_path, 1) as checkpoints:
+        assert checkpoints.latest == 3
+        assert checkpoints.load_rest() == {"number": 1}
+
+
+def test_background_writes_the_state_of_its_step(tmp_path):
+    """What the state is overwritten with meanwhile does not come into the checkpoint."""
+    state = {"a": jnp.arange(2_000_000.0)}
+    overwrite = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0 - 1, tree), donate_argnums=0)
+    with RunCheckpoints(tmp_path, 2, in_background=True) as checkpoints:
+        checkpoints.save(1, state, {})
+        jax.block_until_ready(overwrite(state))
+    with RunCheckpoints(tmp_path, 2) as checkpoints:
+        loaded = checkpoints.load_state({"a": jnp.zeros(2_000_000)})
+    np.testing.assert_array_equal(loaded["a"], np.arange(2_000_000.0, dtype=np.float32))
+
+
+def test_best_checkpoint_stays_beside_the_newest(tmp_path):
+    with RunCheckpoints(tmp_path, 2) as checkpoints:
+        for step in range(1, 7):
+            checkpoints.best = 2 if step < 5 else 5
+            checkpoints.save(step, {"a": jnp.full(3, step)}, {})
+            if step == 4:
+                assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3", "4"]
+                np.testing.assert_array_equal(checkpoints.load_state({"a": jnp.zeros(3, jnp.int32)}, 2)["a"], 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "6"]

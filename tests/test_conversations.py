@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm.data.batches import Row
-from jax_lm.data.conversations import closed, conversation_rows, read_samples, text_rows
+from jax_lm.data.batches import Row, closed
+from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 MESSAGES = [

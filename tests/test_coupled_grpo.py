@@ -382,3 +382,23 @@ def test_published_recipe():
 def test_settings_are_checked(changes, message):
     with pytest.raises(ValueError, match=message):
         settings(**changes)
+
+
+def test_policy_of_the_best_evaluation_comes_back_with_its_reference(policy, letters, tmp_path):
+    """Some metric that falls from the first evaluation on; the reference has moved since."""
+    values, seen = [3.0, 2.0, 1.0, 0.0], {}
+
+    def falling(params):
+        seen[len(seen)] = jax.tree.map(np.array, params)
+        return {"score": values[len(seen) - 1]}
+
+    best = {"metric_for_best_model": "score", "load_best_model_at_end": True, "early_stopping_patience": 2}
+    trainer = trainer_of(policy, letters, tmp_path, training=training(max_steps=9, evaluate_every=2, keep=1, **best))
+    assert trainer.train(falling)
+    assert len(seen) == 3
+    assert trainer.state.step == 2
+    assert_equal(trainer.state.params, seen[0])
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "6"]
+    # Before its first move, after three updates, the reference is the policy that the run began with.
+    again = trainer_of(policy, letters, tmp_path / "again")
+    assert_equal(trainer.source.arrays, again.source.arrays)

@@ -5,10 +5,19 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from conftest import GOLDEN
+from flax import nnx
+from safetensors.numpy import load_file
 
-from jax_lm import distributed
+from jax_lm import cli, distributed
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.tokenizer import DiffuCoderTokenizer
 
 PROCESSES, DEVICES = 2, 2
 
@@ -16,14 +25,10 @@ PROCESSES, DEVICES = 2, 2
 def child() -> None:
     """One process: generates and takes a training step, and prints both as JSON."""
     import jax
-    import numpy as np
     import optax
-    from conftest import GOLDEN
-    from flax import nnx
 
     from jax_lm.diffusion.canvas import Canvas
     from jax_lm.diffusion.sampler import Sampler
-    from jax_lm.models.dream import DreamForCausalLM
     from jax_lm.options import Decoding, GenerationOptions
     from jax_lm.sharding import MeshShape, tree_shardings
 
@@ -93,6 +98,77 @@ def test_two_processes_give_what_one_gives(for_release):
         assert report["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert not report["addressable"]
     assert alone["losses"][1] < alone["losses"][0]
+
+
+def adapting(folder, out, *options, devices=1):
+    """A process of `diffucoder adapt` on tokenised texts."""
+    fixed = {
+        "data": folder / "tokens", "model": folder / "model", "out": out, "max-length": 32, "batch-size": 8,
+        "max-steps": 12, "annealing-steps": 4, "warmup-steps": 1, "learning-rate": 0.001, "adam-epsilon": 1e-4,
+        "from-scratch": True,
+        "held-out-share": 0.2, "evaluate-every": 6, "save-every": 3, "log-every": 1, "cut-share": 0.3,
+    }  # fmt: skip
+    words = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
+    count = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "jax_lm.cli", "adapt", *words, *options],
+        env=os.environ | {"XLA_FLAGS": count, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def entries(out):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {(line["step"], name): line[name] for line in lines for name in ("loss", "eval_loss") if name in line}
+
+
+def test_two_hosts_adapt_as_one_does(for_release, tmp_path):
+    """From a tokenised folder, with checkpoints in the background, both killed on the way; each reads its own rows."""
+    tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
+    ids = {"mask_token_id": tokenizer.mask_id, "vocab_size": tokenizer.vocab_size}
+    shape = replace(DreamForCausalLM.read_config(GOLDEN / "checkpoint"), **ids)
+    DreamForCausalLM(shape, rngs=nnx.Rngs(0)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = (json.dumps({"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 3 + 1)}) for i in range(60))
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
+    words = ["--data", str(tmp_path / "texts.jsonl"), "--model", str(tmp_path / "model")]
+    assert cli.main(["data", "tokenize", *words, "--out", str(tmp_path / "tokens"), "--workers", "1"]) == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    hosts = [
+        f"--coordinator=127.0.0.1:{port}",
+        "--num-processes=2",
+        "--mesh=data=2,fsdp=2",
+        "--async-checkpointing=True",
+    ]
+
+    def both():
+        return [adapting(tmp_path, tmp_path / "hosts", *hosts, f"--process-id={n}", devices=2) for n in range(2)]
+
+    alone, shared = adapting(tmp_path, tmp_path / "alone"), both()
+    folder = tmp_path / "hosts" / "checkpoints"
+    while not any(path.name.isdecimal() for path in folder.glob("*")) and shared[0].poll() is None:
+        time.sleep(0.02)
+    for process in shared:
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / "hosts" / "model").exists()
+    for process in (alone, *both()):
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-3000:]
+    ours, theirs = (entries(tmp_path / name) for name in ("hosts", "alone"))
+    assert ours.keys() == theirs.keys()
+    assert [step for step, name in ours if name == "eval_loss"] == [6, 12]
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("hosts", "alone")]
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    moved = max(np.abs(np.float32(weights[1][name]) - np.float32(before[name])).max() for name in before)
+    apart = max(np.abs(weights[0][name] - weights[1][name]).max() for name in before)
+    assert moved > 1e-3
+    assert apart < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -15,8 +16,9 @@ def settings(**changes):
     return OptimizerConfig(**({"learning_rate": 1e-3} | changes))
 
 
+@pytest.mark.parametrize("optim", [None, "adafactor"])
 @pytest.mark.parametrize("muon_learning_rate", [None, 0.05])
-def test_weight_decay_spares_vectors_and_adapters(muon_learning_rate):
+def test_weight_decay_spares_vectors_and_adapters(muon_learning_rate, optim):
     params = {
         "embed": {"weight": jnp.full((4, 6), 2.0)},
         "layers": {
@@ -27,7 +29,7 @@ def test_weight_decay_spares_vectors_and_adapters(muon_learning_rate):
         },
         "norm": {"weight": jnp.full(6, 2.0)},
     }
-    config = settings(learning_rate=0.1, muon_learning_rate=muon_learning_rate, weight_decay=0.01)
+    config = settings(learning_rate=0.1, muon_learning_rate=muon_learning_rate, weight_decay=0.01, optim=optim)
     transform = make_optimizer(config, 10)
     updates, _ = jax.jit(transform.update)(jax.tree.map(jnp.zeros_like, params), transform.init(params), params)
     layer = updates["layers"][0]["q_proj"]
@@ -72,6 +74,37 @@ def test_gradient_is_clipped_by_its_global_norm():
     np.testing.assert_allclose(first, 0.1 * 3 * 0.5 / 180**0.5, rtol=1e-5)
 
 
+def test_adafactor_learns_without_moments_of_the_size_of_the_weights():
+    """A least-squares fit of a matrix and a bias, as AdamW fits it; updates have a root mean square of 1 at most."""
+    rng = np.random.default_rng(0)
+    x, truth = rng.normal(size=(256, 160)).astype(np.float32), rng.normal(size=(160, 130)).astype(np.float32)
+    y = x @ truth + 0.5
+
+    def loss(params):
+        return jnp.mean((x @ params["layer"]["weight"] + params["layer"]["bias"] - y) ** 2)
+
+    sizes, losses = {}, {}
+    for optim in (None, "adafactor"):
+        params = {"layer": {"weight": jnp.zeros((160, 130)), "bias": jnp.zeros(130)}}
+        transform = make_optimizer(settings(learning_rate=0.05, optim=optim, weight_decay=0.0, max_grad_norm=1e9), 300)
+        state = transform.init(params)
+        sizes[optim] = sum(leaf.size for leaf in jax.tree.leaves(state))
+
+        @jax.jit
+        def step(params, state, transform=transform):
+            updates, state = transform.update(jax.grad(loss)(params), state, params)
+            return optax.apply_updates(params, updates), state
+
+        first, _ = step(params, state)
+        assert float(jnp.sqrt(jnp.mean(first["layer"]["weight"] ** 2))) <= 0.05 * 1.001
+        for _ in range(300):
+            params, state = step(params, state)
+        losses[optim] = float(loss(params)) / float(jnp.mean(y**2))
+    assert losses["adafactor"] < 1e-2
+    assert losses[None] < 1e-2
+    assert sizes["adafactor"] < 0.03 * sizes[None]
+
+
 def test_muon_takes_the_matrices_of_the_layers_alone(tiny_model):
     labels = dict(flatten(muon_or_adamw(nnx.to_pure_dict(nnx.state(tiny_model)))))
     projections = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
@@ -101,6 +134,7 @@ def test_muon_equalises_the_directions_of_an_update():
     ("changes", "named"),
     [
         ({"learning_rate": 0.0}, r"learning_rate=0\.0"),
+        ({"optim": "sgd"}, "optim='sgd': must be one of adafactor"),
         ({"learning_rate": -1e-3}, r"learning_rate=-0\.001"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"muon_learning_rate": -0.02}, r"muon_learning_rate=-0\.02"),

@@ -3,13 +3,16 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import pytest
 from conftest import GOLDEN
+from flax import nnx
 from safetensors import safe_open
 
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
+from jax_lm.models import lora
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.planning import (
     OutOfMemoryError,
@@ -22,9 +25,11 @@ from jax_lm.planning import (
     memory_estimate,
     parameter_count,
     smallest_topology,
+    training_flops,
 )
 from jax_lm.roofline import Topology
 from jax_lm.sharding import MeshShape
+from jax_lm.training.update import merged, partition
 
 
 def stored_parameters(folder):
@@ -216,3 +221,35 @@ def test_an_update_costs_four_forward_passes():
 def test_a_training_step_that_is_not_there_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         PlannedStep(**fields)
+
+
+@pytest.mark.parametrize("all_weights", [True, False])
+def test_operations_of_a_gradient_are_those_of_its_program(all_weights):
+    """XLA counts those of the program before it is compiled, with all that is elementwise, which is little."""
+    shape = DreamConfig(
+        vocab_size=768,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        rope_theta=1e4,
+        rms_norm_eps=1e-6,
+        mask_token_id=0,
+    )
+    model = DreamForCausalLM(shape, rngs=nnx.Rngs(0))
+    if not all_weights:
+        lora.add_lora(model, lora.LoraConfig(rank=1), seed=0)
+    graph, state = nnx.split(model)
+    params = nnx.to_pure_dict(state)
+    ours = partition(params, lambda name: all_weights or lora.is_lora(name))
+    others = partition(params, lambda name: not (all_weights or lora.is_lora(name)))
+    tokens = jnp.zeros((2, 96), jnp.int32)
+
+    def loss(ours):
+        return nnx.merge(graph, merged(others, ours))(tokens).astype(jnp.float32).sum()
+
+    counted = jax.jit(jax.grad(loss)).lower(ours).cost_analysis()["flops"]
+    told = training_flops(shape, 96, 96, all_weights=all_weights) * tokens.size
+    assert counted == pytest.approx(told, rel=0.06)

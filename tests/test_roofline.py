@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_lm.roofline import CHIPS, Cost, MachineLimits, Topology
+from jax_lm.roofline import CHIPS, KINDS, Cost, MachineLimits, Topology, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,10 @@ def test_the_slower_limit_counts():
     limits = MachineLimits(matmul_flops=100.0, copy_bytes=10.0)
     assert (Cost(1000, 50).seconds(limits), Cost(1000, 50).limit(limits)) == (10.0, "compute")
     assert (Cost(100, 50).seconds(limits), Cost(100, 50).limit(limits)) == (5.0, "memory")
+
+
+def test_peaks_are_known_by_the_names_that_jax_uses():
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("TPU v5 lite") == 197e12
+    assert peak_flops("cpu") is peak_flops("NVIDIA H100 PCIe") is None
+    assert set(KINDS.values()) <= CHIPS.keys()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 
 from jax_lm.cli import main, parse
 from jax_lm.data.batches import Row
@@ -105,6 +106,68 @@ def newest(out: Path):
     return max(steps, default=0)
 
 
+def tokenised(folder, kind, data):
+    """The folder that `data tokenize` writes of a file."""
+    out = folder / f"tokens-{data}"
+    words = ["--data", str(folder / data), "--model", str(folder / "model"), "--out", str(out), "--kind", kind]
+    if not out.exists():
+        assert main(["data", "tokenize", *words, "--max-length", "48", "--workers", "1", "--num-shards", "3"]) == 0
+    return out
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokenised_conversations_train_as_their_file_does(folder, packed):
+    weights = []
+    for name, data in (("file", folder / "data.jsonl"), ("folder", tokenised(folder, "conversations", "data.jsonl"))):
+        out = folder / f"{name}-{packed}"
+        changes = {"data": data, "packed": packed, "held-out-share": 0.2, "max-steps": 9, "evaluate-every": 4}
+        assert main(arguments(folder, out, **changes)) == 0
+        weights.append((out / "model" / "model.safetensors").read_bytes())
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        weights.append([{k: v for k, v in line.items() if "second" not in k} for line in lines])
+    assert weights[:2] == weights[2:]
+
+
+def test_tokenised_data_of_another_run_are_refused(folder, tmp_path, capsys):
+    data = tokenised(folder, "conversations", "data.jsonl")
+    assert main(arguments(folder, tmp_path, data=data, **{"max-length": 4})) == 2
+    assert "longer than max_length=4" in capsys.readouterr().err
+    assert main(["adapt", "--data", str(data), "--model", str(folder / "model"), "--out", str(tmp_path)]) == 2
+    assert "tokenised with kind='conversations', not 'text'" in capsys.readouterr().err
+
+
+def adaptation(folder, out, **changes):
+    options = {
+        "data": tokenised(folder, "text", "many.jsonl"), "model": folder / "model", "out": out, "max-length": 32,
+        "batch-size": 4, "max-steps": 40, "annealing-steps": 20, "warmup-steps": 1, "learning-rate": 0.01,
+        "save-every": 5, "log-every": 10, "held-out-share": 0.1, "cut-share": 0.2, "prefix-share": 0.2,
+    } | changes  # fmt: skip
+    return ["adapt", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+
+
+def test_adaptation_on_tokenised_texts_is_resumed_after_sigkill(folder):
+    texts = (json.dumps({"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 4 + 1)}) for i in range(200))
+    (folder / "many.jsonl").write_text("\n".join(texts))
+    assert main(adaptation(folder, folder / "adapted-whole")) == 0
+    out = folder / "adapted-killed"
+    command = [sys.executable, "-m", "jax_lm.cli", *adaptation(folder, out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while newest(out) < 10 and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert 10 <= newest(out) < 40
+    assert main(adaptation(folder, out)) == 0
+    names = (path / "model" / "model.safetensors" for path in (out, folder / "adapted-whole"))
+    ours, theirs = (name.read_bytes() for name in names)
+    assert ours == theirs
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]
+    # What a CPU could do at most is not known, hence not how much of it was used.
+    assert not any("mfu" in line for line in lines)
+
+
 def test_adapter_is_trained_and_merged(folder):
     out = folder / "lora"
     changes = {"lora-rank": 2, "max-steps": 3, "packed": True, "held-out-share": 0.1}
@@ -117,6 +180,43 @@ def test_adapter_is_trained_and_merged(folder):
     assert changed == {name for name in before if name.endswith("proj.weight")}
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert "eval_loss" in lines[-1]
+
+
+def test_only_the_targets_carry_adapters(folder):
+    out = folder / "targets"
+    words = arguments(folder, out, **{"lora-rank": 2, "max-steps": 3})
+    assert main([*words, "--lora-targets", "q_proj", "down_proj"]) == 0
+    held = load_file(out / "adapter" / "adapter.safetensors")
+    assert {name.split(".")[-2] for name in held} == {"q_proj", "down_proj"}
+    assert all(np.abs(value).max() > 0 for value in held.values())
+    assert main([*words, "--lora-targets", "k_proj"]) == 2
+
+
+def test_the_best_weights_of_a_run_are_written(folder):
+    """A learning rate far too high makes the last evaluation worse than the first."""
+    out = folder / "best"
+    changes = {
+        "held-out-share": 0.2, "evaluate-every": 2, "max-steps": 40, "learning-rate": 0.5, "warmup-steps": 0,
+        "metric-for-best-model": "eval_loss", "load-best-model-at-end": True, "early-stopping-patience": 3, "keep": 1,
+    }  # fmt: skip
+    assert main(arguments(folder, out, **changes)) == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+    best = min(losses, key=losses.__getitem__)
+    last = max(losses)
+    assert last == best + 6 < 40
+    assert sorted(int(path.name) for path in (out / "checkpoints").iterdir()) == [best, last]
+    # The same run, ended where its best evaluation was.
+    again = folder / "best-again"
+    words = arguments(folder, again, **{k: v for k, v in changes.items() if "best" not in k and "patience" not in k})
+    assert main([*words, "--stop-after", str(best)]) == 0
+    written = [(path / "model" / "model.safetensors").read_bytes() for path in (out, again)]
+    assert written[0] == written[1]
+    # A run that has ended is not trained again.
+    before = (out / "metrics.jsonl").read_bytes()
+    assert main(arguments(folder, out, **changes)) == 0
+    assert (out / "metrics.jsonl").read_bytes() == before
+    assert (out / "model" / "model.safetensors").read_bytes() == written[0]
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +317,16 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
     ("changes", "named"),
     [
         ({"lora-alpha": 2.0}, "lora_alpha=2.0: needs lora_rank"),
+        ({"lora-targets": "q_proj"}, "lora_targets=('q_proj',): needs lora_rank"),
+        ({"lora-rank": 2, "lora-targets": "head"}, "lora_targets=('head',): must be some of q_proj"),
+        ({"metric-for-best-model": "loss"}, "metric_for_best_model='loss': nothing is held out to evaluate"),
+        (
+            {"metric-for-best-model": "reward", "held-out-share": 0.2, "evaluate-every": 1},
+            "='reward': must be one of loss",
+        ),
+        ({"early-stopping-patience": 2}, "early_stopping_patience=2: needs metric_for_best_model"),
+        ({"optim": "sgd"}, "optim='sgd': must be one of adafactor"),
+        ({"data": "docs"}, "has no dataset.json that can be read"),
         ({"max-length": 4}, "longer than max_length=4"),
         ({"data": "absent.jsonl"}, "data='absent.jsonl' cannot be read"),
         ({"max-steps": None}, "max_steps=None: must be given"),
@@ -272,11 +382,10 @@ def test_few_texts_are_cut_or_keep_a_beginning():
 
 
 def test_held_out_samples_are_not_learnt():
-    samples = [Row((i,), (True,)) for i in range(20)]
-    learnt, held_out = split(samples, 0.25, seed=0)
+    learnt, held_out = (part.tolist() for part in split(20, 0.25, seed=0))
     assert len(held_out) == 5
-    assert sorted(row.ids for row in [*learnt, *held_out]) == [(i,) for i in range(20)]
-    assert split(samples, 0.25, seed=0)[1] == held_out != split(samples, 0.25, seed=1)[1]
+    assert sorted([*learnt, *held_out]) == list(range(20))
+    assert split(20, 0.25, seed=0)[1].tolist() == held_out != split(20, 0.25, seed=1)[1].tolist()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_lm.data.batches import Row, SampleStream
+from jax_lm.data.batches import Order, Row, SampleStream
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
@@ -37,7 +37,8 @@ def trained(mesh: str | None, out: Path) -> tuple[DreamForCausalLM, list[float]]
     """Four steps of packed rows in two parts; adamw's first steps are as large as the learning rate."""
     rng = np.random.default_rng(0)
     samples = [Row(tuple(map(int, rng.integers(0, 60, 7))), (False, *(True,) * 6), open=False) for _ in range(64)]
-    stream = SampleStream(samples, max_length=16, batch_size=16, pad_id=60, seed=0, packed=True)
+    order = Order([len(sample.ids) for sample in samples], 0, capacity=16)
+    stream = SampleStream(samples, order, max_length=16, batch_size=16, pad_id=60, seed=0)
     model = DreamForCausalLM(CONFIG, rngs=nnx.Rngs(0))
     model = model.on_mesh(MeshShape.parse(mesh).mesh()) if mesh else model
     optimizer = OptimizerConfig(learning_rate=1e-3, adam_epsilon=1e-4)

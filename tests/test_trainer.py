@@ -193,11 +193,12 @@ def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(whole, tmp_path, ki
     assert without_times(entries(tmp_path)) == without_times(entries(whole.out))
 
 
-def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path):
+@pytest.mark.parametrize("in_background", [False, True])
+def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path, in_background):
     stream = Stream()
     stream.after = lambda taken: os.kill(os.getpid(), signal.SIGTERM) if taken == 6 else None
     before = signal.getsignal(signal.SIGTERM)
-    trainer = Trainer(regression, params(), settings(), out=tmp_path)
+    trainer = Trainer(regression, params(), settings(async_checkpointing=in_background), out=tmp_path)
     assert not trainer.run(stream)
     assert trainer.state.step == 7
     assert signal.getsignal(signal.SIGTERM) == before
@@ -206,6 +207,76 @@ def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path):
     assert resumed.run(Stream())
     for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+@pytest.mark.parametrize("killed_at", [6, 11])
+def test_checkpoints_in_the_background_are_those_of_the_foreground(whole, tmp_path, killed_at):
+    """The next steps overwrite what is being written; a checkpoint is of its step all the same."""
+    config = settings(async_checkpointing=True, save_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(regression, params(), config, out=tmp_path).run(Stream(fails_at=killed_at), evaluate=bias)
+    with RunCheckpoints(tmp_path / "checkpoints", 2) as checkpoints:
+        assert checkpoints.latest == killed_at
+    resumed = Trainer(regression, params(), config, out=tmp_path)
+    assert resumed.run(Stream(), evaluate=bias)
+    for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+class Evaluations:
+    """Gives these values, one after the other, as an evaluation."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def __call__(self, weights):
+        return {"score": self.values.pop(0), "loss": 0.0}
+
+
+BEST = {"metric_for_best_model": "score", "evaluate_every": 2, "save_every": 100, "keep": 1}
+
+
+def test_best_checkpoint_stays_and_ends_the_run(tmp_path):
+    trainer = Trainer(regression, params(), settings(load_best_model_at_end=True, **BEST), out=tmp_path)
+    assert trainer.run(Stream(), evaluate=Evaluations(0.1, 0.5, 0.5, float("nan"), 0.4, 0.3))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "4"]
+    assert trainer.state.step == 4
+    other = Trainer(regression, params(), settings(stop_after=4), out=tmp_path / "other")
+    other.run(Stream())
+    for ours, theirs in zip(leaves(trainer), leaves(other), strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+def test_a_run_without_better_evaluations_ends_and_stays_ended(tmp_path):
+    config = settings(early_stopping_patience=2, **BEST)
+    trainer = Trainer(regression, params(), config, out=tmp_path)
+    assert trainer.run(Stream(), evaluate=Evaluations(0.1, 0.5, 0.5, 0.4))
+    assert trainer.state.step == 8
+    again = Trainer(regression, params(), config, out=tmp_path)
+    assert again.run(Stream(fails_at=0), evaluate=Evaluations())
+    assert again.state.step == 8
+
+
+def test_patience_survives_a_kill(tmp_path):
+    """One evaluation without an improvement before the kill, and one after it."""
+    config = settings(early_stopping_patience=2, **(BEST | {"save_every": 1}))
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(regression, params(), config, out=tmp_path).run(Stream(fails_at=7), evaluate=Evaluations(0.1, 0.5, 0.2))
+    resumed = Trainer(regression, params(), config, out=tmp_path)
+    assert resumed.run(Stream(), evaluate=Evaluations(0.3))
+    assert resumed.state.step == 8
+
+
+@pytest.mark.parametrize(("peak", "dtype"), [(1e9, "bfloat16"), (1e9, "float32"), (None, "bfloat16")])
+def test_utilisation_is_told_where_the_peak_is_known(tmp_path, monkeypatch, peak, dtype):
+    monkeypatch.setattr("jax_lm.training.trainer.peak_flops", lambda kind: peak)
+    config = settings(stop_after=3, compute_dtype=dtype)
+    Trainer(regression, params(), config, out=tmp_path, token_flops=lambda length: 100.0 * length).run(Stream())
+    (entry,) = entries(tmp_path)
+    if peak is None or dtype == "float32":
+        assert "mfu" not in entry
+    else:
+        assert entry["mfu"] == pytest.approx(entry["tokens_per_second"] * 600 / 1e9 / jax.device_count())
 
 
 def test_only_the_newest_checkpoints_stay_and_partial_ones_go(whole, tmp_path):
@@ -286,6 +357,8 @@ def test_profile_writes_a_trace_of_its_steps(tmp_path):
         ({"resume": "yes"}, "resume='yes'"),
         ({"seed": -1}, "seed=-1"),
         ({"track": ("paper",)}, "track='paper'"),
+        ({"early_stopping_patience": 0, "metric_for_best_model": "loss"}, "early_stopping_patience=0"),
+        ({"load_best_model_at_end": True}, "load_best_model_at_end=True: needs metric_for_best_model"),
         ({"profile": "10:13"}, "profile='10:13'"),
         ({"profile": "steps=3:2"}, "profile='steps=3:2'"),
         ({"profile": "steps=1:13"}, "profile='steps=1:13'"),

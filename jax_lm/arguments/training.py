@@ -1,4 +1,4 @@
-"""Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`, `data`. Imports no JAX."""
+"""Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`. Imports no JAX."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ class ModelArguments:
         model: folder or hub id; the built-in model if not given.
         lora_rank: train adapters of this rank instead of all weights.
         lora_alpha: adapters are scaled by alpha / rank; twice the rank if not given.
+        lora_targets: layers that carry one, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all of
+            them if not given.
         quantize: int8 for the kernels below the adapters, which halves the memory of the weights.
         save_dtype: of the model or adapter that is written; bfloat16 rounds small updates away.
         mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
@@ -33,13 +35,14 @@ class ModelArguments:
     model: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
+    lora_targets: tuple[str, ...] | None = None
     quantize: Literal["int8"] | None = None
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
     hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
 
     def __post_init__(self) -> None:
-        for name in ("lora_alpha", "quantize"):
+        for name in ("lora_alpha", "lora_targets", "quantize"):
             if self.lora_rank is None and getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)}: needs lora_rank")
 
@@ -68,26 +71,6 @@ class MergeLora:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareData:
-    """Prepare a data set: prepare-acecode chooses problems of AceCode-89K by difficulty, as prompts for coupled-GRPO.
-
-    Example:
-        diffucoder data prepare-acecode --data acecode.jsonl --out hard.jsonl --difficulty hard
-
-    Attributes:
-        task: what to do.
-        data: JSONL file with AceCode's rows: id, source, question, test_cases, inferences.
-        out: JSONL file to write: prompt (chat messages), test_cases, id, source.
-        difficulty: hard is what DiffuCoder was trained on; medium and easy lie above.
-    """
-
-    task: tyro.conf.Positional[Literal["prepare-acecode"]]
-    data: Path
-    out: Path
-    difficulty: Literal["hard", "medium", "easy"] = "hard"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sft:
     """Fine-tune on conversations: the last answer of each is learnt.
 
@@ -100,7 +83,8 @@ class Sft:
         diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --quantize int8 --model ./DiffuCoder-7B-Instruct
 
     Attributes:
-        data: JSONL file; a row has "messages" ([{"role": …, "content": …}, …]), or "prompt" and "response".
+        data: JSONL file; a row has "messages" ([{"role": …, "content": …}, …]), or "prompt" and "response". Or a folder
+            that `data tokenize --kind conversations` wrote.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/ or adapter/.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; what is typed wins.
@@ -156,12 +140,13 @@ class Adapt:
         diffucoder adapt --data code.jsonl --model ./shape --from-scratch True --out out/base --max-length 512
 
     Attributes:
-        data: JSONL file; a row has "text".
+        data: JSONL file; a row has "text". Or a folder that `data tokenize` wrote.
         model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
         save_dtype: of the model that is written; bfloat16 rounds small updates away.
         mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
+        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
     """
@@ -172,5 +157,6 @@ class Adapt:
     from_scratch: bool = False
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
+    hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
     config: Path | None = None
     settings: AdaptConfig = field(default_factory=AdaptConfig)

@@ -1,6 +1,7 @@
-"""The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`, `data`."""
+"""The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_lm import distributed, terminal
-from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, PrepareData, SavedDtype, Sft
+from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, SavedDtype, Sft
 from jax_lm.checkpoints import huggingface
-from jax_lm.data.acecode import prepare_acecode
-from jax_lm.data.conversations import Samples, conversation_rows, read_samples, text_rows
+from jax_lm.data.batches import Row
+from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
 from jax_lm.data.prompts import builtin_prompts, read_prompts
+from jax_lm.data.token_shards import Kind, TokenShards
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -25,6 +27,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.sft import adapt, fine_tune
 
+logger = logging.getLogger(__name__)
+
 
 def run_sft(arguments: Sft) -> int:
     """Train, or go on; the status tells whether the end was reached."""
@@ -32,17 +36,17 @@ def run_sft(arguments: Sft) -> int:
     model_arguments, settings = arguments.model_arguments, arguments.settings
     distributed.start(**asdict(model_arguments.hosts))
     model, target = load_for_training(model_arguments, settings.training.seed)
-    samples = read_samples(arguments.data, conversation_rows(target.tokenizer, settings.max_length))
+    rows, digest, refused = open_samples(arguments.data, "conversations", target.tokenizer, settings.max_length)
     finished = fine_tune(
         model,
-        samples.rows,
+        rows,
         settings,
         arguments.out,
         pad_id=target.tokenizer.pad_id,
         trained=target.trained,
-        identity={"data": samples.digest} | model_identity(model_arguments),
+        identity={"data": digest} | model_identity(model_arguments),
     )
-    write_refused(samples, arguments.out)
+    write_refused(refused, arguments.out)
     return target.end(finished, model, arguments.out)
 
 
@@ -91,13 +95,14 @@ def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
 def run_adapt(arguments: Adapt) -> int:
     """Train, or go on; the status tells whether the end was reached."""
     terminal.show_log()
+    distributed.start(**asdict(arguments.hosts))
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
     config = DreamForCausalLM.read_config(folder)
     tokenizer.require_ids(mask_token_id=tokenizer.mask_id, vocab_size=config.vocab_size)
     ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
     config = replace(config, model_type="Dream", **ids)
-    samples = read_samples(arguments.data, text_rows(tokenizer, arguments.settings.max_length))
+    rows, digest, refused = open_samples(arguments.data, "text", tokenizer, arguments.settings.max_length)
     mesh = parse_mesh(arguments.mesh)
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
@@ -108,13 +113,13 @@ def run_adapt(arguments: Adapt) -> int:
     target = TrainedModel(tokenizer, arguments.save_dtype)
     finished = adapt(
         model,
-        samples.rows,
+        rows,
         arguments.settings,
         arguments.out,
         pad_id=tokenizer.pad_id,
-        identity={"data": samples.digest, "from_scratch": arguments.from_scratch},
+        identity={"data": digest, "from_scratch": arguments.from_scratch},
     )
-    write_refused(samples, arguments.out)
+    write_refused(refused, arguments.out)
     return target.end(finished, model, arguments.out)
 
 
@@ -129,13 +134,6 @@ def run_merge_lora(arguments: MergeLora) -> int:
     model.save_pretrained(arguments.out, dtype=arguments.save_dtype)
     tokenizer.save_pretrained(arguments.out)
     print(f"wrote {arguments.out}")
-    return 0
-
-
-def run_data(arguments: PrepareData) -> int:
-    """Prepare a data set, and say what was written."""
-    terminal.show_log()
-    print(prepare_acecode(arguments.data, arguments.out, arguments.difficulty))
     return 0
 
 
@@ -196,7 +194,8 @@ def lora_config(arguments: ModelArguments) -> lora.LoraConfig | None:
     """Describe the adapters asked for; ValueError if they cannot be."""
     if arguments.lora_rank is None:
         return None
-    return lora.LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha)
+    targets = {} if arguments.lora_targets is None else {"targets": arguments.lora_targets}
+    return lora.LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha, **targets)
 
 
 def model_identity(arguments: ModelArguments) -> dict[str, Any]:
@@ -205,7 +204,20 @@ def model_identity(arguments: ModelArguments) -> dict[str, Any]:
     return {"lora": asdict(adapters) if adapters else None, "quantize": arguments.quantize}
 
 
-def write_refused(samples: Samples, out: Path) -> None:
-    """Write which lines of the data were not used."""
-    if distributed.is_first():
-        (out / "refused.json").write_text(json.dumps(samples.refused, indent=1) + "\n", encoding="utf-8")
+def open_samples(
+    data: Path, kind: Kind, tokenizer: DiffuCoderTokenizer, max_length: int
+) -> tuple[Sequence[Row] | TokenShards, str, list | None]:
+    """Read the samples of a file, or open a tokenised folder; with their digest, and the lines that a file refused."""
+    if data.is_dir():
+        shards = TokenShards.open(data, kind, tokenizer.fingerprint)
+        logger.info(shards.describe())
+        return shards, shards.digest, None
+    to_rows = {"text": text_rows, "conversations": conversation_rows}[kind]
+    samples = read_samples(data, to_rows(tokenizer, max_length))
+    return samples.rows, samples.digest, samples.refused
+
+
+def write_refused(refused: list | None, out: Path) -> None:
+    """Write which lines of a file were not used; tokenised data have told."""
+    if refused is not None and distributed.is_first():
+        (out / "refused.json").write_text(json.dumps(refused, indent=1) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,11 @@ class Row:
     ids: tuple[int, ...]
     canvas: tuple[bool, ...]
     open: bool = True
+
+
+def closed(row: Row, pads: int, pad_id: int) -> Row:
+    """Close a sample, so that others can stand behind it: with `pads` pads of its own as targets, and no more."""
+    return Row((*row.ids, *[pad_id] * pads), (*row.canvas, *[True] * pads), open=False)
 
 
 Vary = Callable[[Row, int, np.random.Generator], Row]
@@ -81,31 +86,50 @@ def collate(
     return Batch(tokens, canvas, samples, opening)
 
 
+@runtime_checkable
+class RowOrder(Protocol):
+    """Which samples make which row: `rows` takes `count` of them from the `first` on, over the ends of epochs, each a
+    list of keys of samples; `start` counts the rows before an epoch."""
+
+    def rows(self, first: int, count: int) -> list[list[Any]]: ...
+
+    def start(self, epoch: int) -> int: ...
+
+
 class Order:
     """Rows of sample numbers, epoch after epoch, each epoch in an order of its own.
 
     Args:
         lengths: tokens of each sample.
         capacity: tokens of a row that several samples share; None gives each sample a row of its own.
+        numbers: of the samples; from 0 on if not given.
 
     Raises:
         ValueError: no samples, or one that fits no row.
     """
 
-    def __init__(self, lengths: Sequence[int], seed: int, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int] | Int[np.ndarray, "n"],
+        seed: int,
+        capacity: int | None = None,
+        numbers: Int[np.ndarray, "n"] | None = None,
+    ) -> None:
         if not len(lengths):
             raise ValueError("lengths=[]: there must be at least one sample")
-        if capacity is not None and max(lengths) > capacity:
-            raise ValueError(f"sample of {max(lengths)} tokens: longer than a row of {capacity}")
         self.lengths, self.seed, self.capacity = np.asarray(lengths), seed, capacity
+        if capacity is not None and self.lengths.max() > capacity:
+            raise ValueError(f"sample of {self.lengths.max()} tokens: longer than a row of {capacity}")
+        self.numbers = np.arange(len(self.lengths)) if numbers is None else numbers
         self.starts = [0]
-        self.held: tuple[int, list[list[int]]] = (-1, [])
+        self.held: tuple[int, Any] = (-1, [])
 
-    def epoch(self, number: int) -> list[list[int]]:
-        """List all samples once."""
+    def epoch(self, number: int) -> list[list[int]] | Int[np.ndarray, "n 1"]:
+        """Order all samples once: rows of numbers, as lists or as one array."""
         if self.held[0] != number:
-            order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths)).tolist()
-            self.held = (number, [[sample] for sample in order] if self.capacity is None else self.packed(order))
+            order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths))
+            rows = self.numbers[order, None] if self.capacity is None else self.packed(order.tolist())
+            self.held = (number, rows)
         return self.held[1]
 
     def packed(self, order: Sequence[int]) -> list[list[int]]:
@@ -123,12 +147,14 @@ class Order:
                 rows.append([])
                 room.append(self.capacity)
                 row = len(rows) - 1
-            rows[row].append(sample)
+            rows[row].append(int(self.numbers[sample]))
             room[row] -= length
         return done + rows
 
     def start(self, epoch: int) -> int:
         """Count the rows before an epoch."""
+        if self.capacity is None:
+            return epoch * len(self.lengths)
         while len(self.starts) <= epoch:
             self.starts.append(self.starts[-1] + len(self.epoch(len(self.starts) - 1)))
         return self.starts[epoch]
@@ -141,7 +167,8 @@ class Order:
         taken: list[list[int]] = []
         while len(taken) < count:
             offset = first + len(taken) - self.start(epoch)
-            taken += self.epoch(epoch)[offset : offset + count - len(taken)]
+            part = self.epoch(epoch)[offset : offset + count - len(taken)]
+            taken += part.tolist() if isinstance(part, np.ndarray) else part
             epoch += 1
         return taken
 
@@ -151,49 +178,59 @@ class SampleStream:
     """Batches of rows of samples.
 
     Attributes:
-        samples: to draw from.
+        samples: to draw from, by the keys that `order` gives.
+        order: which samples make which row.
         max_length: tokens of a row.
         batch_size: rows of a step, over all processes.
         pad_id: of the padding behind the text.
-        packed: whether samples share rows.
+        spare_pads: pads, as targets, behind a sample that others may stand behind; None where it may go on to the end
+            of its row.
         vary: changes a sample at a step.
-
-    Raises:
-        ValueError: a sample is longer than a row, or there is none.
     """
 
-    samples: Sequence[Row]
+    samples: Any
+    order: RowOrder
     _: KW_ONLY
     max_length: int
     batch_size: int
     pad_id: int
     seed: int
-    packed: bool = False
+    spare_pads: int | None = None
     vary: Vary | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
-        lengths = [len(sample.ids) for sample in self.samples]
-        self.order = Order(lengths, self.seed, self.max_length if self.packed else None)
 
     def steps(self, epochs: float) -> int:
         """Count the steps of so many epochs."""
         whole = int(epochs)
-        rows = self.order.start(whole) + (epochs - whole) * len(self.order.epoch(whole))
-        return max(1, math.ceil(rows / self.batch_size))
+        start = self.order.start(whole)
+        part = (epochs - whole) * (self.order.start(whole + 1) - start) if epochs > whole else 0
+        return max(1, math.ceil((start + part) / self.batch_size))
 
     def batch(self, step: int, *, openness: float | None = None, process: int = 0, processes: int = 1) -> Batch:
-        """Collate the rows of a process at a step (from 0); ValueError if the processes cannot divide the rows."""
+        """Collate the rows of a process at a step (from 0), reading no other samples than theirs.
+
+        Raises:
+            ValueError: the processes cannot divide the rows.
+        """
         if self.batch_size % processes:
             raise ValueError(f"batch_size={self.batch_size}: must be a multiple of the {processes} processes")
         mine = self.batch_size // processes
-        numbers = self.order.rows(step * self.batch_size, self.batch_size)
-        before = sum(map(len, numbers[: process * mine]))
+        keys = self.order.rows(step * self.batch_size, self.batch_size)
+        before = sum(map(len, keys[: process * mine]))
         count = itertools.count(before)
-        groups = numbers[process * mine : (process + 1) * mine]
-        rows = [[self.varied(self.samples[n], step, next(count)) for n in group] for group in groups]
+        groups = keys[process * mine : (process + 1) * mine]
+        rows = [[self.varied(self.sample(key), step, next(count)) for key in group] for group in groups]
         return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
+
+    def sample(self, key: Any) -> Row:
+        """Read a sample, closed where others may stand behind it."""
+        row = self.samples[key]
+        if self.spare_pads is None:
+            return row
+        return closed(row, min(self.spare_pads, self.max_length - len(row.ids)), self.pad_id)
 
     def varied(self, sample: Row, step: int, number: int) -> Row:
         """Show a sample, the `number`th of its step, as that step sees it."""

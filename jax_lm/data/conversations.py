@@ -40,8 +40,12 @@ class Samples:
     @property
     def digest(self) -> str:
         """A digest of all tokens: tells whether a run goes on with the samples it began with."""
-        text = json.dumps([(row.ids, row.canvas) for row in self.rows])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        # Piece by piece: as one text, tens of gigabytes are not there twice.
+        digest = hashlib.sha256(b"[")
+        for number, row in enumerate(self.rows):
+            digest.update((", " * (number > 0) + json.dumps((row.ids, row.canvas))).encode())
+        digest.update(b"]")
+        return digest.hexdigest()[:16]
 
     def describe(self, path: Path) -> str:
         """Say how many lines were used and refused, and name the first of these."""
@@ -147,8 +151,3 @@ def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[st
 
 def is_message(message: Any) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
-
-
-def closed(row: Row, pads: int, pad_id: int) -> Row:
-    """Close a sample, so that others can stand behind it: with `pads` pads of its own as targets, and no more."""
-    return Row((*row.ids, *[pad_id] * pads), (*row.canvas, *[True] * pads), open=False)

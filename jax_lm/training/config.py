@@ -17,8 +17,15 @@ WEIGHTINGS = ("1/t", "linear", "cart", "plain")
 NORMALISATIONS = ("token", "sequence", "batch", "masked")
 ESTIMATORS = ("coupled", "decoupled", "full_mask")
 LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
+OPTIMIZERS = ("adafactor",)
 BASELINES = ("leave_one_out", "mean")
 PAPER_SAMPLING = GenerationOptions(max_new_tokens=256, num_steps=256, temperature=1.0)
+CHANGEABLE = (
+    "stop_after", "log_every", "save_every", "evaluate_every", "keep", "async_checkpointing", "metric_for_best_model",
+    "load_best_model_at_end", "early_stopping_patience", "resume", "track", "profile",
+)  # fmt: skip
+"""Settings of the trainer that may differ when a run goes on."""
+
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
@@ -47,6 +54,8 @@ class OptimizerConfig:
     """AdamW, its schedule, and what else acts on a gradient.
 
     Attributes:
+        optim: adafactor instead of AdamW: no first moment, and of a matrix's second one the sums of rows and columns,
+            so that the optimizer takes no memory to speak of; the betas and epsilon of Adam mean nothing to it.
         learning_rate: peak, after the warm-up.
         warmup_ratio: share of the steps over which the learning rate rises from 0; `warmup_steps` overrides it.
         warmup_steps: number of those steps.
@@ -59,6 +68,7 @@ class OptimizerConfig:
             needs about half the steps of AdamW on the built-in model. Everything else stays with AdamW.
     """
 
+    optim: str | None = None
     learning_rate: float
     warmup_ratio: float = 0.0
     warmup_steps: int | None = None
@@ -71,6 +81,8 @@ class OptimizerConfig:
     muon_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
+        if self.optim is not None:
+            require_one_of("optim", self.optim, OPTIMIZERS)
         require_above_zero(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
         require_not_negative(self, "weight_decay", "warmup_steps")
         require_shares(self, "warmup_ratio", "min_lr_ratio")
@@ -100,7 +112,13 @@ class TrainerConfig:
         log_every: steps between entries of the metrics.
         save_every: steps between checkpoints.
         evaluate_every: steps between evaluations.
-        keep: newest checkpoints that stay.
+        keep: newest checkpoints that stay, beside the best one if there is a `metric_for_best_model`.
+        async_checkpointing: write checkpoints while the training goes on; None does on accelerators alone, as on a CPU
+            it takes a copy of the state and the cores that train.
+        metric_for_best_model: of an evaluation, such as loss or reward; the higher the better, but for names that end
+            in loss. Evaluations that are the best so far are saved, and the best stays.
+        load_best_model_at_end: end with the weights of the best evaluation instead of the last.
+        early_stopping_patience: end the run after so many evaluations in a row that are not the best.
         resume: auto continues from the newest checkpoint, never refuses a folder that has one.
         track: tensorboard, wandb.
         profile: steps=10:13 writes a trace of these steps.
@@ -116,13 +134,20 @@ class TrainerConfig:
     save_every: int = 500
     evaluate_every: int = 500
     keep: int = 2
+    async_checkpointing: bool | None = None
+    metric_for_best_model: str | None = None
+    load_best_model_at_end: bool = False
+    early_stopping_patience: int | None = None
     resume: str = "auto"
     track: tuple[str, ...] = ()
     profile: str | None = None
 
     def __post_init__(self) -> None:
         sizes = ("gradient_accumulation_steps", "log_every", "save_every", "evaluate_every", "keep")
-        require_sizes(self, "max_steps", "stop_after", *sizes)
+        require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
+        for name in ("load_best_model_at_end", "early_stopping_patience"):
+            if getattr(self, name) and self.metric_for_best_model is None:
+                raise ValueError(f"{name}={getattr(self, name)}: needs metric_for_best_model")
         require_one_of("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         require_one_of("resume", self.resume, ("auto", "never"))
         require_not_negative(self, "seed")
@@ -159,9 +184,7 @@ class TrainerConfig:
     @property
     def identity(self) -> dict[str, Any]:
         """Settings that a resumed run must agree on: all that decide the weights."""
-        return settings_without(
-            self, "stop_after", "log_every", "save_every", "evaluate_every", "keep", "resume", "track", "profile"
-        )
+        return settings_without(self, *CHANGEABLE)
 
 
 @dataclass(frozen=True, kw_only=True)

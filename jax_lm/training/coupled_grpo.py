@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.planning import training_flops
 from jax_lm.printing import printable_json
 from jax_lm.rewards import Scored, WeightedSum, weighted_sum
 from jax_lm.sharding import divisors, on_mesh, replicate
@@ -114,6 +115,7 @@ class DiffuGRPOTrainer:
         ours, self.others = partition(weights, trained), partition(weights, lambda name: not trained(name))
         frozen = in_dtype(self.others, config.training.compute_dtype)
         # Which prompts are learnt from is part of their digest.
+        copies, shape, all_weights = config.masks.copies, model.config, not self.others
         agreed = settings_without(config, "generation_batch_size", "held_out_prompts", "training")
         self.graph, self.config, self.out, self.unequal_rollouts = sampler.graph, config, out, 0
         self.source = RolloutSource(sampler, tokenizer, prompts, rewards, config, out, params=ours, frozen=frozen)
@@ -124,6 +126,8 @@ class DiffuGRPOTrainer:
             out=out,
             frozen=frozen,
             identity={"grpo": agreed, "prompts": fingerprint(prompts)} | dict(identity or {}),
+            # Of updates alone: the time that rollouts take counts, what they compute does not.
+            token_flops=lambda length: copies * training_flops(shape, length, new_tokens, all_weights=all_weights),
         )
 
     def train(self, evaluate: Evaluate | None = None) -> bool:

@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion import masking
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.planning import training_flops
 from jax_lm.sharding import on_mesh, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
 from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
@@ -151,7 +152,16 @@ def train(
     objective = diffusion_loss(graph, loss, model.config.mask_token_id)
     identity = {"loss": dataclasses.asdict(loss)} | dict(identity or {})
     place = partial(spread, model.mesh) if model.mesh else lambda batch: batch
-    trainer = Trainer(objective, ours, config, out=out, frozen=frozen, identity=identity, place=place)
+    trainer = Trainer(
+        objective,
+        ours,
+        config,
+        out=out,
+        frozen=frozen,
+        identity=identity,
+        place=place,
+        token_flops=lambda length: training_flops(model.config, length, length, all_weights=not others),
+    )
     evaluate = held_out_loss(objective, frozen, held_out, config.compute_dtype) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
     nnx.update(model, merged(others, trainer.state.params))

@@ -1,4 +1,4 @@
-"""The optimizer of every stage: clipped AdamW on float32 weights, or Muon for the matrices of the layers.
+"""The optimizer of every stage: clipped AdamW or Adafactor on float32 weights, or Muon for the layers' matrices.
 
 Knows parameter trees and their paths, no loss and no loop.
 """
@@ -18,18 +18,23 @@ def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clip, then update by AdamW, or by Muon for the matrices of the layers; see `decays`."""
+    """Clip, then update by AdamW or Adafactor, or by Muon for the matrices of the layers; see `decays`."""
     rate = schedule(config, steps, config.learning_rate)
     betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
-    adamw = optax.adamw(rate, *betas, config.adam_epsilon, weight_decay=decay, mask=decays)
+    if config.optim == "adafactor":
+        # As in T5X and Hugging Face with a learning rate of one's own: updates of RMS 1 at most, not scaled by weights.
+        parts = (optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.add_decayed_weights(decay, decays))
+        base = optax.chain(*parts, optax.scale_by_learning_rate(rate))
+    else:
+        base = optax.adamw(rate, *betas, config.adam_epsilon, weight_decay=decay, mask=decays)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.muon_learning_rate is None:
-        return optax.chain(clip, adamw)
+        return optax.chain(clip, base)
     muon_rate = schedule(config, steps, config.muon_learning_rate)
     muon = optax.contrib.muon(
         muon_rate, weight_decay=decay, weight_decay_mask=decays, muon_weight_dimension_numbers=out_in_matrices
     )
-    return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": adamw}, muon_or_adamw))
+    return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": base}, muon_or_adamw))
 
 
 def muon_or_adamw(params: optax.Params) -> optax.Params:

@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
-from jax_lm.data.batches import Batch, Row, SampleStream, Vary
-from jax_lm.data.conversations import closed
+from jax_lm.data.batches import Batch, Order, Row, SampleStream, Vary
+from jax_lm.data.token_shards import TextRows, TokenShards
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, train
@@ -25,7 +26,7 @@ HELD_OUT_SEED = 1
 
 def fine_tune(
     model: DreamForCausalLM,
-    samples: Sequence[Row],
+    samples: Sequence[Row] | TokenShards,
     config: SftConfig,
     out: Path,
     *,
@@ -36,7 +37,7 @@ def fine_tune(
     """Train `model` on samples; whether the end was reached.
 
     Args:
-        samples: open rows of at most `config.max_length` tokens.
+        samples: open rows of at most `config.max_length` tokens, listed or tokenised.
         out: folder of the run; a run in it is continued.
         trained: which parameters are trained, by name.
         identity: what else a resumed run must agree on.
@@ -44,10 +45,7 @@ def fine_tune(
     Raises:
         ValueError: no samples, samples longer than a row, or another run in `out`.
     """
-    if config.packed:
-        room = (config.max_length - len(sample.ids) for sample in samples)
-        samples = [closed(row, min(config.spare_pads, free), pad_id) for row, free in zip(samples, room, strict=True)]
-    stream, held_out = streams(samples, config, pad_id, packed=config.packed)
+    stream, held_out = streams(samples, config, pad_id, config.spare_pads if config.packed else None)
     training = config.training
     if config.num_train_epochs is not None:
         training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
@@ -66,7 +64,7 @@ def fine_tune(
 
 def adapt(
     model: DreamForCausalLM,
-    samples: Sequence[Row],
+    samples: Sequence[Row] | TokenShards,
     config: AdaptConfig,
     out: Path,
     *,
@@ -76,14 +74,15 @@ def adapt(
     """Train `model` on texts; whether the end was reached.
 
     Args:
-        samples: texts as closed rows, of at most `config.max_length` tokens.
+        samples: texts as closed rows, of at most `config.max_length` tokens, which share rows that packing fills; or
+            tokenised texts, which behind each other are cut into rows.
         out: folder of the run; a run in it is continued.
         identity: what else a resumed run must agree on.
 
     Raises:
         ValueError: no samples, or another run in `out`.
     """
-    stream, held_out = streams(samples, config, pad_id, packed=True)
+    stream, held_out = streams(samples, config, pad_id, 0)
     return train(
         model,
         by_step(stream(vary=partial(varied, config=config)), partial(openness, annealing_steps=config.annealing_steps)),
@@ -96,15 +95,35 @@ def adapt(
 
 
 def streams(
-    samples: Sequence[Row], config: SftConfig | AdaptConfig, pad_id: int, *, packed: bool
+    samples: Sequence[Row] | TokenShards, config: SftConfig | AdaptConfig, pad_id: int, spare_pads: int | None
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
-    """Hold samples out; returns what makes the stream of the others (it takes `vary`), and the held-out batches."""
-    seed = config.training.seed
-    learnt, held_out = split(samples, config.held_out_share, seed)
-    sizes = {"max_length": config.max_length, "batch_size": config.batch_size}
-    stream = partial(SampleStream, **sizes, pad_id=pad_id, seed=seed, packed=packed)
+    """Hold samples out; returns what makes the stream of the others (it takes `vary`), and the held-out batches.
+
+    Args:
+        spare_pads: pads behind a sample, after which others stand in its row; None gives each a row of its own.
+    """
+    seed, share = config.training.seed, config.held_out_share
+    if isinstance(samples, TokenShards) and samples.kind == "text":
+        rows: Any = TextRows.of(samples, config.max_length, seed)
+        learnt, held_out = rows.split(share)
+    else:
+        rows, lengths = samples, lengths_of(samples, config.max_length, spare_pads)
+        capacity = None if spare_pads is None else config.max_length
+        orders = (Order(lengths[part], seed, capacity, part) for part in split(len(samples), share, seed))
+        learnt, held_out = next(orders), next(orders, None)
+    options = {"max_length": config.max_length, "batch_size": config.batch_size, "pad_id": pad_id, "seed": seed}
+    stream = partial(SampleStream, rows, **options, spare_pads=spare_pads)
     evaluated = stream(held_out) if held_out else None
     return partial(stream, learnt), [evaluated.batch(n) for n in range(evaluated.steps(1.0))] if evaluated else []
+
+
+def lengths_of(samples: Sequence[Row] | TokenShards, limit: int, spare_pads: int | None) -> Int[np.ndarray, "n"]:
+    """Count the tokens of each sample, with the pads behind it; ValueError if there is none, or one of too many."""
+    is_tokenised = isinstance(samples, TokenShards)
+    lengths = samples.lengths if is_tokenised else np.array([len(row.ids) for row in samples])
+    if lengths.max(initial=0) > limit:
+        raise ValueError(f"sample of {lengths.max()} tokens: longer than max_length={limit}")
+    return np.minimum(lengths + (spare_pads or 0), limit)
 
 
 def by_step(stream: SampleStream, openness: Callable[[int], float | None] = lambda step: None) -> ByStep:
@@ -113,19 +132,19 @@ def by_step(stream: SampleStream, openness: Callable[[int], float | None] = lamb
     return ByStep(lambda step: stream.batch(step, openness=openness(step), **part))
 
 
-def split(samples: Sequence[Row], share: float, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Split samples into those to learn and a share of them held out, drawn by the seed.
+def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ...]:
+    """Split the numbers of samples into those to learn and, if there is a share, those held out, drawn by the seed.
 
     Raises:
         ValueError: a part would be empty.
     """
     if not share:
-        return samples, ()
-    count = round(share * len(samples))
-    if not 0 < count < len(samples):
-        raise ValueError(f"held_out_share={share}: of {len(samples)} samples that is {count}")
-    order = np.random.default_rng((seed, HELD_OUT_SEED)).permutation(len(samples))
-    return [samples[i] for i in order[count:]], [samples[i] for i in order[:count]]
+        return (np.arange(count),)
+    held_out = round(share * count)
+    if not 0 < held_out < count:
+        raise ValueError(f"held_out_share={share}: of {count} samples that is {held_out}")
+    order = np.random.default_rng((seed, HELD_OUT_SEED)).permutation(count)
+    return order[held_out:], order[:held_out]
 
 
 def revealed(steps: int) -> Vary:

@@ -28,6 +28,8 @@ from jaxtyping import Array
 
 from jax_lm import terminal
 from jax_lm.metrics import Meter, Write, open_writers
+from jax_lm.roofline import peak_flops
+from jax_lm.training.best import BestEvaluation
 from jax_lm.training.checkpoints import RunCheckpoints, abstract_of, differing_setting, named_leaves
 from jax_lm.training.config import TrainerConfig
 from jax_lm.training.optimizer import make_optimizer, schedule
@@ -77,6 +79,8 @@ class Trainer:
         frozen: nested dict of weights that the loss sees among the trained ones, but that stay as they are.
         identity: further settings (JSON) that a resumed run must agree on.
         place: puts the rows of this process on the devices.
+        token_flops: operations that a step needs per token, by the tokens of a row; for the utilisation of devices
+            whose peak is known.
 
     Raises:
         ValueError: the settings contradict each other, or do not say how many steps there are.
@@ -92,8 +96,13 @@ class Trainer:
         frozen: Params | None = None,
         identity: Mapping[str, Any] | None = None,
         place: Callable[[Batch], Batch] = lambda batch: batch,
+        token_flops: Callable[[int], float] | None = None,
     ) -> None:
         self.config, self.out, self.frozen, self.place = config, out, frozen or {}, place
+        self.token_flops = token_flops
+        # The peaks of devices are those of bfloat16.
+        self.peak = peak_flops(jax.devices()[0].device_kind) if config.compute_dtype == "bfloat16" else None
+        self.best = BestEvaluation(config.metric_for_best_model, config.early_stopping_patience)
         # As JSON gives it back, so that it can be compared with what a checkpoint holds.
         self.identity = json.loads(json.dumps(config.identity | dict(identity or {})))
         transform = make_optimizer(config.optimizer, config.steps)
@@ -121,7 +130,8 @@ class Trainer:
     ) -> bool:
         """Train to the end, from the newest checkpoint on if there is one; whether the end was reached.
 
-        A termination signal ends the run early, with a checkpoint.
+        A termination signal ends the run early, with a checkpoint; evaluations that do not become better for too long
+        end it as well, and that is its end.
 
         Args:
             source: of the batches.
@@ -130,18 +140,26 @@ class Trainer:
 
         Raises:
             FloatingPointError: loss or gradient is not finite; the batch is saved in `out`.
-            ValueError: `out` holds a run that may not be, or cannot be, continued.
+            ValueError: `out` holds a run that may not be, or cannot be, continued; or the best evaluation is asked for
+                where there is none.
         """
+        config = self.config
+        if evaluate is None and config.metric_for_best_model is not None:
+            raise ValueError(f"metric_for_best_model={config.metric_for_best_model!r}: nothing is held out to evaluate")
         self.out.mkdir(parents=True, exist_ok=True)
+        folder, in_background = self.out / "checkpoints", config.async_checkpointing
         with (
-            RunCheckpoints(self.out / "checkpoints", self.config.keep) as checkpoints,
+            RunCheckpoints(folder, config.keep, in_background=in_background) as checkpoints,
             termination() as terminated,
             terminal.progress("training") as bar,
         ):
             self.resume(checkpoints, source)
             with self.writer() as write, self.profiler() as profile:
                 finish = partial(self.finish, write=write, bar=bar, check=check)
-                return self.loop(source, checkpoints, write, finish, terminated, profile, evaluate)
+                finished = self.loop(source, checkpoints, write, finish, terminated, profile, evaluate)
+            if finished and config.load_best_model_at_end and self.best.step is not None:
+                self.restore(checkpoints, source, self.best.step)
+            return finished
 
     def loop(
         self,
@@ -153,10 +171,10 @@ class Trainer:
         profile: Callable[[int], None],
         evaluate: Evaluate | None,
     ) -> bool:
-        """Take steps until the end; metrics of a step are fetched while the next one runs."""
+        """Take steps until the end, and tell whether it was reached; metrics are fetched while the next step runs."""
         config = self.config
         last, running = config.last_step, None
-        while self.state.step < last:
+        while self.state.step < last and not self.best.is_over:
             profile(self.state.step + 1)
             started = self.start(source)
             if running:
@@ -169,13 +187,14 @@ class Trainer:
                 finish(running)
                 running = None
             if evaluate and evaluates:
-                results = evaluate(self.state.params)
-                write(step, {f"eval_{name}": float(value) for name, value in results.items()})
+                results = {name: float(value) for name, value in evaluate(self.state.params).items()}
+                write(step, {f"eval_{name}": value for name, value in results.items()})
+                saves |= self.best.see(step, results) or self.best.is_over
             if saves:
                 self.save(checkpoints, source)
             if stops:
                 break
-        return self.state.step >= last
+        return self.state.step >= last or self.best.is_over
 
     def start(self, source: BatchSource) -> "Running":
         """Draw a batch and hand it to the devices, without waiting for them."""
@@ -206,13 +225,22 @@ class Trainer:
         last = self.config.last_step
         if running.step % self.config.log_every == 0 or running.step == last:
             entry = self.meter.entry()
+            if self.peak and self.token_flops:
+                peak = self.peak * jax.device_count()
+                entry["mfu"] = entry["tokens_per_second"] * self.token_flops(tokens.shape[1]) / peak
             write(running.step, entry)
             if bar:
                 bar(running.step, last, f"loss {entry['loss']:.4f}  {entry['tokens_per_second']:,.0f} tokens/s")
 
     def save(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
         """Write a checkpoint of the present state."""
-        rest = {"identity": self.identity, "meter": self.meter.save(), "source": source.save()}
+        rest = {
+            "identity": self.identity,
+            "meter": self.meter.save(),
+            "source": source.save(),
+            "best": self.best.save(),
+        }
+        checkpoints.best = self.best.step
         checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
 
     def resume(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
@@ -226,14 +254,19 @@ class Trainer:
         difference = differing_setting(rest["identity"], self.identity)
         if difference:
             raise ValueError(f"out={self.out}: holds a run with {difference}; take another folder")
-        # Shapes and shardings alone, so that the fresh arrays are gone before the saved ones come.
-        like = abstract_of((self.state._replace(step=()), source.arrays))
-        self.state, source.arrays = State({}, (), 0), ()
-        state, source.arrays = checkpoints.load_state(like)
-        self.state = state._replace(step=step)
+        self.restore(checkpoints, source, step)
         source.load(rest["source"])
         self.meter = Meter(**rest["meter"])
+        self.best.load(rest.get("best", self.best.save()))
         logger.info("continuing %s from step %d", self.out, step)
+
+    def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int) -> None:
+        """Take weights, moments and the source's arrays from a checkpoint."""
+        # Shapes and shardings alone, so that the present arrays are gone before the saved ones come.
+        like = abstract_of((self.state._replace(step=()), source.arrays))
+        self.state, source.arrays = State({}, (), 0), ()
+        state, source.arrays = checkpoints.load_state(like, step)
+        self.state = state._replace(step=step)
 
     def writer(self) -> AbstractContextManager[Write]:
         """Open where metrics go; nowhere for all processes but the first."""

@@ -1,0 +1,74 @@
+"""Arguments of the commands that prepare data: `data prepare-acecode`, `data tokenize`. Imports no JAX."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareAcecode:
+    """Choose problems of AceCode-89K by difficulty, as prompts for coupled-GRPO.
+
+    Example:
+        diffucoder data prepare-acecode --data acecode.jsonl --out hard.jsonl --difficulty hard
+
+    Attributes:
+        data: JSONL file with AceCode's rows: id, source, question, test_cases, inferences.
+        out: JSONL file to write: prompt (chat messages), test_cases, id, source.
+        difficulty: hard is what DiffuCoder was trained on; medium and easy lie above.
+    """
+
+    data: Path
+    out: Path
+    difficulty: Literal["hard", "medium", "easy"] = "hard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenize:
+    """Tokenise a data set once, for `adapt` and `sft` to read from disk, also where it is larger than the memory.
+
+    Killed at any moment, the same command goes on with the shards that are missing, with any number of workers.
+
+    Examples:
+        diffucoder data tokenize --data corpus/ --model Qwen/Qwen2.5-Coder-7B --out tokens/
+        diffucoder data tokenize --data chats.jsonl --kind conversations --model ./DiffuCoder-7B-Base --out chats/
+        diffucoder data tokenize --data owner/name --streaming --num-shards 512 --model ./7B-Base --out tokens/
+
+    Attributes:
+        data: JSONL file, or folder of them; or what the library `datasets` loads (its extra): hub id, a folder that it
+            saved, Parquet.
+        model: folder or hub id whose tokenizer is used.
+        out: folder to write.
+        kind: text for `adapt`, conversations for `sft`, with rows as these commands take them.
+        text_column: where a row has its text.
+        max_length: longest conversation in tokens; longer ones are refused, and counted. Texts have any length.
+        workers: processes; as many as there are cores if not given.
+        num_shards: files; of 256 MiB of JSONL each, of 131,072 rows, or one per file that is streamed if not given.
+        split: of a data set of `datasets`.
+        subset: of a data set of `datasets` that has several.
+        streaming: read a data set of `datasets` from where it lies, without a copy of it in the cache.
+    """
+
+    data: str
+    model: str
+    out: Path
+    kind: Literal["text", "conversations"] = "text"
+    text_column: str = "text"
+    max_length: int = 2048
+    workers: int | None = None
+    num_shards: int | None = None
+    split: str = "train"
+    subset: str | None = None
+    streaming: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "workers", "num_shards"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+
+    @property
+    def processes(self) -> int:
+        """Workers, of which there is at least one."""
+        return self.workers or os.cpu_count() or 1
