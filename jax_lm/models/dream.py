@@ -63,6 +63,9 @@ class DreamLinear(nnx.Module):
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(dtype)
 
+    def logits(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        return self(x, dtype=jnp.float32)
+
 
 class DreamRMSNorm(nnx.Module):
     """Root-mean-square norm in float32, cast back to the input dtype before the weight (as Qwen2)."""
@@ -161,6 +164,9 @@ class DreamEmbedding(nnx.Module):
 
     def __call__(self, input_ids: Batch, mesh: Mesh | None = None) -> Hidden:
         return lookup(self.weight[...], input_ids, mesh)
+
+    def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
+        return product(hidden, self.weight[...])
 
 
 class DreamModel(nnx.Module):
@@ -270,9 +276,12 @@ class DreamForCausalLM(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
         """Compute float32 logits of any rows of the last hidden state."""
-        if self.lm_head is None:
-            return product(hidden, self.model.embed_tokens.weight[...])
-        return self.lm_head(hidden, dtype=jnp.float32)
+        return self.head.logits(hidden)
+
+    @property
+    def head(self) -> "DreamLinear | DreamEmbedding":
+        """What gives the logits: a layer of its own, or the embedding table."""
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
@@ -28,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion import masking
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning import training_flops
 from jax_lm.sharding import on_mesh, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
@@ -97,8 +97,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         per_query = config.masks_per_query or openness is not None
         seen = masking.attention_mask(samples, openness, key_attention) if per_query else samples >= 0
         hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=config.remat)
-        logits = model.logits(masking.shift_right(hidden, masking.sample_starts(samples)))
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)
+        losses = -token_log_probs(model, masking.shift_right(hidden, masking.sample_starts(samples)), tokens)
         return loss_terms(config, losses, masked, canvas, samples, levels)
 
     return loss

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.options import require_one_of
 from jax_lm.sharding import shard_rows
 from jax_lm.training.config import BASELINES, Estimator, PolicyLoss
@@ -132,10 +133,16 @@ def token_scores(
     logits = logits.astype(jnp.float32)
     index = jnp.broadcast_to(index[:, None], logits.shape[:-1])
     own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-    log_probs = own - jax.nn.logsumexp(logits, axis=-1)
+    return weighted_scores(own - jax.nn.logsumexp(logits, axis=-1), masked, weights)
+
+
+def weighted_scores(
+    log_probs: Float[Array, "b n c"], masked: Bool[Array, "b n c"], weights: Float[Array, "b n"]
+) -> Float[Array, "b c"]:
+    """Compute the score s of each token from its log-probability in all copies."""
     weighted = jnp.where(masked, log_probs * weights[..., None], 0.0)
     # 1 + 2 pairs copies: half of one more is pairs + 1, what the formula divides by; one copy (full_mask) by 1.
-    return jnp.sum(weighted, axis=1) / ((logits.shape[1] + 1) / 2)
+    return jnp.sum(weighted, axis=1) / ((log_probs.shape[1] + 1) / 2)
 
 
 def selective_log_softmax(
@@ -190,9 +197,9 @@ def completion_scores(
         tokens, attention_mask, copies = part
         k, n, t = copies.tokens.shape
         hidden = model.model(copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0))
-        logits = model.logits(shift_right(hidden)[:, -completion_length:])
-        logits = logits.reshape(k, n, completion_length, -1)
-        return token_scores(logits, tokens[:, -completion_length:], copies.masked, copies.weights)
+        index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
+        log_probs = token_log_probs(model, shift_right(hidden)[:, -completion_length:], index)
+        return weighted_scores(log_probs.reshape(k, n, -1), copies.masked, copies.weights)
 
     def split(leaf: Array) -> Array:
         # Part i takes samples i, i + parts, …, so that every part has samples of every device of a mesh.
