@@ -70,16 +70,16 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     for path in out.glob(f"*{HALF_WRITTEN}"):
         path.unlink()
     parts = job.source.parts
-    missing = [part for part in range(parts) if not (out / f"{name_of(part)}{DONE}").is_file()]
+    missing = [part for part in range(parts) if not (out / f"{shard_name(part)}{DONE}").is_file()]
     with workers_of(min(workers, len(missing))) as each:
         for done, shard in enumerate(each(partial(write_shard, job, out), missing), parts - len(missing) + 1):
             logger.info("shard %d/%d: %s", done, parts, counts_of([shard]))
-    shards = [json.loads((out / f"{name_of(part)}{DONE}").read_text(encoding="utf-8")) for part in range(parts)]
+    shards = [json.loads((out / f"{shard_name(part)}{DONE}").read_text(encoding="utf-8")) for part in range(parts)]
     refused = [(where, reason) for shard in shards for where, reason in shard["refused"][:NAMED]][:NAMED]
     named = "".join(f"; {where}: {reason}" for where, reason in refused)
     if not any(shard["samples"] for shard in shards):
         raise ValueError(f"data: {counts_of(shards)}{named}: nothing to learn from")
-    kept = [{"name": name_of(part), **shard, "refused": len(shard["refused"])} for part, shard in enumerate(shards)]
+    kept = [{"name": shard_name(part), **shard, "refused": len(shard["refused"])} for part, shard in enumerate(shards)]
     described = {
         "format": FORMAT,
         "kind": job.kind,
@@ -131,7 +131,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     tokenizer, to_rows = tokenizer_of(job), rows_of(job)
     dtype, digest = dtype_of(tokenizer), hashlib.sha256()
     ends, visible, refused = array("q", [0]), array("q"), []
-    path = out / f"{name_of(part)}{TOKENS}"
+    path = out / f"{shard_name(part)}{TOKENS}"
     # Named by the process: another one may write the same shard, if it is being ended while this run begins.
     half = out / f"{path.name}.{os.getpid()}{HALF_WRITTEN}"
     with half.open("wb") as file:
@@ -191,7 +191,7 @@ def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
-def name_of(part: int) -> str:
+def shard_name(part: int) -> str:
     return f"{part:06}"
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 WORK_BYTES = 64 * 2**20
 """Bytes that the files of a program may have together."""
-NAME_BYTES = 4096
-"""What a file counts at least, as names take room too."""
+MAX_NAMES = 4096
+NAME_BYTES = WORK_BYTES // MAX_NAMES
+"""What a file or folder counts at least, as each takes room and time to remove, however empty."""
 MAX_FILE = 16 * 2**20
 """Bytes that one file of a program may have."""
 
@@ -23,6 +24,12 @@ def used_bytes(folder: str, pids: list[int]) -> int:
             # A mapping does not say how long its file is.
             files |= {inode: MAX_FILE for inode in removed_but_mapped(pid, folder) if inode not in files}
     return sum(max(NAME_BYTES, size) for size in files.values())
+
+
+def names_used(folder: str) -> int:
+    """Count the files and folders of a file system in memory, those without a name too."""
+    told = os.statvfs(folder)
+    return told.f_files - told.f_ffree
 
 
 def files_held(folder: str) -> Iterator[tuple[int, int]]:

@@ -24,7 +24,7 @@ from jax_lm.sandbox.inside.broker import Broker
 from jax_lm.sandbox.inside.channel import Channel
 from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, write_filters
 from jax_lm.sandbox.inside.packages import Packages
-from jax_lm.sandbox.inside.usage import WORK_BYTES, used_bytes
+from jax_lm.sandbox.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
 from jax_lm.sandbox.inside.world import World
 
 COLLECT = b"c"
@@ -48,7 +48,7 @@ COMMON = (
 )
 TICK, RECENT = 0.1, 0.01
 """Seconds between two looks at what the folder holds, at most; at least, however often it grows."""
-TOO_MUCH = f"its files have more than {WORK_BYTES // 2**20} MiB together"
+TOO_MUCH = f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
 FIRST_SPARE = 100
 """Descriptors from here on are out of the way of those that a child gets."""
 
@@ -157,9 +157,13 @@ class Zygote:
             stranger.sendall(ACCEPTED)
 
     def may_grow(self, seconds: float = RECENT) -> bool:
-        """Tell whether the folder may hold more, as of at most some seconds ago. bubblewrap's has a size of its own."""
-        if self.tier != "bubblewrap" and time.monotonic() - self.looked > seconds:
-            self.used = used_bytes(self.folder, self.children)
+        """Tell whether the folder may hold more, as of at most some seconds ago."""
+        if time.monotonic() - self.looked > seconds:
+            # bubblewrap's folder has a size of its own, which counts no file or folder that is empty.
+            if self.tier == "bubblewrap":
+                self.used = names_used(self.folder) * NAME_BYTES
+            else:
+                self.used = used_bytes(self.folder, self.children)
             self.looked = time.monotonic()
         return self.used <= WORK_BYTES
 
