@@ -4,7 +4,6 @@ samples/sandbox/README.md says what a pair and a cheat are.
 """
 
 import dataclasses
-import functools
 import random
 import tomllib
 from collections import defaultdict
@@ -71,13 +70,8 @@ def read_cheats(path):
 
 BATTERIES = {path.stem: list(read_honest(path)) for path in sorted(FOLDER.glob("honest/*.toml"))}
 BATTERIES |= {f"cheats {path.stem}": list(read_cheats(path)) for path in sorted(FOLDER.glob("cheats/*.toml"))}
-TRIALS = [
-    pytest.param(battery, trial, id=trial.name, marks=[pytest.mark.xfail(strict=True)] if trial.name in LOST else [])
-    for battery in BATTERIES
-    for trial in BATTERIES[battery]
-]
 HONEST = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 1]
-PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution"]
+PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution" and trial.name not in LOST]
 CHEATS = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 0]
 
 
@@ -98,11 +92,6 @@ def with_one_test(trial):
     return dataclasses.replace(trial, program=program)
 
 
-@functools.cache
-def battery_results(tier, battery):
-    return {trial.name: result for trial, result in run_trials(tier, BATTERIES[battery])}
-
-
 def test_batteries_are_as_large_as_promised():
     names = [trial.name for trials in BATTERIES.values() for trial in trials]
     assert len(names) == len(set(names))
@@ -113,30 +102,37 @@ def test_batteries_are_as_large_as_promised():
     assert all(trial.program.tests for trial in HONEST + CHEATS)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize(("battery", "trial"), TRIALS)
-def test_trial_scores_what_it_is_worth(tier, battery, trial):
-    result = battery_results(tier, battery)[trial.name]
-    assert result.outcome != "sandbox_error", result.detail
+def misjudged(trial, result):
+    """Say what is wrong with a result, if anything."""
+    if trial.least <= result.share <= trial.most and result.outcome != "sandbox_error":
+        return None
     said = zip(result.tests, trial.program.tests, strict=True)
-    wrong = [
-        f"{end.outcome} {end.detail}: {text}" for end, text in said if (end.outcome == "passed") == (trial.most < 1)
-    ]
-    assert trial.least <= result.share <= trial.most, "\n".join(wrong)
+    passing = trial.most < 1
+    wrong = [f"{end.outcome} {end.detail}: {text}" for end, text in said if (end.outcome == "passed") == passing]
+    return "\n".join([f"{result.outcome} {result.detail}", *wrong])
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_saboteurs_change_nobody_elses_score(tier):
-    """500 programs in random order, half of them saboteurs: the honest ones score as they do among themselves."""
-    order = random.Random(16)
-    honest = {trial.name: battery for battery, trials in BATTERIES.items() for trial in trials if trial in PLAIN}
+@pytest.mark.parametrize("battery", BATTERIES)
+def test_trials_score_what_they_are_worth(tier, battery, request):
+    """Each in the first tier of this host; in another every fifth, and all of them for a release."""
+    every = 1 if tier == TIERS[0] or request.config.getoption("--release") else 5
+    trials = BATTERIES[battery][::every]
+    wrong = {trial.name: said for trial, result in run_trials(tier, trials) if (said := misjudged(trial, result))}
+    assert wrong.keys() == LOST.keys() & {trial.name for trial in trials}, wrong
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_saboteurs_change_nobody_elses_score(tier, request):
+    """500 programs in random order (100 but for a release), half of them saboteurs: each scores as it does alone."""
+    order, part = random.Random(16), 1 if request.config.getoption("--release") else 5
     exposed = [trial for trial in PLAIN if trial.kind in EXPOSED]
     saboteurs = [with_one_test(trial) for trial in CHEATS if trial.kind in SABOTEURS and not trial.packages]
-    mixed = [*order.choices(PLAIN, k=100), *order.choices(exposed, k=150), *order.choices(saboteurs, k=250)]
+    chosen = ((PLAIN, 100), (exposed, 150), (saboteurs, 250))
+    mixed = [trial for trials, count in chosen for trial in order.choices(trials, k=count // part)]
     order.shuffle(mixed)
     for trial, result in run_trials(tier, mixed):
-        alone = battery_results(tier, honest[trial.name])[trial.name].share if trial.least else 0
-        assert result.share == alone, f"{trial.name}: {result.outcome} {result.detail}"
+        assert result.share == trial.least, f"{trial.name}: {result.outcome} {result.detail}"
 
 
 FORGED = """
