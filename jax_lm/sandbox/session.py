@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jax_lm.sandbox.cases import MAX_OUTPUT
+from jax_lm.sandbox.inside.deferred import ON_MENTION
 from jax_lm.sandbox.inside.wire import MAX_MESSAGE
 from jax_lm.sandbox.inside.zygote import COLLECT
 from jax_lm.sandbox.results import Limits
@@ -225,7 +226,7 @@ class Session:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
-            request["load"] = [name for name in (*self.packages, "pytest") if is_mentioned(name, job)]
+            request["load"] = [name for name in (*self.packages, *ON_MENTION, "pytest") if is_mentioned(name, job)]
             outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
             source = open_input(standard_input)
             try:

@@ -62,8 +62,11 @@ def landlock_version() -> int:
     return max(0, system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
 
 
-def restrict_files(readable: list[str], folder: str) -> None:
-    """Let no file be opened from now on but those beneath `readable`, to read, and `folder`; /dev/null stays."""
+def write_rules(readable: list[str], folder: str) -> int:
+    """Write Landlock's rules: open nothing but what is beneath `readable`, to read, and `folder`; /dev/null stays.
+
+    Returns the descriptor that processes restrict themselves with.
+    """
     version = landlock_version()
     if not version:
         raise RefusedError(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
@@ -89,8 +92,7 @@ def restrict_files(readable: list[str], folder: str) -> None:
             system_call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0), f"Landlock rule for {path}"
         )
         os.close(target)
-    require_success(system_call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
-    os.close(rules)
+    return rules
 
 
 def limit_resources(memory_bytes: int, seconds: float) -> None:
@@ -221,13 +223,12 @@ def leave_names(broker: socket.socket) -> None:
             raise RefusedError(EPERM, f"no process answers the calls that name files: {reason}")
 
 
-def confine(
-    tier: str, readable: list[str], folder: str, memory_bytes: int, seconds: float, broker: socket.socket | None
-) -> None:
+def confine(tier: str, rules: int, memory_bytes: int, seconds: float, broker: socket.socket | None) -> None:
     """Confine this process as the tier says; raises OSError where the host cannot.
 
     Args:
-        broker: leads to who answers calls that name files, where no namespace does.
+        rules: a descriptor of Landlock's rules, where no namespace hides files.
+        broker: leads to who answers calls that name files, there.
     """
     limit_resources(memory_bytes, seconds)
     if sys.platform == "linux":
@@ -239,7 +240,8 @@ def confine(
     if broker is None:
         prctl(PR_SET_DUMPABLE, 0)
     else:
-        restrict_files(readable, folder)
+        require_success(system_call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
+        os.close(rules)
     drop_capabilities()
     if broker is not None:
         # Dumpable, as the broker reads the names from this process's memory.

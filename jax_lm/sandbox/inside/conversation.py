@@ -3,7 +3,6 @@
 Imports the standard library only.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -27,8 +26,8 @@ class Conversation(ABC):
     own: list[Any]
     theirs: dict[int, Any]
     scope: dict[str, Any]
-    loop: asyncio.AbstractEventLoop | None
-    tasks: dict[int, asyncio.Task]
+    loop: Any
+    tasks: dict[int, Any]
     waiting: dict[int, Any]
 
     @abstractmethod

@@ -4,17 +4,16 @@ A test is a file for its framework: its functions `test_*`, its classes and its 
 that has run already. `unittest.main()` and `pytest.main()` in it do nothing: their work is done here, once.
 """
 
-import asyncio
 import importlib.util
 import inspect
 import logging
 import sys
-import tempfile
 import types
 from pathlib import Path
 from typing import Any
 
 from jax_lm.sandbox.inside.conversation import Conversation
+from jax_lm.sandbox.inside.deferred import asyncio, tempfile
 from jax_lm.sandbox.inside.packages import is_genuine
 
 OPTIONS = (

@@ -1,6 +1,5 @@
 """What one end of a conversation can have done to the objects of the other. Imports the standard library only."""
 
-import asyncio
 import copy
 import importlib
 import operator
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_lm.sandbox.inside.conversation import Conversation
+from jax_lm.sandbox.inside.deferred import asyncio
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, f"__{name}__")
@@ -115,7 +115,7 @@ async def settle(awaitable: Any) -> tuple[bool, Any]:
         return False, error
 
 
-async def first_of(tasks: list[asyncio.Task], seconds: float) -> None:
+async def first_of(tasks: list[Any], seconds: float) -> None:
     if tasks:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     else:
@@ -143,11 +143,11 @@ def run_tasks(
     return [(number, *outcome(peer.tasks.pop(number))) for number in done]
 
 
-def outcome(task: asyncio.Task) -> tuple[bool, Any]:
+def outcome(task: Any) -> tuple[bool, Any]:
     return (False, asyncio.CancelledError()) if task.cancelled() else task.result()
 
 
-def in_own_loop(loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
+def in_own_loop(loop: Any, coroutine: Any) -> None:
     """Run a coroutine, in a thread of its own where another loop is running in this one."""
     try:
         asyncio.get_running_loop()

@@ -6,7 +6,6 @@ in it reaches the other with its next message. What is no data stays where it is
 """
 
 import array
-import asyncio
 import collections
 import contextlib
 import importlib
@@ -129,8 +128,8 @@ class Peer(Conversation):
         self.message_keys: set[str] = set()
         self.new_numbers: list[int] = []
         self.broken: BaseException | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.tasks: dict[int, asyncio.Task] = {}
+        self.loop: Any = None
+        self.tasks: dict[int, Any] = {}
         self.waiting: dict[int, standins.Waiting] = {}
         self.tainted: set[int] = set()
         self.declared: set[int] = set()

@@ -5,7 +5,6 @@ so that `type(x) is C`, `isinstance`, `len(x)`, `x + y` and `except E` mean here
 one stand-in, so that `is` does too. Imports the standard library only.
 """
 
-import asyncio
 import contextlib
 import inspect
 import types
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jax_lm.sandbox.inside import mirrors
 from jax_lm.sandbox.inside.conversation import Conversation
+from jax_lm.sandbox.inside.deferred import asyncio
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
 from jax_lm.sandbox.inside.remotes import FunctionRemote, GeneratorRemote, Remote
 from jax_lm.sandbox.inside.signatures import annotations_of, describe_function, name_function, restore_signature

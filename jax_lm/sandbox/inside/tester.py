@@ -8,7 +8,6 @@ test are out of the program's reach. Imports the standard library only.
 import ast
 import builtins
 import importlib
-import importlib.abc
 import importlib.util
 import logging
 import os
@@ -270,7 +269,7 @@ class ProgramModule(TestModule):
         return sorted(name for name in object.__getattribute__(self, "_theirs") if not name.startswith("_"))
 
 
-class ProgramFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class ProgramFinder:
     """Takes every module that is not found elsewhere for the program."""
 
     def __init__(self, tester: Tester, theirs: set[str]) -> None:
@@ -279,7 +278,8 @@ class ProgramFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if "." in name or name.startswith("_") or is_genuine(name):
             return None
-        return importlib.util.spec_from_loader(name, self)
+        # No class of importlib.abc's: importing that makes every process dearer.
+        return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return ProgramModule(spec.name, self.tester, self.theirs)

@@ -10,6 +10,7 @@ import collections
 import datetime
 import functools
 import gc
+import importlib
 import logging
 import math
 import operator
@@ -18,8 +19,6 @@ import re
 import sys
 import types
 import typing
-import uuid
-import zoneinfo
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -87,10 +86,8 @@ SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     datetime.timedelta: (delta_parts, lambda parts: datetime.timedelta(*parts)),
     datetime.timezone: (zone_parts, restore_zone),
     datetime.date: (datetime.date.isoformat, datetime.date.fromisoformat),
-    uuid.UUID: (str, uuid.UUID),
     pathlib.PosixPath: (str, pathlib.PosixPath),
     pathlib.PurePosixPath: (str, pathlib.PurePosixPath),
-    zoneinfo.ZoneInfo: (str, zoneinfo.ZoneInfo),
     logging.Logger: (lambda logger: logger.name, logging.getLogger),
     logging.RootLogger: (lambda _: None, lambda _: logging.getLogger()),
     type(Ellipsis): (lambda _: None, lambda _: Ellipsis),
@@ -133,6 +130,15 @@ PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
 """Types whose values are made of others: how they are taken apart and put together."""
 
 TAGS: dict[str, type] = {kind.__name__: kind for kind in (*SCALARS, *PARTS)}
+
+
+RARE = {"UUID": "uuid", "ZoneInfo": "zoneinfo"}
+"""Types that are written and read as text, and the modules that have them, which few programs import."""
+
+
+def is_rare(kind: type) -> bool:
+    module = sys.modules.get(RARE.get(kind.__name__, ""))
+    return module is not None and kind is getattr(module, kind.__name__, None)
 
 
 def is_plain(items: Any) -> bool:
@@ -189,6 +195,8 @@ def encode(value: Any, convert: Convert) -> Any:
     if kind in PARTS:
         parts = PARTS[kind][0](value)
         return {"t": kind.__name__, "v": parts if is_plain(parts) else [encode(part, convert) for part in parts]}
+    if is_rare(kind):
+        return {"t": kind.__name__, "v": str(value)}
     if kind is ArrayParts or is_number(value):
         parts = value if kind is ArrayParts else array_parts(value)
         return {"t": "array parts" if kind is ArrayParts else "number", "v": list(parts)}
@@ -204,6 +212,8 @@ def decode(wire: Any, convert: Convert) -> Any:
         return int(content, 16)
     if tag in ("array parts", "number") and isinstance(content, list):
         return ArrayParts(*content) if tag == "array parts" else build_array(*content)[()]
+    if isinstance(tag, str) and tag in RARE and isinstance(content, str):
+        return getattr(importlib.import_module(RARE[tag]), tag)(content)
     kind = TAGS.get(tag) if isinstance(tag, str) else None
     if kind is None:
         return convert(wire)
@@ -225,7 +235,7 @@ def encode_literal(value: Any) -> Any:
         return {"t": "bytearray", "v": value.hex()}
     if kind is set:
         return {"t": "set", "v": [encode_literal(item) for item in value]}
-    if kind in SCALARS or kind in PARTS or kind is int or kind in PLAIN or is_number(value):
+    if kind in SCALARS or kind in PARTS or kind is int or kind in PLAIN or is_rare(kind) or is_number(value):
         return encode(value, encode_literal)
     return {"t": "object", "v": type(value).__name__}
 
@@ -241,7 +251,7 @@ def decode_literal(wire: Any) -> Any:
         return bytearray.fromhex(wire["v"])
     if tag == "set":
         return {decode_literal(item) for item in wire["v"]}
-    if isinstance(wire, dict) and tag not in (*TAGS, "int"):
+    if isinstance(wire, dict) and tag not in (*TAGS, *RARE, "int"):
         raise UnknownValueError(f"a value of unknown type {tag!r}")
     return decode(wire, decode_literal)
 

@@ -15,14 +15,14 @@ import signal
 import site
 import socket
 import sys
-import tempfile
 import time
 from typing import Any
 
 from jax_lm.sandbox.inside import program, tester
 from jax_lm.sandbox.inside.broker import Broker
 from jax_lm.sandbox.inside.channel import Channel
-from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, write_filters
+from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, write_filters, write_rules
+from jax_lm.sandbox.inside.deferred import ON_MENTION, tempfile
 from jax_lm.sandbox.inside.packages import Packages
 from jax_lm.sandbox.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
 from jax_lm.sandbox.inside.world import World
@@ -30,22 +30,6 @@ from jax_lm.sandbox.inside.world import World
 COLLECT = b"c"
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 """Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
-COMMON = (
-    *(
-        "array",
-        "bisect",
-        "calendar",
-        "cmath",
-        "collections",
-        "copy",
-        "csv",
-        "datetime",
-        "decimal",
-        "fractions",
-        "hashlib",
-    ),
-    *("heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "textwrap", "time", "typing"),
-)
 TICK, RECENT = 0.1, 0.01
 """Seconds between two looks at what the folder holds, at most; at least, however often it grows."""
 TOO_MUCH = f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
@@ -69,8 +53,13 @@ class Zygote:
         self.children: list[int] = []
         self.strangers: dict[int, int] = {}
         self.brokers: dict[int, Broker] = {}
+        self.rules = -1
         if tier != "unsafe":
             write_filters()
+        if tier == "landlock":
+            # Where they cannot be written, each child says so.
+            with contextlib.suppress(OSError):
+                self.rules = write_rules(readable, folder)
         self.begin()
 
     def begin(self) -> None:
@@ -119,7 +108,7 @@ class Zygote:
         if child == 0:
             try:
                 self.control.close()
-                leave = live(descriptors, far, self.tier, request, self.readable, self.folder)
+                leave = live(descriptors, [far, self.rules], self.tier, request, self.readable, self.folder)
             except BaseException:  # the child must not go on as a second zygote, whatever happened
                 os._exit(1)
             if leave is None:
@@ -184,29 +173,36 @@ class Zygote:
 
 
 def live(
-    descriptors: list[int], broker: int, tier: str, request: dict[str, Any], readable: list[str], folder: str
+    descriptors: list[int], kept: list[int], tier: str, request: dict[str, Any], readable: list[str], folder: str
 ) -> SystemExit | None:
     """Live a child's life: keep these descriptors alone, be confined, say so, do one job.
 
     They are the socket to the parent, standard input, output and error and, if there is one, the socket to the other.
-    `broker` leads to who answers calls that name something. Returns how a script leaves the interpreter; None for other
-    jobs.
+    `kept` are, in the Landlock tier, what leads to who answers calls that name something, and its rules; else negative.
+    Returns how a script leaves the interpreter; None for other jobs.
     """
     os.setsid()
     os.chdir(folder)
-    tempfile.tempdir = folder
+    if tier == "unsafe" or "tempfile" in sys.modules:
+        # Elsewhere it is found to be the only one that can be written.
+        tempfile.tempdir = folder
     # First out of the way of the numbers they get, as these may be among them.
     high = [os.dup2(descriptor, FIRST_SPARE + index) for index, descriptor in enumerate(descriptors)]
     last = FIRST_SPARE + len(high)
-    introduction = socket.socket(fileno=os.dup2(broker, last)) if broker >= 0 else None
+    broker, rules = (
+        os.dup2(descriptor, last + index) if descriptor >= 0 else -1 for index, descriptor in enumerate(kept)
+    )
+    introduction = socket.socket(fileno=broker) if broker >= 0 else None
     targets = (3, 0, 1, 2, 4)[: len(high)]
     for descriptor, target in zip(high, targets, strict=True):
         os.dup2(descriptor, target)
     os.closerange(max(targets) + 1, last)
-    os.closerange(last + (introduction is not None), 1024)
+    os.closerange(max(last, broker + 1, rules + 1), 1024)
     results = Channel(3)
     try:
-        confine(tier, readable, folder, request["memory_bytes"], request["seconds"], introduction)
+        if tier == "landlock" and rules < 0:
+            rules = write_rules(readable, folder)
+        confine(tier, rules, request["memory_bytes"], request["seconds"], introduction)
     except (OSError, ValueError) as error:
         results.send({"refused": str(error)})
         return None
@@ -251,16 +247,10 @@ def empty(folder: str) -> None:
             os.rmdir(path)
 
 
-def warm_up() -> None:
-    """Import what programs import most, so that no child has to look for it."""
-    for name in COMMON:
-        importlib.import_module(name)
-
-
 def load(names: list[str], packages: dict[str, str]) -> None:
-    """Import packages once for all children to come: none of them has the time to."""
+    """Import what is mentioned once for all children to come: none of them has the time to."""
     for name in names:
-        if name in packages and name not in sys.modules:
+        if (name in packages or name in ON_MENTION) and name not in sys.modules:
             importlib.import_module(name)
 
 
@@ -270,7 +260,6 @@ def main(
     """Serve the parent until it closes its end."""
     # Also of what is made for the children.
     os.umask(0o077)
-    warm_up()
     sys.meta_path.append(Packages(packages))
     for name in ONE_THREAD:
         # Read by libraries in C, and no part of what a program sees as its environment.
