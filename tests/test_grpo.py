@@ -264,8 +264,9 @@ def test_meshes_and_hosts_take_the_steps_of_one_device(start, tmp_path, request)
 def test_adapters_over_int8_learn_and_stay_small(start, tmp_path):
     """The reference policy is an adapter too; the base does not move, and the adapter merges into the float model."""
     finish(start(tmp_path / "lora", "--lora-rank=4", "--quantize=int8", "--max-steps=4"))
-    adapter = load_file(tmp_path / "lora" / "adapter" / "adapter.safetensors")
-    assert all(abs(value).max() > 0 for name, value in adapter.items() if name.endswith("lora_b"))
+    adapter = load_file(tmp_path / "lora" / "adapter" / "adapter_model.safetensors")
+    trained = {name: value for name, value in adapter.items() if name.endswith(".lora_B.weight")}
+    assert all(abs(value).max() > 0 for value in trained.values())
     assert not (tmp_path / "lora" / "model").exists()
     metrics = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
     assert metrics[1]["kl"] > 0
@@ -280,4 +281,4 @@ def test_adapters_over_int8_learn_and_stay_small(start, tmp_path):
     assert cli.main(["merge-lora", *map(str, arguments)]) == 0
     merged, before = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "policy"))
     moved = {name for name in merged if (merged[name] != before[name]).any()}
-    assert moved == {f"{name.removesuffix('lora_b')}weight" for name in adapter if name.endswith("lora_b")}
+    assert moved == {name.removeprefix("base_model.model.").replace(".lora_B", "") for name in trained}

@@ -56,8 +56,9 @@ class Verify:
 class Push:
     """Send weights, configuration, tokenizer and a model card to the hub; says what it would send unless told to.
 
-    The token is read from HF_TOKEN, and nowhere else. Code and pickles beside the weights are never sent. A README.md
-    in the folder is the card; without one, a card is made from the configuration.
+    The token is read from HF_TOKEN, and nowhere else. Pickles beside the weights are never sent, and of code only the
+    files that `auto_map` names, and what these import. A README.md in the folder is the card; without one, a card is
+    made from the configuration.
 
     Examples:
         diffucoder push out/merged me/my-diffucoder                       (a dry run)

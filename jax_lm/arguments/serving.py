@@ -14,15 +14,17 @@ class Serve:
     Examples:
         diffucoder serve
         diffucoder serve --model apple/DiffuCoder-7B-Instruct --port 9000
+        diffucoder serve --model apple/DiffuCoder-7B-Instruct --adapter me/my-lora --name mine
         diffucoder serve --host 0.0.0.0 --api-key-file keys.txt
 
     Attributes:
         model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
         tokenizer: folder with the tokenizer; the model's own if not given.
         dtype: float32 or bfloat16; chosen by the device if not given.
         host: address to listen on.
         port: 0 takes a free one.
-        name: under which the model is offered; the last part of `model` if not given.
+        name: under which the model is offered; the last part of `adapter` or `model` if not given.
         api_key_file: file with API keys, one per line; clients must show one of them.
         allow_no_key: listen on another address than loopback without keys.
         allow_host: host name under which clients ask for this server, besides its address; may be given repeatedly.
@@ -37,6 +39,7 @@ class Serve:
     """
 
     model: str | None = None
+    adapter: str | None = None
     tokenizer: str | None = None
     dtype: str | None = None
     host: str = "127.0.0.1"

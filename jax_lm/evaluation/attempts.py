@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_lm.checkpoints import huggingface
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
-from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, Progress
+from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
@@ -203,14 +202,17 @@ def journal_settings(
 ) -> Record:
     """Collect all that the results depend on, the bytes of data and weights included; `others` as they are.
 
-    Raises ValueError if the data cannot be read, CheckpointError if there is no such model.
+    Raises ValueError if the data cannot be read.
     """
+    found = evaluator.engine.found
+    if found.adapter:
+        others["adapter"] = f"sha256:{file_digest(found.adapter.files[1])}"
     return {
         **others,
         "data": None if data is None else f"{data.name} sha256:{file_digest(data)}",
         "problems": len(problems),
-        "model": model or "built-in model",
-        "weights": f"sampled sha256:{weights_digest(huggingface.resolve(model or BUILTIN_MODEL))}",
+        "model": model or ("built-in model" if evaluator.engine.is_builtin else found.name.name),
+        "weights": f"sampled sha256:{weights_digest(found.folder)}",
         "dtype": evaluator.engine.dtype,
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,

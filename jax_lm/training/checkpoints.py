@@ -51,6 +51,10 @@ FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
 """Settings of sampling that version 0.1 did not offer, with the values that it used."""
 
 
+LATER_SETTINGS = ("lora.base",)
+"""Settings that runs did not hold before there were any; a run without them is continued."""
+
+
 class RunCheckpoints(AbstractContextManager):
     """The checkpoints of one run in a folder, which is created if absent.
 
@@ -190,6 +194,8 @@ def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     """
     ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
     for name in sorted(ours.keys() | theirs.keys()):
+        if name in LATER_SETTINGS and name not in theirs:
+            continue
         if ours.get(name) != theirs.get(name):
             return f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
     return None
