@@ -15,18 +15,17 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "compiled"
 TARGETS = ("v5e:2x2", "v6e:1x1", "v5p:2x2x1", "h200:1", "h100:8")
-PRESETS = ("exact", "fast", "turbo")
+PRESETS = ("exact", "fast")
 GIB = 2**30
 HEADER = """# What the compiler makes of a step
 
-The 7B shape in bfloat16, one sequence of 512 tokens, 256 of them new (`--batch 8` on h100:8 gives each device what one
-has here). Compiled, not run: **no time is measured or implied.** A `step` is one denoising step; presets with a cache
-begin each block of 32 with a `refresh` of all rows, and go on with steps over 33. Bytes are those of one device, read
-and written by all kernels of a step, in which a device's caches are not modelled; the least is what a step must read:
-weights, keys and values once.
+The 7B shape in bfloat16, one sequence of 512 tokens, 256 of them new. Compiled, not run: **no time is measured or
+implied.** A `step` is one denoising step; presets with a cache begin each block of 32 with a `refresh` of all rows, and
+go on with steps over 33. Bytes are those of one device, read and written by all kernels of a step, in which a device's
+caches are not modelled; the least is what a step must read: weights, keys and values once.
 """
 FOOTER = """
-`turbo` commits by probability, which is a number to the program: its steps are those of `fast`, and so are all figures.
+`turbo` commits by probability, which is a number to the program: it runs the program of `fast` (a test holds that).
 Every weight is read once per step where `read again` says 0. Each file beside this page has the whole list: kernels by
 kind, communication, sorts, large buffers with their source.
 
@@ -49,6 +48,11 @@ def compile_target(target: str, preset: str) -> None:
         raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}")
 
 
+def written() -> list[tuple[str, str]]:
+    """List the targets and presets that there is a file of."""
+    return [(target, preset) for target in TARGETS for preset in PRESETS if path_of(target, preset).is_file()]
+
+
 def table() -> str:
     """Put all that was found side by side."""
     heads = (
@@ -57,10 +61,9 @@ def table() -> str:
     heads += "written GiB, read again, moves, sorts, widest sort, logits arrays, widest rows"
     names = heads.split(", ")
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    for target in TARGETS:
-        for preset in PRESETS:
-            found = json.loads(path_of(target, preset).read_text())
-            lines += [f"| {' | '.join(row(found, target, preset, name))} |" for name in found["passes"]]
+    for target, preset in written():
+        found = json.loads(path_of(target, preset).read_text())
+        lines += [f"| {' | '.join(row(found, target, preset, name))} |" for name in found["passes"]]
     return "\n".join(lines)
 
 
@@ -95,11 +98,16 @@ def main() -> None:
         for preset in PRESETS:
             if arguments.only in (None, target) and (arguments.again or not path_of(target, preset).is_file()):
                 compile_target(target, preset)
-    if all(path_of(target, preset).is_file() for target in TARGETS for preset in PRESETS):
-        about = json.loads(path_of(TARGETS[0], PRESETS[0]).read_text())
-        gpu = json.loads(path_of(TARGETS[-1], PRESETS[0]).read_text())
-        versions = f"\nCompiled on {gpu['date']} with jax {about['jax']}, {about['compiler']}, {gpu['compiler']}.\n\n"
-        (FOLDER / "README.md").write_text(HEADER + versions + table() + "\n" + FOOTER)
+    (FOLDER / "README.md").write_text(f"{HEADER}\n{versions()}\n\n{table()}\n{FOOTER}")
+
+
+def versions() -> str:
+    """Say when and by what each file was compiled, and which are missing."""
+    about = [json.loads(path_of(*place).read_text()) for place in written()]
+    found = sorted({f"{each['date']} with jax {each['jax']}, {each['compiler']}" for each in about})
+    missing = [f"{target} {preset}" for target in TARGETS for preset in PRESETS if (target, preset) not in written()]
+    left = f" **Not compiled yet: {', '.join(missing)}.**" if missing else ""
+    return f"Compiled on {'; '.join(found)}.{left}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+from budgets import STEPS_7B, excess, read_explanation
+from documentation import ROOT
 
 from jax_lm import config
 from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
@@ -81,6 +83,35 @@ def test_a_step_is_explained(topology, tmp_path):
         assert each["rows"][rows] == 7 * shape.num_hidden_layers
         assert each["read_again"] == []
         assert each["read"] >= found["passes"][name]["least_bytes"]
+
+
+def over_budget(found, target, preset):
+    """What the passes of a preset take beyond their budgets."""
+    over = []
+    for (place, name, part), budget in STEPS_7B.items():
+        if (place, name) == (target, preset):
+            each = found["passes"][part]
+            over += excess(read_explanation(each["explanation"]), budget, each["least_bytes"])
+    return over
+
+
+TARGETS_7B = sorted({(target, preset) for target, preset, _ in STEPS_7B})
+
+
+@pytest.mark.parametrize(("target", "preset"), TARGETS_7B)
+def test_the_published_figures_of_a_7b_step_are_within_its_budget(target, preset):
+    path = ROOT / "docs" / "results" / "compiled" / f"{target.replace(':', '-')}-{preset}.json"
+    assert over_budget(json.loads(path.read_text()), target, preset) == []
+
+
+@needs_libtpu
+@needs_cuda
+@pytest.mark.parametrize(("target", "preset"), TARGETS_7B)
+def test_a_7b_step_is_within_its_budget(for_release, tmp_path, target, preset):
+    out = tmp_path / "step.json"
+    words = ("plan", "--model-config", "7b", "--topology", target, "--preset", preset, "--explain", "--out", str(out))
+    subprocess.run([sys.executable, "-m", "jax_lm.cli", *words], capture_output=True, check=False, env=CLEAN)
+    assert over_budget(json.loads(out.read_text()), target, preset) == []
 
 
 @pytest.mark.skipif(not (TPU_COMPILER.is_installed or GPU_COMPILER.is_installed), reason="needs plan or plan-gpu")

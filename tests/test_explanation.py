@@ -113,7 +113,7 @@ def test_a_step_is_counted():
         (sorting_the_vocabulary, f"sorted columns: {COLUMNS} of 0"),
         (sorting_the_vocabulary, "read again: params['lm_head'] 2.0 times"),
         (all_rows, f"rows of logits: {POSITIONS} of {ROWS}"),
-        (converted, "moved: params['layer']"),
+        (converted, "moved before: 1 of 0"),
         (told, "host: "),
     ],
 )
@@ -134,6 +134,16 @@ def test_the_real_step_reads_every_weight_once(tiny_config, preset):
         assert found.read_again == ()
         rows = 33 if (preset, name) == ("fast", "step") else 64
         assert found.rows[rows] == 7 * tiny_config.num_hidden_layers
+
+
+def test_turbo_runs_the_programs_of_fast(tiny_config):
+    lowered = []
+    for preset in ("fast", "turbo"):
+        planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, preset=preset)
+        options = GenerationOptions(max_new_tokens=32, decoding=Decoding(preset=preset))
+        programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
+        lowered.append({name: program.lower().as_text() for name, program in programs.items()})
+    assert lowered[0] == lowered[1]
 
 
 def test_an_update_is_read_as_a_whole(tiny_config):

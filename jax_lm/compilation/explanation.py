@@ -8,6 +8,7 @@ Reads the text of any program of this package, for CPUs, GPUs and TPUs: argument
 (weights), `cache…` and so on, as the functions that are compiled call them. How long a kernel takes it does not say.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -221,16 +222,12 @@ def logits(step: list[Kernel], shape: StepShape) -> Iterator[tuple[Group, float]
 
 def logit_rows(array: ArrayShape, shape: StepShape) -> int:
     """Count the rows of an array over the vocabulary, which may be cut in chunks; 0 if it is none."""
-    rows = array.elements // shape.vocabulary
     if array.dtype != "f32" or shape.hidden in array.dimensions:
         return 0
-    for start in range(len(array.dimensions)):
-        product = 1
-        for size in array.dimensions[start:]:
-            product *= size
-            if product == shape.vocabulary:
-                return rows
-    return 0
+    last = array.dimensions[-1:]
+    # Chunks are of a power of two columns; other products of dimensions are the vocabulary by chance.
+    chunked = math.prod(array.dimensions[-2:]) == shape.vocabulary and last[0].bit_count() == 1
+    return array.elements // shape.vocabulary if shape.vocabulary in array.dimensions or chunked else 0
 
 
 def product_rows(step: list[Kernel], arguments: dict[str, Instruction]) -> Iterator[tuple[int, float]]:
