@@ -1,6 +1,6 @@
 """The real program, compiled for machines that are not here; needs libtpu (extra `plan`) or `plan-gpu`.
 
-`pytest --release tests/test_compilation.py` also holds what a step of the 7B model takes on five machines.
+`pytest --release tests/test_compilation.py` also holds what a step of the 7B model takes on an H200.
 """
 
 import json
