@@ -19,6 +19,7 @@ from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.options import require_one_of
 from jax_lm.planning import PRECISIONS, Bound, Memory, PlannedStep, estimated_memory, parameter_count
+from jax_lm.rollout_planning import rollout_rows
 from jax_lm.roofline import Topology, gib
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
@@ -147,6 +148,7 @@ def run_plan(arguments: Plan) -> int:
         ("basis", "arithmetic, an estimate" if compiled is None else "compiled for it by libtpu"),
         *memory_rows(planned, memory, compiled, topology),
         *speed_rows(planned, planning.bound(config, planned, mesh, topology), compiled),
+        *(rollout_rows(config, planned, mesh, topology) if planned.kind == "grpo" else ()),
         ("verdict", "[green]fits[/green]" if is_enough else "[red]does not fit[/red]"),
         ("smallest that fits", f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"),
     ]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from flax import nnx
-from jax.sharding import Mesh
 
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, SavedDtype, Sft
@@ -22,9 +21,9 @@ from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
-from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
+from jax_lm.training.fitting import training_mesh
 from jax_lm.training.sft import adapt, fine_tune
 
 logger = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ def run_adapt(arguments: Adapt) -> int:
     ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
     config = replace(config, model_type="Dream", **ids)
     rows, digest, refused = open_samples(arguments.data, "text", tokenizer, arguments.settings.max_length)
-    mesh = parse_mesh(arguments.mesh)
+    mesh = training_mesh(config, arguments.mesh)
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
         model = model.on_mesh(mesh) if mesh else model
@@ -179,15 +178,11 @@ def load_for_training(arguments: ModelArguments, seed: int) -> tuple[DreamForCau
     config = DreamForCausalLM.read_config(folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     adapters = lora_config(arguments)
-    model = DreamForCausalLM.from_pretrained(folder, mesh=parse_mesh(arguments.mesh), int8=arguments.quantize == "int8")
+    mesh = training_mesh(config, arguments.mesh)
+    model = DreamForCausalLM.from_pretrained(folder, mesh=mesh, int8=arguments.quantize == "int8")
     if adapters is not None:
         lora.add_lora(model, adapters, seed)
     return model, TrainedModel(tokenizer, arguments.save_dtype, adapters)
-
-
-def parse_mesh(text: str | None) -> Mesh | None:
-    """Make the mesh that was asked for, if one was."""
-    return MeshShape.parse(text).mesh() if text else None
 
 
 def lora_config(arguments: ModelArguments) -> lora.LoraConfig | None:

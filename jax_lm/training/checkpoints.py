@@ -51,6 +51,10 @@ FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
 """Settings of sampling that version 0.1 did not offer, with the values that it used."""
 
 
+UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
+"""Settings that are recorded, but decide where and in which order something is computed, and not what."""
+
+
 class RunCheckpoints(AbstractContextManager):
     """The checkpoints of one run in a folder, which is created if absent.
 
@@ -189,7 +193,7 @@ def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     A setting that one of them lacks counts as None.
     """
     ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
-    for name in sorted(ours.keys() | theirs.keys()):
+    for name in sorted((ours.keys() | theirs.keys()) - UNCOMPARED):
         if ours.get(name) != theirs.get(name):
             return f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
     return None
