@@ -105,19 +105,19 @@ def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int
 def rollout_rows(
     config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
 ) -> list[tuple[str, str]]:
-    """List what a rollout of so many completions takes: with streamed weights, with a copy of them, with a cache."""
-    copied = planned_shape(config, planned, training, topology)
-    ways = [("exact", training), ("exact", copied), ("fast" if planned.preset == "exact" else planned.preset, copied)]
-    found = {
-        (preset, shape): sampling(config, replace(planned, preset=preset), shape, topology) for preset, shape in ways
-    }
+    """List what a rollout of so many completions takes, without and with a cache: on the mesh of the training, where
+    weights are streamed, and with a copy of them."""
+    shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
+    presets = ("exact", "fast" if planned.preset == "exact" else planned.preset)
+    ways = [(replace(planned, preset=preset), shape) for preset in presets for shape in shapes]
     update = bound(config, planned, training, topology).seconds
     scores = 2 * ITERATIONS * update / PASSES
     rows = [
         ("beside the update", f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout")
     ]
-    for (preset, shape), least in found.items():
+    for way, shape in ways:
+        least = sampling(config, way, shape, topology)
         cost = f"{least.seconds:.1f} s, bound by {least.limit}, {gib(least.received)} received per device"
         hours = (least.seconds + scores + ITERATIONS * update) * ROLLOUTS / 3600
-        rows.append((f"rollout, {preset}", f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h"))
+        rows.append((f"rollout, {way.preset}", f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h"))
     return rows
