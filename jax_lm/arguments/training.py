@@ -30,7 +30,7 @@ class ModelArguments:
             them if not given.
         quantize: int8 for the kernels below the adapters, which halves the memory of the weights.
         save_dtype: of the model or adapter that is written; bfloat16 rounds small updates away.
-        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
+        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
         hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
     """
 
@@ -160,7 +160,7 @@ class Adapt:
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
         save_dtype: of the model that is written; bfloat16 rounds small updates away.
-        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
+        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
         hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.

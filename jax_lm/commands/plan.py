@@ -23,6 +23,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_one_of
 from jax_lm.planning import Bound, Memory, PlannedStep
 from jax_lm.reports.run_folder import write_whole
+from jax_lm.rollout_planning import rollout_rows
 from jax_lm.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape
 
@@ -80,6 +81,7 @@ def run_plan(arguments: Plan) -> int:
         ("basis", "arithmetic, an estimate" if worst is None else basis(package)),
         *memory_rows(planned, memory, worst, topology),
         *speed_rows(planned, least, worst),
+        *(rollout_rows(config, planned, mesh, topology) if planned.kind == "grpo" else ()),
         ("verdict", "[green]fits[/green]" if is_enough else "[red]does not fit[/red]"),
         *smallest_rows(config, planned, topology),
     ]

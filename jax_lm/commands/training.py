@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from flax import nnx
-from jax.sharding import Mesh
 
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, SavedDtype, Sft
@@ -25,9 +24,9 @@ from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
-from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
+from jax_lm.training.fitting import training_mesh
 from jax_lm.training.sft import adapt, fine_tune
 
 logger = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ def run_adapt(arguments: Adapt) -> int:
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
     rows, digest, refused = open_samples(arguments.data, "text", tokenizer, arguments.settings.max_length)
-    mesh = parse_mesh(arguments.mesh)
+    mesh = training_mesh(config, arguments.mesh)
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
         model = model.on_mesh(mesh) if mesh else model
@@ -217,17 +216,12 @@ def load_for_training(arguments: ModelArguments, out: Path, seed: int) -> tuple[
     of_adapters = {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
     target = TrainedModel(out, tokenizer, arguments.save_dtype, found.folder, **of_adapters)
     int8 = arguments.quantize == "int8"
-    model = DreamForCausalLM.from_pretrained(found.folder, mesh=parse_mesh(arguments.mesh), int8=int8)
+    model = DreamForCausalLM.from_pretrained(found.folder, mesh=training_mesh(config, arguments.mesh), int8=int8)
     if found.adapter:
         lora.load_adapter(model, found.adapter)
     elif adapters:
         lora.add_lora(model, adapters, seed)
     return model, target
-
-
-def parse_mesh(text: str | None) -> Mesh | None:
-    """Make the mesh that was asked for, if one was."""
-    return MeshShape.parse(text).mesh() if text else None
 
 
 def lora_config(arguments: ModelArguments) -> LoraConfig | None:

@@ -22,11 +22,12 @@ from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import PlannedStep
+from jax_lm.planning import PlannedStep, parameter_count
 from jax_lm.sharding import row_spec, tree_shardings
 from jax_lm.training import coupled_grpo, masked_diffusion
 from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig
 from jax_lm.training.coupled_grpo import PolicyBatch, policy_scores
+from jax_lm.training.fitting import fitted_grpo
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.update import in_dtype, make_update, partition
 
@@ -161,9 +162,11 @@ def policy_gradient(
     graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
     """Make the coupled-GRPO loss in its published settings, and rows that lie whole on every device."""
-    settings = GRPOConfig()
+    settings = fitted_grpo(GRPOConfig(), parameter_count(config), mesh)
+    assert settings.score_chunk is not None
     chosen = {"completion_length": planned.new_tokens, "mask_id": config.mask_token_id or 0}
-    score = functools.partial(policy_scores, graph, masks=settings.masks, chunk=settings.score_chunk, **chosen)
+    how = {"masks": settings.masks, "chunk": settings.score_chunk, "remat": bool(settings.remat)}
+    score = functools.partial(policy_scores, graph, **how, **chosen)
 
     def rows() -> PolicyBatch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)

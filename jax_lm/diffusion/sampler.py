@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
@@ -58,6 +59,14 @@ class Sampler:
         """Make a sampler of the same model with other weights; it shares what is compiled."""
         other = copy.copy(self)
         other.params = params
+        return other
+
+    def on_mesh(self, mesh: Mesh) -> "Sampler":
+        """Make a sampler of the same model for weights that lie on another mesh; its own stay where they are."""
+        model = nnx.merge(self.graph, self.params)
+        model.model.mesh = mesh
+        other = copy.copy(self)
+        other.graph, other.mesh = nnx.split(model)[0], mesh
         return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:

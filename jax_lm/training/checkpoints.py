@@ -54,6 +54,9 @@ FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
 LATER_SETTINGS = ("lora.base",)
 """Settings that runs did not hold before there were any; a run without them is continued."""
 
+UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
+"""Settings that are recorded, but decide where and in which order something is computed, and not what."""
+
 
 class RunCheckpoints(AbstractContextManager):
     """The checkpoints of one run in a folder, which is created if absent.
@@ -193,7 +196,7 @@ def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     A setting that one of them lacks counts as None.
     """
     ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
-    for name in sorted(ours.keys() | theirs.keys()):
+    for name in sorted((ours.keys() | theirs.keys()) - UNCOMPARED):
         if name in LATER_SETTINGS and name not in theirs:
             continue
         if ours.get(name) != theirs.get(name):
