@@ -22,7 +22,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax_lm.config import DreamConfig
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
+from jax_lm.diffusion.drafts import Drafted
+from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_drafted, run_empty_cache
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, Window
 from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models.dream import DreamForCausalLM
@@ -137,15 +138,20 @@ def generation_program(
     params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
     window = Window.of(block=block.start, rows=0, first_step=0, until=planned.new_tokens, forwards=planned.new_tokens)
     params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
-    state, inputs = jax.eval_shape(
-        lambda: (sampler.start(canvas, 0), BatchInputs(CanvasArrays.of(canvas), window, params_of_block))
-    )
+
+    def start() -> tuple[Any, BatchInputs]:
+        state = sampler.start(canvas, 0)
+        started = Drafted.of(state, options.draft) if options.draft else state
+        return started, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
+
+    state, inputs = jax.eval_shape(start)
     kind, cache = options.decoding.resolved.cache, KVCache()
     if kind != "none":
         lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
         cache = placed(lowered.out_info, lowered.compile().output_shardings)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    return run, (sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere), step_config)
+    program = run_drafted if options.draft else run
+    return program, (sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere), step_config)
 
 
 def placed(tree: Any, shardings: Any) -> Any:

@@ -135,6 +135,8 @@ def run_plan(arguments: Plan) -> int:
         else:
             missing = "libtpu is not installed, so nothing is compiled: pip install 'jax-diffucoder[plan]'"
             print(missing, file=sys.stderr)
+    if arguments.generation.draft and compiled is None:
+        raise ValueError(f"draft={arguments.generation.draft}: arithmetic knows no guesses; compile for a TPU, or 0")
     memory = planning.estimated_memory(config, planned, mesh)
     total = memory.total if compiled is None else compiled.total
     is_enough = total is not None and planning.fits(total, topology)
