@@ -308,7 +308,12 @@ def run_drafted(
         return after._replace(rows=after.rows._replace(forwards=before.rows.forwards + 1)), cache
 
     skip = jax.vmap(partial(skip_idle, config=config), in_axes=(0, axes))
-    drafted = drafted._replace(rows=skip(drafted.rows, unbounded(of_rows)))
+    rows = skip(drafted.rows, unbounded(of_rows))
+    if config.forced:
+        # A forced token is committed at one step for all rows, idle or not.
+        first = jnp.min(jnp.where(is_open(rows), rows.step, NEVER))
+        rows = rows._replace(step=jnp.where(is_open(rows), first, rows.step))
+    drafted = drafted._replace(rows=rows)
     drafted, cache = jax.lax.while_loop(lambda carry: jnp.any(is_going(carry[0].rows)), advance, (drafted, cache))
     rows = drafted.rows
     left = jnp.min(jnp.where(is_open(rows), rows.step, NEVER))
