@@ -135,7 +135,9 @@ def test_entropies_are_bounded_as_by_brute_force():
     masked, scores = rng.random((1000, 9)) < 0.7, rng.random((1000, 9))
     rank = np.asarray(ranks(jnp.asarray(scores), jnp.asarray(masked)))
     for bound in (0.0, 0.05, 1.0, np.inf):
-        chosen = np.asarray(within_entropy(jnp.float32(bound), jnp.asarray(rank), jnp.asarray(entropy), masked))
+        chosen = np.asarray(
+            within_entropy(jnp.float32(bound), jnp.asarray(rank), jnp.asarray(entropy), jnp.asarray(masked))
+        )
         for row in range(1000):
             order = sorted(np.flatnonzero(masked[row]), key=lambda column: rank[row, column])
             count = longest_prefix(entropy[row, order].astype(np.float64), bound + 1e-6) if order else 0
