@@ -165,9 +165,9 @@ class Job:
         token, logprob, top = int(sequence.tokens[column]), None, ()
         if self.request.logprobs is not None and sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
-            logprob = token_logprob(tokenizer, token, chosen)
-            pairs = zip(ids[: self.request.logprobs], values, strict=False)
-            top = tuple(token_logprob(tokenizer, int(other), value) for other, value in pairs)
+            logprob = token_logprob(tokenizer, token, float(chosen))
+            pairs = zip(ids[: self.request.logprobs].tolist(), values.tolist(), strict=False)
+            top = tuple(token_logprob(tokenizer, other, value) for other, value in pairs)
         return Commit(
             position=position,
             token_id=token,
@@ -194,7 +194,7 @@ class Job:
 
 def token_logprob(tokenizer: DiffuCoderTokenizer, token: int, value: float) -> TokenLogProb:
     """Describe a token; what the model rules out has a log-probability that JSON can write."""
-    value = max(float(value), LEAST_LOGPROB)
+    value = max(value, LEAST_LOGPROB)
     return TokenLogProb(text=tokenizer.decode([token]), content=tokenizer.token_bytes(token), value=value)
 
 
