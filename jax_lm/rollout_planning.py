@@ -28,8 +28,15 @@ ROLLOUTS = 2625
 """Of the published recipe: 21,000 prompts, eight each."""
 
 LINKS = {
-    "v4": 150e9, "v5e": 200e9, "v5p": 600e9, "v6e": 448e9,
-    "a100": 300e9, "h100": 450e9, "h200": 450e9, "l4": 32e9, "rtx4090": 32e9,
+    "v4": 150e9,
+    "v5e": 200e9,
+    "v5p": 600e9,
+    "v6e": 448e9,
+    "a100": 300e9,
+    "h100": 450e9,
+    "h200": 450e9,
+    "l4": 32e9,
+    "rtx4090": 32e9,
 }
 """Bytes a second that a device receives from others: what Google Cloud documents of each TPU's interconnect (of a
 v4, per core), and one direction of NVLink or PCIe."""

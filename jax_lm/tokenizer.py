@@ -181,6 +181,17 @@ class DiffuCoderTokenizer:
         """Decode ids; bytes that are not UTF-8 become U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which alone need not be UTF-8."""
+        if token_id in self.added_ids or not isinstance(self.backend.decoder, decoders.ByteLevel):
+            return self.decode([token_id]).encode()
+        return bytes(BYTES_OF_LETTERS[letter] for letter in self.backend.id_to_token(token_id) or "")
+
+    @cached_property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of the tokens that were added to the vocabulary, which are written as they read."""
+        return frozenset(self.backend.get_added_tokens_decoder())
+
     def decode_until_stop(self, ids: Iterable[int]) -> str:
         """Decode ids up to the first stop token."""
         stops = self.stop_ids
@@ -240,6 +251,16 @@ class DiffuCoderTokenizer:
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
     """Write an object as the publishers of checkpoints do."""
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def byte_letters() -> dict[str, int]:
+    """The byte that each letter of the byte-level alphabet stands for (GPT-2's `bytes_to_unicode`, turned around)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES_OF_LETTERS = byte_letters()
 
 
 def byte_level_bpe(model: models.BPE) -> Tokenizer:

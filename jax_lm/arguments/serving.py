@@ -33,6 +33,8 @@ class Serve:
         context: tokens that prompt and answer may take together; 2048, or less if the model holds less, if not given.
         max_tokens: longest answer that may be asked for.
         seconds: time that a request may take.
+        draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. Answers are
+            the same.
         grace: seconds from SIGTERM to the end of the process; whoever then kills it must wait for longer.
         connections: connections open at once; as many as the limit on open files leaves, at most 1024, if not given.
         log_prompts: write prompts to the log, and answers that are not streamed.
@@ -53,6 +55,7 @@ class Serve:
     context: int | None = None
     max_tokens: int = 1024
     seconds: float = 120.0
+    draft: int = 0
     grace: float = 30.0
     connections: int | None = None
     log_prompts: bool = False

@@ -30,7 +30,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         grace=arguments.grace,
         connections=ConnectionLimits.here(arguments.connections),
     )
-    bounds = ("slots", "queue", "context", "max_tokens", "seconds")
+    bounds = ("slots", "queue", "context", "max_tokens", "seconds", "draft")
     options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
     configure_logging()
     inference = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter)

@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_lm.config import DreamConfig
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
+from jax_lm.diffusion.drafts import Drafted
+from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_drafted, run_empty_cache
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, Window
 from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models import lora
@@ -83,9 +84,13 @@ def generation_programs(
     params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
     window = Window.of(block=block.start, rows=0, first_step=0, until=planned.new_tokens, forwards=planned.new_tokens)
     params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
-    state, inputs = jax.eval_shape(
-        lambda: (sampler.start(canvas, 0), BatchInputs(CanvasArrays.of(canvas), window, params_of_block))
-    )
+
+    def start() -> tuple[Any, BatchInputs]:
+        state = sampler.start(canvas, 0)
+        started = Drafted.of(state, options.draft) if options.draft else state
+        return started, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
+
+    state, inputs = jax.eval_shape(start)
     kind, cache = options.decoding.resolved.cache, KVCache()
     if kind != "none":
         lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
@@ -94,8 +99,9 @@ def generation_programs(
     given = sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere)
     passes = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
+    loop = run_drafted if options.draft else run
     return {
-        name: StepProgram(run, (*given, settings), settings.rows or planned.canvas, block.length)
+        name: StepProgram(loop, (*given, settings), settings.rows or planned.canvas, block.length)
         for name, (settings, _) in zip(names, passes, strict=True)
     }
 

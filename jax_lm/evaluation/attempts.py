@@ -40,6 +40,7 @@ class Attempt:
         sample: 0, 1, … of the same problem.
         prompt: text that stood before the answer.
         completion: what it wrote, as a whole.
+        tokens: how many the answer has, without stop tokens.
         forwards: model evaluations of its batch.
         seconds: its share of the time that decoding the batch took.
     """
@@ -52,6 +53,7 @@ class Attempt:
     sample: int = 0
     prompt: str = ""
     completion: str = ""
+    tokens: int = 0
     forwards: int = 0
     seconds: float = 0.0
 
@@ -147,11 +149,12 @@ class Evaluator:
         decoded = self.engine.decode(rows, self.options, seed=seed)
         generations = iter(decoded.rows)
         for attempt, templates, _ in batch:
-            answer = max((next(generations) for _ in templates), key=lambda row: row.mean_log_confidence).text
+            answer = max((next(generations) for _ in templates), key=lambda row: row.mean_log_confidence)
             yield replace(
                 attempt,
-                program=self.prompting.program(attempt.problem, answer),
-                completion=answer,
+                program=self.prompting.program(attempt.problem, answer.text),
+                completion=answer.text,
+                tokens=len(answer.token_ids),
                 forwards=decoded.forwards,
                 seconds=decoded.seconds / len(batch),
             )
@@ -217,5 +220,6 @@ def journal_settings(
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,
         "seed": evaluator.seed,
-        "generation": asdict(evaluator.options),
+        # No draft is what runs had before there was one.
+        "generation": asdict(evaluator.options) | {"draft": evaluator.options.draft or None},
     }

@@ -47,7 +47,7 @@ FORMER_PLACES = {
 }  # fmt: skip
 """Settings that version 0.1 had in `grpo` itself, by where they are now; those of the trainer it had there as well."""
 
-FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
+FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True, "draft": 0}
 """Settings of sampling that version 0.1 did not offer, with the values that it used."""
 
 
