@@ -52,14 +52,18 @@ def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b 
     """
     vocabulary = values.shape[-1]
     if vocabulary < 2 * CHUNK * count:
-        found, ids = jax.lax.top_k(unsigned_zeros(values), min(count, vocabulary))
-        return found, ids
+        return top_k(unsigned_zeros(values), min(count, vocabulary))
     chunks = in_chunks(values, -jnp.inf)
     # Ascending, so that equal values keep the order of their ids.
-    best = jnp.sort(jax.lax.top_k(unsigned_zeros(jnp.max(chunks, axis=-1)), count)[1], axis=-1)
+    best = jnp.sort(top_k(unsigned_zeros(jnp.max(chunks, axis=-1)), count)[1], axis=-1)
     near = unsigned_zeros(jnp.take_along_axis(chunks, best[..., None], axis=-2))
-    found, index = jax.lax.top_k(near.reshape(*near.shape[:-2], -1), count)
+    found, index = top_k(near.reshape(*near.shape[:-2], -1), count)
     return found, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
+
+
+def top_k(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+    """Call `jax.lax.top_k`; of one that is read in two parts, XLA's CPU compiler would make a sort of all columns."""
+    return jax.lax.optimization_barrier(tuple(jax.lax.top_k(values, count)))
 
 
 def unsigned_zeros(values: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -288,27 +288,28 @@ class ProgramFinder:
         """Leave the module as it is: its names are fetched when they are used."""
 
 
-def modules_of(tree: ast.Module) -> dict[str, Any]:
+def modules_of(nodes: list[ast.AST], free: set[str]) -> dict[str, Any]:
     """Import the modules that a test uses without saying so: it means the genuine ones."""
-    read, defined = checks.names_of(tree)
-    found = {name: importlib.import_module(name) for name in read - defined if checks.is_module_name(tree, name)}
-    if "np" in read - defined and checks.attributes_of(tree, "np") and importlib.util.find_spec("numpy"):
+    found = {name: importlib.import_module(name) for name in free if checks.is_module_name(nodes, name)}
+    if "np" in free and checks.attributes_of(nodes, "np") and importlib.util.find_spec("numpy"):
         found["np"] = importlib.import_module("numpy")
     return found
 
 
-def namespace(tester: Tester, tree: ast.Module, theirs: set[str], found: dict[str, Any]) -> dict[str, Any]:
+def namespace(
+    tester: Tester, nodes: list[ast.AST], names: tuple[set[str], set[str]], theirs: set[str], found: dict[str, Any]
+) -> dict[str, Any]:
     """Collect the names of the program that the test sees.
 
     A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) - 2) < 1e-6` means
     Python's abs, `sum(10, 15) == 25` the program's sum. So do modules, and functions that decide.
     """
-    read, defined = checks.names_of(tree)
+    read, defined = names
     free = read - defined
-    if checks.reads_annotations(tree):
+    if checks.reads_annotations(nodes):
         free |= theirs - defined
     known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
-    imports = any(not is_genuine(module) for module in checks.modules_imported(tree))
+    imports = any(not is_genuine(module) for module in checks.modules_imported(nodes))
     chosen = free & (theirs - known)
     if not chosen and not imports:
         chosen = (free & theirs) - set(found)
@@ -347,18 +348,20 @@ def run_source(tester: Tester, source: str) -> None:
     sys.meta_path.append(ProgramFinder(tester, theirs))
     scope = tester.scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
-    modules = modules_of(tree)
-    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, tree, theirs, modules)}
+    nodes = checks.nodes_of(tree)
+    read, defined = names = checks.names_of(nodes)
+    modules = modules_of(nodes, read - defined)
+    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, nodes, names, theirs, modules)}
     if "log" in source:
         tester.do("follow logging")
     repeat_there(tester, random, "seed", "setstate")
     repeat_there(tester, sys, "setrecursionlimit")
     if "numpy" in sys.modules:
         repeat_there(tester, sys.modules["numpy"].random, "seed")
-    read, defined = checks.names_of(tree)
     tests = checks.test_names(tree)
     frameworks.make_fit(tester, source)
-    exec(compile(checks.prepare(tree, (theirs & read) - defined - set(modules), tests), FILE, "exec"), scope)
+    program = (theirs & read) - defined - set(modules)
+    exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
     if tests - tester.entered:
         frameworks.run(tester, module, tests)
     if not tester.checked and not tests and callable(check := scope.get("check")):
