@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jax_lm.sandbox import Limits, Local, Program
+from jax_lm.sandbox.inside.deferred import ON_MENTION
 from jax_lm.sandbox.runner import why_not
 from jax_lm.sandbox.tiers import SAFE
 
@@ -160,3 +161,15 @@ def test_program_without_tests_passes_nothing_whatever_it_says(tier, end):
     assert (forged.outcome, forged.passed, forged.share) == ("untested", False, 0.0)
     assert (plain.outcome, plain.share, plain.stdout) == ("untested", 0.0, "done\n")
     assert silent.outcome == "untested" if end == "pass" else silent.outcome in ("failed", "out_of_memory")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_no_process_holds_modules_that_nobody_has_mentioned(tier):
+    """Each makes all of them dearer to start; once one is mentioned, it is there."""
+    listing = "import sys\ndef held(): return sorted(sys.modules)"
+    backwards = [name[::-1] for name in ON_MENTION]
+    test = f"assert not {{name[::-1] for name in {backwards}}} & set(held())"
+    executor = Local(tier, workers=1)
+    asking = Program(f"{listing}  # asyncio", ("assert 'asyncio' in held()",), PATIENT)
+    silent, mentioned = executor.run_many([Program(listing, (test,), PATIENT), asking])
+    assert (silent.outcome, mentioned.outcome) == ("passed", "passed"), (silent.tests, mentioned.tests)

@@ -63,7 +63,9 @@ def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b 
 
 def top_k(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
     """Call `jax.lax.top_k`; of one that is read in two parts, XLA's CPU compiler would make a sort of all columns."""
-    return jax.lax.optimization_barrier(tuple(jax.lax.top_k(values, count)))
+    best, index = jax.lax.top_k(values, count)
+    # Two barriers: on a mesh, XLA 0.10.2 aborts when it meets one around the pair.
+    return jax.lax.optimization_barrier(best), jax.lax.optimization_barrier(index)
 
 
 def unsigned_zeros(values: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -21,8 +21,5 @@ class Deferred:
 asyncio: Any = Deferred("asyncio")
 tempfile: Any = Deferred("tempfile")
 
-ON_MENTION = (
-    *("asyncio", "bisect", "calendar", "cmath", "csv", "hashlib", "heapq", "statistics", "string", "tempfile"),
-    *("textwrap", "uuid", "zoneinfo"),
-)
+ON_MENTION = ("asyncio", "calendar", "cmath", "csv", "hashlib", "heapq", "statistics", "tempfile", "uuid", "zoneinfo")
 """What the zygote imports as soon as a program or a test mentions it."""
