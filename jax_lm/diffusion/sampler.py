@@ -155,8 +155,14 @@ class Sampler:
 
     def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
         """The configuration of steps over a block of that many columns that recompute every row."""
-        guesses = {"checked": options.draft, "guessed": options.draft}
-        return StepConfig(length=length, rows=None, mask_id=self.mask_id, top_k=options.top_k, **guesses)
+        return StepConfig(
+            length=length,
+            rows=None,
+            mask_id=self.mask_id,
+            top_k=options.top_k,
+            checked=options.draft,
+            guessed=options.draft,
+        )
 
     def fill(
         self,

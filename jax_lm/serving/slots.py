@@ -165,7 +165,7 @@ class Slots:
                 length = len(sequence.tokens)
                 logprobs = state.logprobs if sequence.keeps_logprobs else None
                 own = jax.tree.map(lambda part: np.asarray(part[row, 0])[:length], logprobs)  # noqa: B023 - now
-                sequence.take(*(part[row, 0, :length] for part in decided), own)
+                sequence.take(*(part[row, 0, :length] for part in decided), logprobs=own)
                 sequence.step, sequence.forwards = (int(part[row]) for part in counters)
                 sequence.guesses = guesses and jax.tree.map(itemgetter(row), guesses)
 
