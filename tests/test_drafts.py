@@ -40,7 +40,7 @@ ORDINARY, WHOLE = 20, 100
 
 def random_sampler(sampler, rng):
     """The same shape with other weights: from hesitant to certain."""
-    scale = rng.choice([1.0, 2.0, 4.0])
+    scale = rng.choice([0.5, 1.0, 2.0])
 
     def drawn(part):
         noise = rng.normal(size=part.shape).astype(np.float32)
@@ -84,10 +84,17 @@ def require_same(drafted, plain):
     """Every array of the decoding, and no evaluation more."""
     for name in ("tokens", "masked", "commit_step"):
         np.testing.assert_array_equal(getattr(drafted, name), getattr(plain, name), err_msg=name)
-    # Logits of the sharpest models are in the hundreds, where float32 rounds by some 1e-5.
-    np.testing.assert_allclose(drafted.confidence, plain.confidence, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(drafted.confidence, plain.confidence, rtol=0, atol=1e-5)
     assert int(drafted.step) == int(plain.step)
     assert int(drafted.forwards) <= int(plain.forwards)
+
+
+def decoded(sampler, canvas, options, seed):
+    """The end of a decoding; with wrong guesses it may have none."""
+    for looks, state in enumerate(sampler.stream(canvas, options, seed=seed, every=None, stop_ids=STOPS)):
+        assert looks < WIDTH * 4, "no end"
+        last = state
+    return last
 
 
 def check_cases(sampler, layout, numbers):
@@ -97,9 +104,7 @@ def check_cases(sampler, layout, numbers):
     for number in numbers:
         rng = np.random.default_rng((list(LAYOUTS).index(layout), number))
         model, canvas, options = random_sampler(sampler, rng), random_canvas(rng), random_options(rng, decoding)
-        plain, drafted = (
-            model.generate(canvas, replace(options, draft=count), seed=number, stop_ids=STOPS) for count in (0, draft)
-        )
+        plain, drafted = (decoded(model, canvas, replace(options, draft=count), number) for count in (0, draft))
         require_same(drafted, plain)
         totals += int(drafted.forwards), int(plain.forwards)
     return totals
@@ -205,12 +210,13 @@ def test_a_stream_tells_every_step_as_if_it_were_taken_alone(golden_sampler, dec
 
 
 def test_guesses_of_a_model_that_looks_at_nothing_are_all_right(tiny):
-    """Without attention and body a position's candidates never change, so that a step in four is evaluated."""
+    """If all tokens are alike to it, a position's candidates never change, so that a step in four is evaluated."""
     blind = jax.tree.map(lambda part: part, tiny.params)
-    for layer in blind["model"]["layers"].values():
-        layer["self_attn"]["o_proj"]["weight"] = jnp.zeros_like(layer["self_attn"]["o_proj"]["weight"])
+    embedding = blind["model"]["embed_tokens"]["weight"]
+    blind["model"]["embed_tokens"]["weight"] = jnp.broadcast_to(embedding[:1], embedding.shape)
     canvas = Canvas.after(np.arange(8)[None], None, 24)
-    options = greedy(24, draft=3)
+    # From left to right: by confidence all masked positions would be alike but for rounding.
+    options = greedy(24, draft=3, alg="left_to_right")
     states = [tiny.with_params(blind).generate(canvas, replace(options, draft=draft)) for draft in (0, 3)]
     require_same(states[1], states[0])
     # The schedule commits 0, 1, …, 1, 2: 23 evaluations, the first one without a guess.
@@ -288,7 +294,9 @@ def test_a_server_with_guesses_answers_the_same(tiny_inference):
         options = EngineOptions(slots=1, queue=4, context=128, max_tokens=80, draft=draft)
         with started(tiny_inference, options) as engine:
             requests = [
-                Request(before=(5, 6, 7), options=greedy(24, decoding=Decoding(preset=preset)), seed=1)
+                Request(
+                    before=(5, 6, 7), options=greedy(24, max_new_tokens=24, decoding=Decoding(preset=preset)), seed=1
+                )
                 for preset in ("exact", "fast")
             ]
             for request in requests:

@@ -73,7 +73,7 @@ def test_the_command_measures_and_goes_on(tmp_path, capsys, monkeypatch):
     assert [exact[name] for name in ("passed", "tokens")] == [drafted[name] for name in ("passed", "tokens")]
     assert drafted["forwards"] < exact["forwards"]
     assert points["threshold 0.9"]["forwards"] < exact["forwards"]
-    assert exact["tokens"] >= exact["forwards"] > 0
+    assert exact["tokens"] > 0
     assert "seconds" not in exact
     table = (tmp_path / "frontier.md").read_text()
     assert "| exact, draft 4 |" in table

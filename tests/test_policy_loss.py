@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.ad_checkpoint import print_saved_residuals
 
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.config import Estimator, PolicyLoss
@@ -377,7 +378,7 @@ def test_remat_keeps_the_inputs_of_layers_alone(tiny_config, rows, capsys):
         def total(state):
             return jnp.sum(completion_scores(nnx.merge(graph, state), rows, present, copies, remat=remat))
 
-        jax.ad_checkpoint.print_saved_residuals(total, state)
+        print_saved_residuals(total, state)
         return re.findall(r"f32\[((?:\d+,){2,}\d+)\]", capsys.readouterr().out)
 
     wide = f"12,{rows.shape[1]},1024"
