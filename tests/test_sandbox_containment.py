@@ -1,5 +1,6 @@
 """Every attack of the battery, in every tier of this host, as the user who runs the tests and as nobody."""
 
+import functools
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bpf
 import pytest
 
 import jax_lm
@@ -58,8 +60,8 @@ def test_attack_is_stopped(attack, tier):
 def test_attack_succeeds_without_containment(attack):
     """Else a test above would pass whatever the sandbox did."""
     with Session("unsafe") as session:
-        (finding,) = run_battery(session, [attack])
-    assert not finding.stopped
+        # A race may need more than one start on a busy machine.
+        assert any(not finding.stopped for finding in run_battery(session, [attack] * 5))
 
 
 def everyone_may_run(path):
@@ -119,19 +121,32 @@ def test_an_unknown_machine_is_refused():
 
 
 @pytest.mark.parametrize("machine", syscalls.ALLOWED)
-def test_filters_are_well_formed(machine):
-    """Every jump of the program lands inside it, on both machines."""
-    program = confinement.filter_program(machine, 4711)
-    assert len(program) % 8 == 0
-    lines = [program[start : start + 8] for start in range(0, len(program), 8)]
-    assert len(lines) < 4096
-    for position, line in enumerate(lines):
-        code = int.from_bytes(line[:2], "little")
-        if code == confinement.BPF_JUMP_EQUAL:
-            assert position + 1 + max(line[2], line[3]) < len(lines)
-    assert set(syscalls.parse_table(syscalls.GUARDED[machine])) == set(syscalls.conditions(1))
-    allowed = syscalls.parse_table(syscalls.ALLOWED[machine])
+def test_a_filter_answers_every_number_as_its_table_says(machine):
+    tables = (syscalls.ALLOWED, syscalls.GUARDED, syscalls.ABSENT, syscalls.ZERO)
+    allowed, guarded, absent, zero = (syscalls.parse_table(table[machine]) for table in tables)
+    assert set(guarded) == set(syscalls.conditions(1))
     assert len(set(allowed.values())) == len(allowed)
+    program = confinement.filter_program(machine, 4711)
+    assert len(program) // 8 < 4096
+    expected = dict.fromkeys(allowed.values(), confinement.ALLOW)
+    expected |= dict.fromkeys(absent.values(), confinement.ERRNO | confinement.ENOSYS)
+    expected |= dict.fromkeys(zero.values(), confinement.ERRNO)
+    refused = confinement.ERRNO | confinement.EPERM
+    # Also those of x32, which begin at 2**30.
+    for number in {*range(1000), *range(2**30, 2**30 + 1000), 2**31, 2**32 - 1} - set(guarded.values()):
+        assert bpf.answer(program, machine, number) == expected.get(number, refused), number
+    for name, parts in syscalls.conditions(4711).items():
+        call = functools.partial(bpf.answer, program, machine, guarded[name])
+        words = dict.fromkeys(range(12), 0) | {word: values[0] for word, _, values in parts}
+        assert call(arguments_of(words)) == confinement.ALLOW, name
+        for word, mask, values in parts:
+            wrong = next(value for value in (0, 77, mask) if value & mask not in values)
+            assert call(arguments_of(words | {word: wrong})) == refused, (name, word)
+
+
+def arguments_of(words):
+    """Six arguments of their halves."""
+    return [words[2 * index] | words[2 * index + 1] << 32 for index in range(6)]
 
 
 HEADERS = {

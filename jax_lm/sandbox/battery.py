@@ -141,7 +141,7 @@ def exhaust(session: Session, name: str) -> AttackResult:
     code = f"{ATTACKS['prelude']}\ndef attack():\n{textwrap.indent(attack['program'], '    ')}\n"
     start = time.perf_counter()
     result = run_program(session, Program(code, ("assert attack() == 0",), limits))
-    stopped = result.outcome in attack["outcomes"] and time.perf_counter() - start < seconds + 10
+    stopped = result.outcome in attack["outcomes"] and time.perf_counter() - start < seconds + 30
     return AttackResult(name, stopped, f"{result.outcome}: {result.detail}")
 
 

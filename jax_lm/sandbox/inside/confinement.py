@@ -29,7 +29,7 @@ WORK = WRITE_FILE | READ_FILE | READ_DIR | REMOVE_DIR | REMOVE_FILE | MAKE_DIR |
 ACCEPTED = b"accepted"
 """What a broker says once it hears a process's calls."""
 
-BPF_LOAD, BPF_AND, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06
+BPF_LOAD, BPF_AND, BPF_JUMP, BPF_JUMP_EQUAL, BPF_JUMP_AT_LEAST, BPF_RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 ALLOW, ASK, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
 MACHINE = os.uname().machine
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -141,30 +141,50 @@ def numbers(tables: dict[str, str], machine: str) -> dict[str, int]:
     return syscalls.parse_table(tables[machine])
 
 
-def calls_by_number(machine: str, answers: dict[int, int]) -> list[bytes]:
-    """Write the beginning of a filter: of this machine's calls, give these answers to these numbers."""
+def calls_by_number(machine: str, answers: dict[int, int | None], other: int) -> list[bytes]:
+    """Write the beginning of a filter: of this machine's calls, give each of these its answer, and `other` to the rest.
+
+    A number without an answer (None) goes on behind it.
+    """
+    spans: list[tuple[int, int | None]] = [(0, other)]
+    for number in sorted({*answers, *(number + 1 for number in answers)}):
+        if (answer := answers.get(number, other)) != spans[-1][1]:
+            spans.append((number, answer))
     lines = [
         instruction(BPF_LOAD, 4),
         instruction(BPF_JUMP_EQUAL, syscalls.AUDIT_ARCH[machine], if_true=1),
         instruction(BPF_RETURN, KILL_PROCESS),
         instruction(BPF_LOAD, 0),
+        *search(spans),
     ]
-    for number, answer in answers.items():
-        lines += [instruction(BPF_JUMP_EQUAL, number, if_false=1), instruction(BPF_RETURN, answer)]
-    return lines
+    return [line or instruction(BPF_JUMP, len(lines) - position - 1) for position, line in enumerate(lines)]
+
+
+def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
+    """Write a binary search for the answer of a span of numbers; where there is none, leave a line empty.
+
+    The kernel tries a new filter on every number: one after the other, that takes longer than to start a process.
+    """
+    if len(spans) == 1:
+        ((_, answer),) = spans
+        return [b"" if answer is None else instruction(BPF_RETURN, answer)]
+    middle = len(spans) // 2
+    low, high = search(spans[:middle]), search(spans[middle:])
+    return [instruction(BPF_JUMP_AT_LEAST, spans[middle][0], if_true=len(low)), *low, *high]
 
 
 @functools.cache
 def plain_program(machine: str) -> bytes:
-    """Write the part of the filter that is the same for every process."""
-    answers = dict.fromkeys(numbers(syscalls.ALLOWED, machine).values(), ALLOW)
+    """Write the part of the filter that is the same for every process; guarded calls go on behind it."""
+    answers: dict[int, int | None] = dict.fromkeys(numbers(syscalls.ALLOWED, machine).values(), ALLOW)
     answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
     answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
-    return b"".join(calls_by_number(machine, answers))
+    answers |= dict.fromkeys(numbers(syscalls.GUARDED, machine).values())
+    return b"".join(calls_by_number(machine, answers, ERRNO | EPERM))
 
 
 def filter_program(machine: str, pid: int) -> bytes:
-    """Write the seccomp filter as classic BPF: calls with one answer, guarded calls, refusal."""
+    """Write the seccomp filter as classic BPF: calls with one answer, then guarded calls."""
     lines = [plain_program(machine)]
     conditions = syscalls.conditions(pid)
     for name, number in numbers(syscalls.GUARDED, machine).items():
@@ -183,8 +203,7 @@ def naming_calls(machine: str) -> dict[int, str]:
 @functools.cache
 def naming_program(machine: str) -> bytes:
     """Write the filter that leaves calls that name something to a broker; of two filters the stricter answer counts."""
-    answers = dict.fromkeys(naming_calls(machine), ASK)
-    return b"".join([*calls_by_number(machine, answers), instruction(BPF_RETURN, ALLOW)])
+    return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
 
 
 def write_filters() -> None:
