@@ -37,9 +37,10 @@ def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, len
         length: of a completion, in tokens.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
     trainer = DiffuGRPOTrainer(
         DreamForCausalLM.from_pretrained(BUILTIN_MODEL),
-        DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL),
+        tokenizer,
         builtin_prompts(100),
         GRPOConfig(
             num_generations=generations,
@@ -58,8 +59,7 @@ def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, len
         rewards=WeightedSum({"tests": completed_code_reward, "brevity": brevity}, {"tests": 1.0, "brevity": 0.1}),
     )
     if trainer.train():
-        trainer.model.save_pretrained(out / "model")
-        DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL).save_pretrained(out / "model")
+        trainer.model.save_pretrained(out / "model", tokenizer=tokenizer, source=BUILTIN_MODEL)
         print(f"wrote {out / 'model'}: python examples/grpo_inference.py --model {out / 'model'}")
 
 

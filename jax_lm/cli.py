@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tyro
 
-from jax_lm import config_file, terminal
+from jax_lm import config_file, platforms, terminal
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 
@@ -86,7 +86,7 @@ COMMANDS = {
     "bench": Entry("benchmark.Bench", "Measure speed, memory and compilations of a model."),
     "experiment": Entry("benchmark.Experiment", "Measure a model on this machine step by step, as a report."),
     "compare": Entry("benchmark.Compare", "Run a checkpoint in PyTorch and in JAX, and report the differences."),
-    "plan": Entry("checkpoints.Plan", "Say what a generation or a training step takes on a machine that is not here."),
+    "plan": Entry("plan.Plan", "Say what a generation or a training step takes on a machine that is not here."),
     "convert": Entry("checkpoints.Convert", "Write a checkpoint in another format or precision."),
     "verify": Entry("checkpoints.Verify", "Check a checkpoint without loading it."),
     "push": Entry("checkpoints.Push", "Send a checkpoint to the hub."),
@@ -135,7 +135,9 @@ def parse(words: list[str]) -> Any:
 def run(words: list[str]) -> int:
     """Run the command that these words ask for; its exit status."""
     name, _ = find(words)
-    return COMMANDS[name].run(name, parse(words))
+    arguments = parse(words)
+    platforms.silence_absent(os.environ)
+    return COMMANDS[name].run(name, arguments)
 
 
 def one_line(refusal: str) -> str:

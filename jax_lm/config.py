@@ -1,5 +1,6 @@
 """DreamConfig: the shape of a Dream model, and which config.json can be computed here."""
 
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, replace
 from typing import Any
 
@@ -15,6 +16,9 @@ FIXED_FIELDS: dict[str, tuple] = {
     "quantization_config": (None,),
 }
 """Fields of config.json that change the function, and the only values this implementation computes."""
+
+ARCHITECTURES = {"Dream": ["DreamModel"], "qwen2": ["Qwen2ForCausalLM"]}
+"""The published classes."""
 
 INERT_FIELDS = frozenset(
     """
@@ -104,12 +108,26 @@ class DreamConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Write fields for a config.json that `from_dict` and the PyTorch implementation both read."""
-        published = {
-            "architectures": ["DreamModel"],
-            "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
-        }
         fixed = {name: FIXED_FIELDS[name][0] for name in ("hidden_act", "rope_scaling", "use_sliding_window")}
-        return (published if self.model_type == "Dream" else {}) | fixed | asdict(self)
+        return {"architectures": ARCHITECTURES[self.model_type]} | fixed | asdict(self)
+
+    def updated(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring the fields of a model's config.json up to this configuration; what is not known here stays.
+
+        Where the architecture changes, only what leaves the function as it is stays.
+        """
+        fields = {name: value for name, value in fields.items() if name != "quantization_config"}
+        if fields.get("model_type") != self.model_type:
+            kept = INERT_FIELDS - {"architectures", "auto_map"}
+            return {name: value for name, value in fields.items() if name in kept} | self.to_dict()
+        before = asdict(DreamConfig.from_dict(fields))
+        return fields | {name: value for name, value in asdict(self).items() if value != before[name]}
+
+
+def stored_in(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Say in the fields of a config.json which dtype the weights have, under the name that is in use there."""
+    names = [name for name in ("torch_dtype", "dtype") if name in fields] or ["torch_dtype"]
+    return dict(fields) | dict.fromkeys(names, dtype)
 
 
 DIFFUCODER_7B = DreamConfig(

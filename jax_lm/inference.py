@@ -18,13 +18,14 @@ import numpy as np
 import tyro
 
 from jax_lm import terminal
-from jax_lm.checkpoints import huggingface
+from jax_lm.base_model import BUILTIN_MODEL, find_model
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import SamplerState
 from jax_lm.infilling import Template, candidate_lengths
+from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.planning import PlannedStep, explained, parameter_count
@@ -34,7 +35,6 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
 logger = logging.getLogger(__name__)
 
-BUILTIN_MODEL = Path(__file__).parent / "assets" / "builtin"
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
 BUILTIN_SURENESS = 0.93
 """An answer below it is doubted; the card of the built-in model says how often that is right."""
@@ -62,6 +62,7 @@ class DiffuCoderInference:
         dtype: "float32", "bfloat16", or "int8" for int8 kernels with everything else in what fits the device; None
             chooses what fits the device.
         mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses them all.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, of the base that it names.
         verbose: say on standard error what was loaded, where and how fast.
 
     Raises:
@@ -76,13 +77,14 @@ class DiffuCoderInference:
         dtype: str | None = None,
         *,
         mesh: str | None = None,
+        adapter: str | Path | None = None,
         verbose: bool = True,
     ) -> None:
         if dtype is not None and dtype not in (*DTYPES, INT8):
             raise ValueError(f"dtype={dtype!r}: must be one of {', '.join((*DTYPES, INT8))}, or None")
         start = time.perf_counter()
-        folder = huggingface.resolve(BUILTIN_MODEL if model_path is None else model_path)
-        self.is_builtin = model_path is None
+        self.found = find_model(model_path, adapter)
+        folder, self.is_builtin = self.found.folder, model_path is None and self.found.folder == BUILTIN_MODEL
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(folder if tokenizer_path is None else tokenizer_path)
         self.config = DreamForCausalLM.read_config(folder)
         self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size)
@@ -92,13 +94,12 @@ class DiffuCoderInference:
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
         empty = self.job(batch=1, canvas=1)
         with terminal.progress("loading") as report, explained(self.config, empty, self.mesh_shape):
+            devices = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
             model = DreamForCausalLM.from_pretrained(
-                folder,
-                dtype=self.dtype,
-                int8=self.is_int8,
-                mesh=self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None,
-                on_progress=report,
+                folder, dtype=self.dtype, int8=self.is_int8, mesh=devices, on_progress=report
             )
+            if self.found.adapter:
+                lora.load_adapter(model, self.found.adapter)
         self.sampler = Sampler(model)
         self.load_seconds = time.perf_counter() - start
         if verbose:
@@ -108,6 +109,7 @@ class DiffuCoderInference:
         """Model, size, device, dtype and load time in one line."""
         device = jax.devices()[0]
         name = f"{BUILTIN_NOTICE} · " if self.is_builtin else ""
+        name += f"adapter {self.found.adapter.folder} · " if self.found.adapter else ""
         devices = f"{device.platform} ({device.device_kind})"
         if self.mesh_shape.size > 1:
             devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
-COMMIT_RULES = ("steps", "threshold", "factor", "dynamic")
+COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy")
 CACHES = ("none", "prefix", "dual", "window")
 FIRST_TOKENS = ("rule", "force")
 BLOCK_LENGTH = 32
 WHOLE_CANVAS = 0
+MAX_DRAFT = 32
 
 PRESETS: dict[str, dict[str, Any]] = {
     "exact": {},
@@ -31,6 +32,7 @@ DECODING_DEFAULTS: dict[str, Any] = {
     "threshold": 0.9,
     "factor": 1.0,
     "decay": 0.3,
+    "entropy_bound": 0.1,
     "cache": "none",
     "refresh_every": 1,
     "refresh_steps": None,
@@ -54,11 +56,14 @@ class Decoding:
             of probability 0.9 at once). Everything below that is not given is as the preset says.
         commit: `steps` commits the counts of the noise schedule (Dream); `threshold` every token of probability at
             least `threshold`; `factor` the longest run of most confident tokens with p_i >= 1 - factor / (i + 1) (both
-            Fast-dLLM); `dynamic` lowers the threshold to threshold * (1 - decay * (1 - r)), r = share of masks left.
-            The last three commit at least one token per step, and with `num_steps` at most what that schedule allows.
+            Fast-dLLM); `dynamic` lowers the threshold to threshold * (1 - decay * (1 - r)), r = share of masks left;
+            `entropy` the longest run whose entropies sum up to at most `entropy_bound` more than the largest of them
+            (EB-Sampler, arXiv 2505.24857). All but `steps` commit at least one token per step, and with `num_steps` at
+            most what that schedule allows.
         threshold: probability from which `threshold` and `dynamic` commit, in (0, 1].
         factor: for `factor`, positive; larger commits more.
         decay: for `dynamic`, in [0, 1].
+        entropy_bound: for `entropy`, in nats, not negative; of what the model says before temperature and filters.
         block_length: columns filled before those after them; 0 is the whole canvas. If neither given nor preset, 0 for
             plain `steps` without a cache and else 32: a threshold over the whole canvas wrecks instruct models.
         cache: rows recomputed each step: `none` all of them, `prefix` from the block on, `dual` the block (the row
@@ -76,6 +81,7 @@ class Decoding:
     threshold: float | None = None
     factor: float | None = None
     decay: float | None = None
+    entropy_bound: float | None = None
     block_length: int | None = None
     cache: str | None = None
     refresh_every: int | None = None
@@ -95,6 +101,8 @@ class Decoding:
             raise ValueError(f"factor={chosen.factor}: must be positive")
         if not 0 <= chosen.decay <= 1:
             raise ValueError(f"decay={chosen.decay}: must lie in [0, 1]")
+        if not chosen.entropy_bound >= 0:
+            raise ValueError(f"entropy_bound={chosen.entropy_bound}: must not be negative")
         if chosen.block_length < 0:
             raise ValueError(f"block_length={chosen.block_length}: must be positive, 0 (whole canvas) or None")
         if chosen.refresh_every < 1:
@@ -141,6 +149,8 @@ class GenerationOptions:
             `random` and `left_to_right` are controls with the same counts.
         alg_temp: 0 commits the most confident positions; above, they are drawn from softmax(confidence / alg_temp).
         early_stop: do not decode what comes after a stop token; the text is the same.
+        draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. The answer
+            is the same but for ties of floating point; an evaluation costs as much as that of 1 + draft canvases.
         decoding: preset, commit rule, blocks and cache.
     """
 
@@ -154,6 +164,7 @@ class GenerationOptions:
     alg: str = "entropy"
     alg_temp: float = 0.0
     early_stop: bool = True
+    draft: int = 0
     decoding: Decoding = EXACT
 
     def __post_init__(self) -> None:
@@ -168,6 +179,7 @@ class GenerationOptions:
         commit = self.decoding.resolved.commit
         if commit != "steps" and self.tokens_per_step != 1:
             raise ValueError(f"tokens_per_step={self.tokens_per_step}: commit={commit!r} decides that by itself")
+        self.check_draft()
         require_one_of("alg", self.alg, ALGS)
         if not self.alg_temp >= 0:
             raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
@@ -179,6 +191,16 @@ class GenerationOptions:
             raise ValueError(f"top_k={self.top_k}: must be at least 1, or None")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p={self.min_p}: must lie in [0, 1], or be None")
+
+    def check_draft(self) -> None:
+        """ValueError if no draft can have the answer that there is without one."""
+        if not 0 <= self.draft <= MAX_DRAFT:
+            raise ValueError(f"draft={self.draft}: must lie in [0, {MAX_DRAFT}]")
+        chosen = self.decoding.resolved
+        if self.draft and chosen.refresh_steps is not None:
+            raise ValueError(f"draft={self.draft}: must be 0 with refresh_steps, which counts evaluations")
+        if self.draft and chosen.cache == "prefix" and chosen.refresh_every > 1:
+            raise ValueError(f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1")
 
     @property
     def steps(self) -> int | None:

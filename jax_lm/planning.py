@@ -76,7 +76,7 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """A step of a generation, or of a training of all weights, to plan for.
+    """A step of a generation, or of a training, to plan for.
 
     Attributes:
         precision: bfloat16, float32, or int8 kernels with bfloat16 around them; what a training step computes in.
@@ -85,6 +85,7 @@ class PlannedStep:
         new_tokens: of them, those that are generated.
         preset: as in `GenerationOptions`.
         kind: generate, sft (masked diffusion) or grpo (coupled-GRPO's update, `new_tokens` of a row its completion).
+        lora_rank: of adapters, which are trained instead of all weights; int8 are then the kernels below them.
     """
 
     precision: str = "bfloat16"
@@ -93,13 +94,16 @@ class PlannedStep:
     new_tokens: int = 256
     preset: str = "exact"
     kind: str = "generate"
+    lora_rank: int | None = None
 
     def __post_init__(self) -> None:
         require_one_of("step", self.kind, STEPS)
         require_one_of("dtype", self.precision, PRECISIONS)
         require_one_of("preset", self.preset, tuple(PRESETS))
-        if self.is_training and self.is_int8:
+        if self.is_training and self.is_int8 and self.lora_rank is None:
             raise ValueError(f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32")
+        if self.lora_rank is not None and (self.lora_rank < 1 or not self.is_training):
+            raise ValueError(f"lora_rank={self.lora_rank}: must be at least 1, and step sft or grpo")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch}: must be at least 1")
         if not 1 <= self.new_tokens <= self.canvas:
@@ -191,13 +195,14 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
 
 
 def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
-    """Estimate the memory of an update of all weights with AdamW on one device.
+    """Estimate the memory of an update with AdamW, of all weights or of adapters, on one device.
 
-    Masters and moments are exact. The rest is float32 gradients, weights and gradients in the compute dtype, what
-    layers keep for their gradient, and the widest point of a forward pass with its gradient. SFT keeps the input of
-    each layer and computes the rest again; coupled-GRPO keeps all of a layer, but of one sample's copies at a time.
+    Masters and moments are exact, as are frozen weights. The rest is float32 gradients, weights and gradients in the
+    compute dtype, what layers keep for their gradient, and the widest point of a forward pass with its gradient. SFT
+    keeps the input of each layer and computes the rest again; coupled-GRPO keeps all of a layer, but of one sample's
+    copies at a time.
     """
-    masters = device_bytes(config, replace(planned, precision="float32"), mesh)
+    masters = master_bytes(config, planned, mesh)
     size = jnp.dtype(planned.dtype).itemsize
     rows, width = rows_per_device(planned, mesh), config.hidden_size
     if planned.kind == "grpo":
@@ -205,8 +210,23 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
         rows, width = COPIES, 8 * config.hidden_size + 3 * config.intermediate_size
     kept = rows * planned.canvas * width * config.num_hidden_layers * size
     _, widest = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
-    gradients = masters + 2 * device_bytes(config, planned, mesh)
-    return Memory(3 * masters, 0, gradients + kept // mesh.tensor + 2 * widest // mesh.tensor)
+    gradients = masters + 2 * masters * size // 4
+    frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
+    return Memory(frozen + 3 * masters, 0, gradients + kept // mesh.tensor + 2 * widest // mesh.tensor)
+
+
+def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
+    """Count the bytes of the float32 masters on one device: all weights, or adapters of the layers' kernels."""
+    if planned.lora_rank is None:
+        return device_bytes(config, replace(planned, precision="float32"), mesh)
+    total = 0
+    for name, shape in parameter_shapes(config).items():
+        if name.startswith("model.layers.") and is_kernel(name):
+            layer = name.removesuffix("weight")
+            for factor, size in (("lora_b", shape[0]), ("lora_a", shape[1])):
+                spec = partition_spec(f"{layer}{factor}", config, mesh)
+                total += 4 * planned.lora_rank * size // math.prod(mesh.sizes[axis] for axis in spec if axis)
+    return total
 
 
 def fits(size: int, topology: Topology) -> bool:
@@ -238,15 +258,18 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
 
 
 def training_bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
-    """Find the least that a device must do in an update: passes over the rows, and the optimizer's three numbers."""
+    """Find the least that a device must do in an update: passes over the rows, and the optimizer's three numbers.
+
+    Adapters need no gradient of the weights below them, which is a quarter of the work.
+    """
     is_grpo, rows = planned.kind == "grpo", rows_per_device(planned, mesh)
     canvas = planned.canvas
     head = planned.new_tokens if is_grpo else canvas
-    forward = forward_cost(config, planned.dtype, batch=rows, rows=canvas, canvas=canvas, head_rows=head)
-    flops = PASSES * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
-    masters = device_bytes(config, replace(planned, precision="float32"), mesh)
+    forward = forward_cost(config, planned.precision, batch=rows, rows=canvas, canvas=canvas, head_rows=head)
+    passes = PASSES if planned.lora_rank is None else PASSES - 1
+    flops = passes * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
     # The optimizer reads and writes a master and its two moments.
-    cost = Cost(flops, PASSES * forward.bytes // mesh.tensor + 6 * masters)
+    cost = Cost(flops, passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh))
     seconds = cost.seconds(topology.chip.limits)
     return Bound(cost, seconds, cost.limit(topology.chip.limits), planned.batch * planned.canvas / seconds)
 
@@ -261,11 +284,19 @@ def training_flops(config: DreamConfig, length: int, head_rows: int, *, all_weig
     return (3 if all_weights else 2) * forward.flops / length
 
 
-def smallest_topology(config: DreamConfig, planned: PlannedStep, family: Topology) -> tuple[Topology, MeshShape] | None:
-    """Find the smallest topology of these chips that an estimate fits on, and its mesh."""
+def smallest_topology(
+    config: DreamConfig, planned: PlannedStep, family: Topology, *, more_than: int = 0, beyond: int = 0
+) -> tuple[Topology, MeshShape] | None:
+    """Find the smallest topology of these chips that an estimate fits on, and its mesh.
+
+    Args:
+        more_than: devices that it must exceed.
+        beyond: bytes that a compiler has found beyond the estimate.
+    """
     for topology in family.same_family():
         mesh = planned.default_mesh(config, topology.devices)
-        if fits(estimated_memory(config, planned, mesh).total, topology):
+        need = estimated_memory(config, planned, mesh).total + beyond
+        if topology.devices > more_than and fits(need, topology):
             return topology, mesh
     return None
 
@@ -273,21 +304,29 @@ def smallest_topology(config: DreamConfig, planned: PlannedStep, family: Topolog
 def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[tuple[str, Memory]]:
     """List options that each take less memory, the least loss first, with an estimate of each."""
     half = max(1, planned.canvas // 2)
+    trains_all = planned.is_training and planned.lora_rank is None
     variants = (
-        ("--dtype int8", planned if planned.is_training else replace(planned, precision="int8")),
+        ("--lora-rank 16", replace(planned, lora_rank=planned.lora_rank or 16) if planned.is_training else planned),
+        ("--dtype int8", planned if trains_all else replace(planned, precision="int8")),
         (f"--batch {max(1, planned.batch // 2)}", replace(planned, batch=max(1, planned.batch // 2))),
         (f"--canvas {half}", replace(planned, canvas=half, new_tokens=max(1, min(planned.new_tokens, half // 2)))),
     )
     return [(name, estimated_memory(config, changed, mesh)) for name, changed in variants if changed != planned]
 
 
-def cheapest_changes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> list[str]:
-    """Name the cheapest changes with which an estimate fits here, at most three; each is tried alone."""
-    options = [(name, memory.total) for name, memory in cheaper(config, planned, mesh)]
+def cheapest_changes(
+    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology, *, beyond: int = 0
+) -> list[str]:
+    """Name the cheapest changes with which an estimate fits here, at most three; each is tried alone.
+
+    Args:
+        beyond: bytes that a compiler has found beyond the estimate; what is changed is taken to need them too.
+    """
+    options = [(name, memory.total + beyond) for name, memory in cheaper(config, planned, mesh)]
     found = [f"{name} (about {size / GIB:.1f} GiB per device)" for name, size in options if fits(size, topology)]
-    smallest = smallest_topology(config, planned, topology)
-    if smallest and smallest[0].devices > topology.devices:
-        found.append(f"--topology {smallest[0]} (mesh {smallest[1]})")
+    larger = smallest_topology(config, planned, topology, more_than=topology.devices, beyond=beyond)
+    if larger:
+        found.append(f"--topology {larger[0]} (mesh {larger[1]})")
     return found[:3]
 
 

@@ -1,7 +1,8 @@
 """Limits of accelerators, and how long work must take on them at least. Knows no model.
 
 Figures of TPUs are those of Google Cloud's documentation of each version, of GPUs those of NVIDIA's data sheets (dense
-bfloat16, SXM where there is a choice).
+bfloat16, SXM where there is a choice), but for their memory: that is what CUDA's `deviceQuery` or PyTorch say that a
+program finds on such a card, which is less than what is sold (error correction, the driver).
 """
 
 import math
@@ -53,7 +54,7 @@ class Chip:
     """A device as JAX sees it.
 
     Attributes:
-        memory: bytes.
+        memory: bytes that programs find.
         limits: of one device, with bfloat16 operands.
         topologies: that one can have, smallest first.
         cores: devices per chip that the compiler sees.
@@ -73,14 +74,16 @@ CHIPS = {
     "v5e": Chip(16 * GIB, MachineLimits(197e12, 819e9), SQUARES),
     "v5p": Chip(95 * GIB, MachineLimits(459e12, 2765e9), CUBES),
     "v6e": Chip(32 * GIB, MachineLimits(918e12, 1640e9), SQUARES),
-    "a100": Chip(80 * GIB, MachineLimits(312e12, 2039e9), COUNTS),
-    "h100": Chip(80 * GIB, MachineLimits(989e12, 3350e9), COUNTS),
-    "h200": Chip(141 * GIB, MachineLimits(989e12, 4800e9), COUNTS),
-    "l4": Chip(24 * GIB, MachineLimits(121e12, 300e9), COUNTS),
+    "a100": Chip(85_100_068_864, MachineLimits(312e12, 2039e9), COUNTS),
+    "h100": Chip(84_942_979_072, MachineLimits(989e12, 3350e9), COUNTS),
+    "h200": Chip(150_109_945_856, MachineLimits(989e12, 4800e9), COUNTS),
+    "l4": Chip(23_583_784_960, MachineLimits(121e12, 300e9), COUNTS),
+    "rtx4090": Chip(25_250_627_584, MachineLimits(165e12, 1008e9), COUNTS),
 }
 KINDS = {
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
     "NVIDIA H200": "h200",
     "NVIDIA L4": "l4",
     "TPU v5 lite": "v5e",

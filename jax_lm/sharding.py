@@ -122,6 +122,11 @@ class MeshShape:
         ]
 
 
+def remeshed(mesh: Mesh, shape: MeshShape) -> Mesh:
+    """Arrange the devices of a mesh, in their order, along other axes."""
+    return Mesh(mesh.devices.reshape(list(shape.sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
 def divisors(number: int) -> list[int]:
     """List the divisors of a number, the largest first."""
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
@@ -163,6 +168,11 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
     parts = {axes: math.prod(sizes[axis] for axis in axes) for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])}
     even = [axes for axes in parts if rows % parts[axes] == 0]
     return max(even, key=parts.__getitem__, default=None)
+
+
+def row_devices(mesh: AnyMesh | None) -> int:
+    """Count the parts into which a mesh splits rows, if they are even."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
 def row_spec(rows: int, mesh: AnyMesh) -> PartitionSpec:

@@ -30,6 +30,22 @@ QWEN_WORDS = (
 )
 Message = Mapping[str, Any]
 
+ADDED_TOKENS, TOKENIZER_CONFIG, SPECIAL_TOKENS = "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"
+TOKENIZER_FILES = (
+    "vocab.json", "merges.txt", "tokenizer.json", ADDED_TOKENS, TOKENIZER_CONFIG, SPECIAL_TOKENS, "chat_template.jinja",
+)  # fmt: skip
+"""All files that a tokenizer of this family may have."""
+
+PLAIN_SETTINGS = {
+    "add_prefix_space": False,
+    "bos_token": None,
+    "clean_up_tokenization_spaces": False,
+    "errors": "replace",
+    "split_special_tokens": False,
+    "unk_token": None,
+}
+"""Of tokenizer_config.json: those of Qwen2.5, without which transformers would decode otherwise."""
+
 
 class TokenizerError(ValueError):
     """A tokenizer that cannot be read, or that belongs to another model."""
@@ -60,7 +76,9 @@ class DiffuCoderTokenizer:
         """
         folder = Path(folder).expanduser()
         try:
-            if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            has_words = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+            # Qwen2.5 publishes words without their added tokens, and everything in tokenizer.json.
+            if has_words and ((folder / ADDED_TOKENS).is_file() or not (folder / "tokenizer.json").is_file()):
                 backend = byte_level_bpe(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
                 add_in_order(backend, folder)
             elif (folder / "tokenizer.json").is_file():
@@ -163,6 +181,17 @@ class DiffuCoderTokenizer:
         """Decode ids; bytes that are not UTF-8 become U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which alone need not be UTF-8."""
+        if token_id in self.added_ids or not isinstance(self.backend.decoder, decoders.ByteLevel):
+            return self.decode([token_id]).encode()
+        return bytes(BYTES_OF_LETTERS[letter] for letter in self.backend.id_to_token(token_id) or "")
+
+    @cached_property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of the tokens that were added to the vocabulary, which are written as they read."""
+        return frozenset(self.backend.get_added_tokens_decoder())
+
     def decode_until_stop(self, ids: Iterable[int]) -> str:
         """Decode ids up to the first stop token."""
         stops = self.stop_ids
@@ -183,12 +212,55 @@ class DiffuCoderTokenizer:
             raise TokenizerError(f"chat template does not accept these messages: {error}") from error
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write tokenizer.json, which holds everything but the template, and chat_template.jinja."""
+        """Write tokenizer.json, which holds all but the template, chat_template.jinja and settings for transformers."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.backend.save(str(folder / "tokenizer.json"))
+        if (folder / ADDED_TOKENS).is_file():
+            # It is read in place of tokenizer.json.
+            added = sorted(self.backend.get_added_tokens_decoder().items())
+            write_json(folder / ADDED_TOKENS, {token.content: token_id for token_id, token in added})
         if self.chat_template is not None:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        self.save_settings(folder, replace=True)
+
+    def save_settings(self, folder: Path, *, replace: bool = False) -> None:
+        """Let tokenizer_config.json and special_tokens_map.json name the tokens for end, pad and mask.
+
+        What they name already stays, unless it is to be replaced; a file that lacks nothing is not touched.
+        """
+        pad = self.backend.id_to_token(self.pad_id)
+        special = {"eos_token": END_OF_TEXT, "pad_token": pad, "mask_token": MASK}
+        parts = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+        added = {
+            str(token_id): {part: getattr(token, part) for part in parts}
+            for token_id, token in sorted(self.backend.get_added_tokens_decoder().items())
+        }
+        is_whole = (folder / "tokenizer.json").is_file()
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast" if is_whole else "Qwen2Tokenizer"}
+        new = PLAIN_SETTINGS | kind | {"added_tokens_decoder": added} | special
+        for name, whole in ((TOKENIZER_CONFIG, new), (SPECIAL_TOKENS, special)):
+            held = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else None
+            wanted = {key for key in special if held is None or held.get(key) is None}
+            wanted |= {*special, "added_tokens_decoder"} if replace else set()
+            fields = whole if held is None else held | {key: whole[key] for key in wanted & whole.keys()}
+            if fields != held:
+                write_json(folder / name, fields)
+
+
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write an object as the publishers of checkpoints do."""
+    path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def byte_letters() -> dict[str, int]:
+    """The byte that each letter of the byte-level alphabet stands for (GPT-2's `bytes_to_unicode`, turned around)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES_OF_LETTERS = byte_letters()
 
 
 def byte_level_bpe(model: models.BPE) -> Tokenizer:
@@ -204,7 +276,7 @@ def byte_level_bpe(model: models.BPE) -> Tokenizer:
 
 def add_in_order(backend: Tokenizer, folder: Path) -> None:
     """Add the tokens of added_tokens.json in the order of their ids, which must continue the vocabulary."""
-    path = folder / "added_tokens.json"
+    path = folder / ADDED_TOKENS
     if not path.is_file():
         raise TokenizerError(f"tokenizer {str(folder)!r} has no added_tokens.json")
     ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
@@ -223,8 +295,8 @@ def read_chat_template(folder: Path) -> str | None:
     """Read chat_template.jinja, or the field of tokenizer_config.json, or None."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    if (folder / "tokenizer_config.json").is_file():
-        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    if (folder / TOKENIZER_CONFIG).is_file():
+        template = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")).get("chat_template")
         return template if isinstance(template, str) else None
     return None
 

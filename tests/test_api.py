@@ -245,7 +245,8 @@ WRONG = {
     "store": {"store": 0},
     "ignore_eos": {"ignore_eos": "yes"},
     "stream_options": {"stream_options": {"include_obfuscation": True}},
-    "logprobs": {"logprobs": 5},
+    "logprobs": {"logprobs": 6},
+    "entropy_bound": {"entropy_bound": -1},
 }
 INNER_NAMES = re.compile(r"constrained|tagged|#|pydantic|Input|list\[|Value error")
 

@@ -1,7 +1,7 @@
 """Requests as clients send them: each is answered, with what was asked for, or refused by name.
 
 `samples/requests.jsonl` has one per line. Those of openai-python, LangChain and LiteLLM were recorded from packages of
-the version that is named; those of lm-evaluation-harness and llama.vscode are written down from their sources.
+the version that is named; those of lm-evaluation-harness, llama.vscode and minuet are written down from their sources.
 """
 
 import json
@@ -73,7 +73,7 @@ def test_what_this_server_does_not_have_is_named(address, sample):
 
 def test_every_client_is_there():
     answered = {one["client"].split()[0] for one in REQUESTS if "refused" not in one}
-    assert answered >= {"openai-python", "langchain-openai", "litellm", "lm-eval", "llama.vscode"}
+    assert answered >= {"openai-python", "langchain-openai", "litellm", "lm-eval", "llama.vscode", "minuet-ai.nvim"}
 
 
 def test_null_is_as_good_as_not_given():

@@ -1,21 +1,119 @@
-"""The real program, compiled for TPUs that are not here; needs libtpu (extra `plan`)."""
+"""The real program, compiled for machines that are not here; needs libtpu (extra `plan`) or `plan-gpu`.
 
+`pytest --release tests/test_compilation.py` also holds what a step of the 7B model takes on an H200.
+"""
+
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+from budgets import STEPS_7B, excess, read_explanation
+from documentation import ROOT
 
-pytest.importorskip("libtpu")
+from jax_lm import config
+from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
 
-PLAN = ["--model-config", "small", "--topology", "v5e:2x2", "--canvas", "32", "--temperature", "0"]
+needs_libtpu = pytest.mark.skipif(not TPU_COMPILER.is_installed, reason="needs libtpu: the extra plan")
+needs_cuda = pytest.mark.skipif(not GPU_COMPILER.is_installed, reason="needs the extra plan-gpu")
+SMALL = ("--model-config", "small", "--canvas", "32", "--temperature", "0")
+CLEAN = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
 
 
+def diffucoder(*words, status=0, **environment):
+    """Standard output of a command, of which standard error must be empty."""
+    command = [sys.executable, "-m", "jax_lm.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False, env=CLEAN | environment)
+    assert (done.returncode, done.stderr) == (status, ""), done.stdout
+    return done.stdout
+
+
+@needs_libtpu
 @pytest.mark.parametrize("step", ["generate", "sft", "grpo"])
-def test_plan_compiles_a_sharded_program(step):
-    command = [sys.executable, "-m", "jax_lm.cli", "plan", *PLAN, "--step", step]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    assert "compiled for it by libtpu" in done.stdout
-    assert f"mesh {'data=2,tensor=2' if step == 'generate' else 'fsdp=4'}" in done.stdout
-    assert "step as compiled" in done.stdout
+def test_plan_compiles_a_sharded_program_for_tpus(step):
+    printed = diffucoder("plan", *SMALL, "--topology", "v5e:2x2", "--step", step)
+    assert "compiled for it by libtpu" in printed
+    assert f"mesh {'data=2,tensor=2' if step == 'generate' else 'fsdp=4'}" in printed
+    assert "step as compiled" in printed
+
+
+@needs_cuda
+@pytest.mark.parametrize("family", ["a100", "h100", "h200", "l4", "rtx4090"])
+def test_plan_compiles_for_a_gpu(family):
+    printed = diffucoder("plan", *SMALL, "--topology", f"{family}:1")
+    assert "compiled for it by jax-cuda12-plugin" in printed
+    assert "speed is not known" in printed
+    assert "fits" in printed
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "words",
+    [("sft",), ("grpo",), ("sft", "--lora-rank", "4"), ("sft", "--lora-rank", "4", "--dtype", "int8")],
+    ids=" ".join,
+)
+def test_plan_compiles_an_update_for_gpus(words):
+    printed = diffucoder("plan", *SMALL, "--topology", "h100:4", "--step", *words)
+    assert "compiled for it by jax-cuda12-plugin" in printed
+    assert "mesh fsdp=4" in printed
+
+
+@needs_cuda
+def test_what_does_not_fit_a_card_is_refused_with_what_to_change():
+    # 186M parameters in float32 with three more numbers each fit; a batch of a million tokens does not.
+    words = ("plan", *SMALL, "--topology", "l4:1", "--batch", "65536")
+    printed = diffucoder(*words, status=1)
+    assert "does not fit" in printed
+    assert "try --" in printed
+
+
+@pytest.mark.parametrize(
+    "topology", [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h200:1", marks=needs_cuda)]
+)
+def test_a_step_is_explained(topology, tmp_path):
+    out = tmp_path / "step.json"
+    printed = diffucoder("plan", *SMALL, "--topology", topology, "--preset", "fast", "--explain", "--out", str(out))
+    assert "refresh, as compiled" in printed
+    assert "weights read again" in printed
+    found = json.loads(out.read_text())
+    shape = config.SHAPES["small"]
+    for name, rows in (("refresh", "32"), ("step", "17")):
+        each = found["passes"][name]["explanation"]
+        assert each["rows"][rows] == 7 * shape.num_hidden_layers
+        assert each["read_again"] == []
+        assert each["read"] >= found["passes"][name]["least_bytes"]
+
+
+def over_budget(found, target, preset):
+    """What the passes of a preset take beyond their budgets."""
+    over = []
+    for (place, name, part), budget in STEPS_7B.items():
+        if (place, name) == (target, preset):
+            each = found["passes"][part]
+            over += excess(read_explanation(each["explanation"]), budget, each["least_bytes"])
+    return over
+
+
+TARGETS_7B = sorted({(target, preset) for target, preset, _ in STEPS_7B})
+
+
+@pytest.mark.parametrize(("target", "preset"), TARGETS_7B)
+def test_the_published_figures_of_a_7b_step_are_within_its_budget(target, preset):
+    path = ROOT / "docs" / "results" / "compiled" / f"{target.replace(':', '-')}-{preset}.json"
+    assert over_budget(json.loads(path.read_text()), target, preset) == []
+
+
+@needs_libtpu
+@needs_cuda
+@pytest.mark.parametrize(("target", "preset"), TARGETS_7B)
+def test_a_7b_step_is_within_its_budget(for_release, tmp_path, target, preset):
+    out = tmp_path / "step.json"
+    words = ("plan", "--model-config", "7b", "--topology", target, "--preset", preset, "--explain", "--out", str(out))
+    subprocess.run([sys.executable, "-m", "jax_lm.cli", *words], capture_output=True, check=False, env=CLEAN)
+    assert over_budget(json.loads(out.read_text()), target, preset) == []
+
+
+@pytest.mark.skipif(not (TPU_COMPILER.is_installed or GPU_COMPILER.is_installed), reason="needs plan or plan-gpu")
+def test_compilers_without_their_device_are_quiet():
+    assert "cpu" in diffucoder("info")

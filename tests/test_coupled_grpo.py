@@ -38,7 +38,8 @@ GENERATION = GenerationOptions(max_new_tokens=8, num_steps=4, temperature=1.0)
 
 
 def training(**changes):
-    return TrainerConfig(**({"max_steps": 41, "optimizer": OPTIMIZER, "log_every": 1, "save_every": 35} | changes))
+    options = {"max_steps": 41, "optimizer": OPTIMIZER, "compute_dtype": "float32", "log_every": 1, "save_every": 35}
+    return TrainerConfig(**(options | changes))
 
 
 def settings(**changes):
@@ -371,7 +372,7 @@ def test_published_recipe():
     [
         ({"num_generations": 1}, "num_generations=1: must be at least 2"),
         ({"num_iterations": 0}, "num_iterations=0: must be at least 1"),
-        ({"score_chunk": 3}, "score_chunk=3: must divide 16"),
+        ({"score_chunk": 0}, "score_chunk=0: must be at least 1"),
         ({"training": training(gradient_accumulation_steps=3)}, "gradient_accumulation_steps=3: must divide 16"),
         ({"generation_batch_size": 5}, "generation_batch_size=5: must divide 16"),
         ({"ref_model_mixup_alpha": 1.5}, r"ref_model_mixup_alpha=1\.5: must lie in \[0, 1\]"),

@@ -4,7 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.diffusion.decoding import above_threshold, budget, commit_counts, longest_run, ranks, transfer_ratios
+from jax_lm.diffusion.decoding import (
+    above_threshold,
+    budget,
+    commit_counts,
+    longest_run,
+    ranks,
+    transfer_ratios,
+    within_entropy,
+)
 from jax_lm.options import Decoding
 
 
@@ -113,3 +121,34 @@ def test_budget_carries_over_what_was_not_used():
     assert allowed(24, 0) == 3
     assert allowed(23, 1) == 5
     assert allowed(10, 7) == 10
+
+
+def longest_prefix(entropy, bound):
+    """By brute force: how many come together, of entropies in the order of commitment."""
+    sums = [sum(entropy[:count]) - max(entropy[:count]) for count in range(1, len(entropy) + 1)]
+    return max([count for count, value in enumerate(sums, 1) if value <= bound], default=1)
+
+
+def test_entropies_are_bounded_as_by_brute_force():
+    rng = np.random.default_rng(0)
+    entropy = rng.exponential(size=(1000, 9)).astype(np.float32) * rng.choice([0, 0.01, 1], (1000, 9))
+    masked, scores = rng.random((1000, 9)) < 0.7, rng.random((1000, 9))
+    rank = np.asarray(ranks(jnp.asarray(scores), jnp.asarray(masked)))
+    for bound in (0.0, 0.05, 1.0, np.inf):
+        chosen = np.asarray(
+            within_entropy(jnp.float32(bound), jnp.asarray(rank), jnp.asarray(entropy), jnp.asarray(masked))
+        )
+        for row in range(1000):
+            order = sorted(np.flatnonzero(masked[row]), key=lambda column: rank[row, column])
+            count = longest_prefix(entropy[row, order].astype(np.float64), bound + 1e-6) if order else 0
+            assert sorted(order[:count]) == np.flatnonzero(chosen[row]).tolist()
+
+
+def test_a_bound_of_0_commits_one_and_what_is_certain():
+    rank, masked = jnp.arange(4)[None], jnp.ones((1, 4), bool)
+
+    def chosen(*entropy):
+        return np.flatnonzero(within_entropy(jnp.float32(0), rank, jnp.array([entropy]), masked)[0]).tolist()
+
+    assert chosen(0.5, 0.5, 0.1, 0.0) == [0]
+    assert chosen(0.0, 0.0, 0.3, 0.3) == [0, 1, 2]

@@ -41,7 +41,8 @@ def test_every_page_can_be_found():
 def test_error_messages_are_those_of_the_troubleshooting_page(capsys, monkeypatch, tmp_path):
     page = ROOT / "docs" / "troubleshooting.md"
     (tmp_path / "jax_lm").symlink_to(ROOT / "jax_lm")
-    (tmp_path / "solution.py").symlink_to(SAMPLES / "solution.py")
+    for name in ("solution.py", "adapters"):
+        (tmp_path / name).symlink_to(SAMPLES / name)
     monkeypatch.chdir(tmp_path)
     seen = 0
     for command in [command for block in blocks(page) for command in commands(block)]:

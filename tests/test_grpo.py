@@ -57,7 +57,8 @@ def test_the_published_recipe_is_the_preset_and_the_default():
     practical = {
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
         "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
-        "profile", "warmup_steps", "adam_epsilon", "muon_learning_rate", "tokens_per_step", "alg_temp", "early_stop",
+        "remat", "rollout_mesh", "draft", "profile", "warmup_steps", "adam_epsilon", "muon_learning_rate",
+        "tokens_per_step", "alg_temp", "early_stop",
         "held_out_prompts", "min_p", "optim", "async_checkpointing", "metric_for_best_model", "load_best_model_at_end",
         "early_stopping_patience",
     }  # fmt: skip
@@ -171,7 +172,7 @@ def test_runs_of_version_0_1_are_continued_by_the_same_settings_alone():
     }  # fmt: skip
     own = settings_without(config, "generation_batch_size", "held_out_prompts", "training")
     rest = {"prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None}
-    present = json.loads(json.dumps(config.training.identity | {"grpo": own} | rest))
+    present = json.loads(json.dumps(config.training.identity | {"grpo": own, "mesh": "fsdp=8"} | rest))
     assert differing_setting(former, present) is None
     for part in ("generation", "masks", "loss"):
         for name, value in present["grpo"][part].items():
@@ -243,7 +244,7 @@ def test_meshes_and_hosts_take_the_steps_of_one_device(start, tmp_path, request)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    hosts = ("--mesh=data=2,tensor=2", "--num-processes=2", f"--coordinator={coordinator}")
+    hosts = ("--mesh=data=2,tensor=2", "--rollout-mesh=data=4", "--num-processes=2", f"--coordinator={coordinator}")
     finish(start(tmp_path / "alone", *short))
     if "mesh" in runs:
         finish(start(tmp_path / "mesh", *short, "--mesh=data=2,fsdp=2,tensor=2", devices=8))
@@ -261,11 +262,31 @@ def test_meshes_and_hosts_take_the_steps_of_one_device(start, tmp_path, request)
     assert {(tmp_path / f"judged-hosts-{n}").read_text() for n in range(2)} == {"4 4 "}
 
 
+def test_rollouts_sample_on_a_mesh_of_their_own_what_one_device_samples(start, tmp_path):
+    """Six completions on eight devices, which do not divide them: the same texts, and weights within 1e-5."""
+    short = ("--max-steps=4", "--save-every=2", "--alg=origin", "--num-generations=3", "--score-chunk=None")
+    finish(start(tmp_path / "alone", *short))
+    for out, meshes in (
+        ("chosen", ()),
+        ("whole", ("--mesh=fsdp=8", "--rollout-mesh=data=8")),
+        ("split", ("--mesh=fsdp=8", "--rollout-mesh=data=4,tensor=2", "--remat=True")),
+    ):
+        finish(start(tmp_path / out, *short, *meshes, devices=8))
+        for path in (tmp_path / "alone" / "completions").iterdir():
+            assert (tmp_path / out / "completions" / path.name).read_text() == path.read_text()
+        weights, alone = (load_file(tmp_path / run / "model" / "model.safetensors") for run in (out, "alone"))
+        assert max(abs(weights[name] - alone[name]).max() for name in alone) < 1e-5
+    chosen, alone = (json.loads((tmp_path / run / "settings.json").read_text()) for run in ("chosen", "alone"))
+    assert [chosen["mesh"], alone["mesh"]] == ["fsdp=8", "one device"]
+    assert [chosen["grpo"]["score_chunk"], alone["grpo"]["score_chunk"]] == [8, 1]
+
+
 def test_adapters_over_int8_learn_and_stay_small(start, tmp_path):
     """The reference policy is an adapter too; the base does not move, and the adapter merges into the float model."""
     finish(start(tmp_path / "lora", "--lora-rank=4", "--quantize=int8", "--max-steps=4"))
-    adapter = load_file(tmp_path / "lora" / "adapter" / "adapter.safetensors")
-    assert all(abs(value).max() > 0 for name, value in adapter.items() if name.endswith("lora_b"))
+    adapter = load_file(tmp_path / "lora" / "adapter" / "adapter_model.safetensors")
+    trained = {name: value for name, value in adapter.items() if name.endswith(".lora_B.weight")}
+    assert all(abs(value).max() > 0 for value in trained.values())
     assert not (tmp_path / "lora" / "model").exists()
     metrics = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
     assert metrics[1]["kl"] > 0
@@ -280,4 +301,4 @@ def test_adapters_over_int8_learn_and_stay_small(start, tmp_path):
     assert cli.main(["merge-lora", *map(str, arguments)]) == 0
     merged, before = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "policy"))
     moved = {name for name in merged if (merged[name] != before[name]).any()}
-    assert moved == {f"{name.removesuffix('lora_b')}weight" for name in adapter if name.endswith("lora_b")}
+    assert moved == {name.removeprefix("base_model.model.").replace(".lora_B", "") for name in trained}

@@ -356,7 +356,7 @@ def test_hub_id_that_cannot_be_had_is_named_with_the_reason(monkeypatch, error):
     assert str(caught.value).endswith("(no network, and)")
 
 
-def test_only_data_is_downloaded(monkeypatch, golden_model):
+def test_only_what_is_read_or_passed_on_is_downloaded(monkeypatch, golden_model):
     calls = []
 
     def download(repo_id, *, allow_patterns, **options):
@@ -368,8 +368,10 @@ def test_only_data_is_downloaded(monkeypatch, golden_model):
     ((repo_id, patterns),) = calls
     assert repo_id == HUB_NAME
     names = ("config.json", INDEX, *SHARDS, "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja")
-    code = ("modeling_dream.py", "pytorch_model.bin", "model.pt", "weights.pkl", "model.ckpt", "run.sh")
-    for name in (*names, *code):
+    # The publisher's code goes along with what is trained, as a file; it is not executed.
+    names = (*names, "modeling_dream.py", "LICENSE")
+    others = ("pytorch_model.bin", "model.pt", "weights.pkl", "model.ckpt", "run.sh")
+    for name in (*names, *others):
         assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns) == (name in names)
 
 

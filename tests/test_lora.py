@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.checkpoints.peft import LoraConfig, NamedBase, read_adapter
+from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters
-from jax_lm.models.lora import LoraConfig, adapters, add_lora, is_lora, load_adapter, merge, save_adapter
+from jax_lm.models.lora import adapters, add_lora, is_lora, load_adapter, merge, save_adapter
 
 IDS = jnp.arange(12).reshape(2, 6)
 
@@ -72,9 +73,9 @@ def test_merged_model_is_the_adapted_one(model, config, logits, tmp_path):
     trained(model)
     adapted = logits(model)
     assert float(jnp.abs(adapted - before).max()) > 1e-3
-    save_adapter(model, tmp_path, LoraConfig(rank=4))
+    save_adapter(model, tmp_path, LoraConfig(rank=4), NamedBase("base"))
     other = DreamForCausalLM(config, rngs=nnx.Rngs(0))
-    load_adapter(other, tmp_path)
+    load_adapter(other, read_adapter(tmp_path))
     np.testing.assert_array_equal(logits(other), adapted)
     merge(other)
     assert {name: value.shape for name, value in parameters(other).items()} == parameter_shapes(config)
@@ -83,12 +84,14 @@ def test_merged_model_is_the_adapted_one(model, config, logits, tmp_path):
 
 def test_adapter_of_another_shape_is_refused(model, config, tmp_path):
     add_lora(model, LoraConfig(rank=4), seed=0)
-    save_adapter(model, tmp_path, LoraConfig(rank=3))
+    save_adapter(model, tmp_path, LoraConfig(rank=3), NamedBase("base"))
     with pytest.raises(CheckpointError, match=r"lora_a' in .* has shape \(4, "):
-        load_adapter(DreamForCausalLM(config, rngs=nnx.Rngs(0)), tmp_path)
-    (tmp_path / "adapter.json").write_text('{"rank": 4}')
-    with pytest.raises(CheckpointError, match=r"adapter.json.*alpha"):
-        load_adapter(DreamForCausalLM(config, rngs=nnx.Rngs(0)), tmp_path)
+        load_adapter(DreamForCausalLM(config, rngs=nnx.Rngs(0)), read_adapter(tmp_path))
+
+
+def test_some_layer_must_be_meant(model):
+    with pytest.raises(ValueError, match="lora_targets='nothing': no layer of the model is meant"):
+        add_lora(model, LoraConfig(rank=1, targets="nothing"), seed=0)
 
 
 @pytest.mark.parametrize(

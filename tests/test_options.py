@@ -69,6 +69,7 @@ def test_presets():
     ("options", "named"),
     [
         ({"preset": "best"}, "preset='best'"),
+        ({"entropy_bound": -0.1}, "entropy_bound=-0.1"),
         ({"commit": "best"}, "commit='best'"),
         ({"cache": "all"}, "cache='all'"),
         ({"cache": "dual", "first_token": "any"}, "first_token='any'"),

@@ -1,6 +1,7 @@
 """Parameters and memory, from the shape alone."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jax_lm.planning import (
     device_bytes,
     estimated_memory,
     fits,
+    master_bytes,
     memory_estimate,
     parameter_count,
     smallest_topology,
@@ -216,11 +218,40 @@ def test_an_update_costs_four_forward_passes():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"), [({"kind": "rl"}, "step='rl'"), ({"kind": "sft", "precision": "int8"}, "dtype='int8'")]
+    ("fields", "message"),
+    [
+        ({"kind": "rl"}, "step='rl'"),
+        ({"kind": "sft", "precision": "int8"}, "dtype='int8'"),
+        ({"kind": "sft", "lora_rank": 0}, "lora_rank=0"),
+        ({"lora_rank": 16}, "lora_rank=16: must be at least 1, and step sft or grpo"),
+    ],
 )
 def test_a_training_step_that_is_not_there_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         PlannedStep(**fields)
+
+
+def test_adapters_take_their_own_masters_and_the_weights_below_them_once(tiny_config):
+    for precision in ("bfloat16", "int8"):
+        planned = PlannedStep(precision=precision, batch=2, canvas=8, new_tokens=4, kind="sft", lora_rank=4)
+        model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
+        lora.add_lora(model, lora.LoraConfig(rank=4), seed=0)
+        adapters = sum(4 * leaf.size for name, leaf in parameters(model).items() if lora.is_lora(name))
+        frozen = device_bytes(tiny_config, planned, MeshShape())
+        assert estimated_memory(tiny_config, planned, MeshShape()).weights == frozen + 3 * adapters
+        assert master_bytes(tiny_config, planned, MeshShape()) == adapters
+
+
+def test_adapters_cost_three_forward_passes_and_are_what_to_try_where_an_update_does_not_fit():
+    place, full = Topology.parse("h100:1"), PlannedStep(batch=1, canvas=512, new_tokens=512, kind="sft")
+    learnt = bound(DIFFUCODER_7B, replace(full, lora_rank=16), MeshShape(), place)
+    assert (
+        2.9
+        < learnt.step.flops / bound(DIFFUCODER_7B, replace(full, kind="generate"), MeshShape(), place).step.flops
+        < 3.3
+    )
+    assert not fits(estimated_memory(DIFFUCODER_7B, full, MeshShape()).total, place)
+    assert cheapest_changes(DIFFUCODER_7B, full, MeshShape(), place)[0].startswith("--lora-rank 16 (about ")
 
 
 @pytest.mark.parametrize("all_weights", [True, False])

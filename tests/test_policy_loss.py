@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.ad_checkpoint import print_saved_residuals
 
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.config import Estimator, PolicyLoss
@@ -351,16 +353,39 @@ def test_chunks_change_neither_scores_nor_gradients(tiny_model, rows):
     copies, present = copies_of(rows), jnp.ones(rows.shape, bool)
     factors = jnp.asarray(np.random.default_rng(2).normal(size=(4, COMPLETION)), jnp.float32)
 
-    def value(chunk):
+    def value(chunk, remat):
         def total(state):
-            scores = completion_scores(nnx.merge(graph, state), rows, present, copies, chunk)
+            scores = completion_scores(nnx.merge(graph, state), rows, present, copies, chunk, remat=remat)
             return jnp.sum(scores * factors), scores
 
         return jax.jit(jax.grad(total, has_aux=True))(state)
 
-    (whole, scores), (chunked, chunked_scores) = value(None), value(1)
-    np.testing.assert_allclose(scores, chunked_scores, atol=2e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(a).max())), whole, chunked)
+    whole, scores = value(None, remat=False)
+    # Three do not divide four samples: two are scored twice. Eight are more than there are.
+    for chunk, remat in ((1, False), (3, False), (8, False), (None, True), (3, True)):
+        chunked, chunked_scores = value(chunk, remat)
+        np.testing.assert_allclose(scores, chunked_scores, atol=2e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(a).max())), whole, chunked)
+
+
+def test_remat_keeps_the_inputs_of_layers_alone(tiny_config, rows, capsys):
+    """Inside a layer there are arrays as wide as its feed-forward."""
+    config = dataclasses.replace(tiny_config, intermediate_size=1024)
+    graph, state = nnx.split(DreamForCausalLM(config))
+    copies, present = copies_of(rows), jnp.ones(rows.shape, bool)
+
+    def kept(remat):
+        def total(state):
+            return jnp.sum(completion_scores(nnx.merge(graph, state), rows, present, copies, remat=remat))
+
+        print_saved_residuals(total, state)
+        return re.findall(r"f32\[((?:\d+,){2,}\d+)\]", capsys.readouterr().out)
+
+    wide = f"12,{rows.shape[1]},1024"
+    assert sum(shape.endswith(wide) for shape in kept(False)) >= 2 * config.num_hidden_layers
+    inputs = kept(True)
+    assert sum(shape.endswith(wide) for shape in inputs) == 0
+    assert sum(shape.endswith(f"12,{rows.shape[1]},32") for shape in inputs) >= config.num_hidden_layers
 
 
 def test_memory_holds_the_logits_of_one_chunk(tiny_config, rows):
@@ -384,13 +409,11 @@ def test_memory_holds_the_logits_of_one_chunk(tiny_config, rows):
     assert temporary(32) > 32 * one_sample
 
 
-def test_estimator_and_chunks_are_checked(rows, tiny_model):
+def test_estimator_is_checked(rows):
     with pytest.raises(ValueError, match="estimator='single': must be one of coupled"):
         Estimator(estimator="single")
     with pytest.raises(ValueError, match="num_mask_pairs=0: must be at least 1"):
         Estimator(num_mask_pairs=0)
     with pytest.raises(ValueError, match=r"mask ratios 0\.0 to 0\.8"):
         Estimator(min_mask_ratio=0.0)
-    with pytest.raises(ValueError, match="score_chunk=3: must divide the 4 samples"):
-        completion_scores(tiny_model, rows, jnp.ones(rows.shape, bool), copies_of(rows), chunk=3)
     assert isinstance(copies_of(rows), Copies)

@@ -82,7 +82,16 @@ def compare_on_devices() -> None:
         made = program(jax.device_put(table, place), ids)
         added_up = r"= f32\[(\d+),(\d+)\]\S* (?:scatter|all-reduce|reduce-scatter|all-gather)\("
         shapes = [list(map(int, shape)) for shape in re.findall(added_up, program.as_text())]
-        print(json.dumps({"error": error(made, exact), "shapes": shapes}), flush=True)  # noqa: T201
+        looking = jax.jit(lookup, static_argnums=2).lower(jax.device_put(table, place), ids, mesh).compile()
+        found = looking(jax.device_put(table, place), ids)
+        report = {
+            "error": error(made, exact),
+            "shapes": shapes,
+            "found": bool(np.array_equal(found, np.asarray(table)[np.asarray(ids)])),
+            "whole": len(re.findall(rf"f32\[{TABLE[0]},{TABLE[1]}\]", looking.as_text())),
+            "exchanged": len(re.findall(r" all-to-all(?:-start)?\(", looking.as_text())),
+        }
+        print(json.dumps(report), flush=True)  # noqa: T201
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +112,15 @@ def test_each_device_adds_up_its_part_of_the_table(on_devices, mesh):
     part = [TABLE[0] // shape.tensor, TABLE[1] // shape.fsdp]
     assert report["shapes"]
     assert all(made == part for made in report["shapes"]), report["shapes"]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_no_device_holds_a_whole_table_to_look_up(on_devices, mesh):
+    """Parts of rows are exchanged instead, where columns are split."""
+    report, shape = on_devices[mesh], MeshShape.parse(mesh)
+    assert report["found"]
+    assert report["whole"] == 0
+    assert (report["exchanged"] > 0) == (shape.fsdp > 1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from jax_lm.roofline import CHIPS, KINDS, Cost, MachineLimits, Topology, peak_fl
 
 
 @pytest.mark.parametrize(
-    ("text", "devices"), [("v5e:2x2", 4), ("v5e:1x1", 1), ("v4:2x2x1", 8), ("v6e:4x4", 16), ("h100:8", 8)]
+    ("text", "devices"),
+    [("v5e:2x2", 4), ("v5e:1x1", 1), ("v4:2x2x1", 8), ("v6e:4x4", 16), ("h100:8", 8), ("rtx4090:1", 1)],
 )
 def test_topology_from_text(text, devices):
     topology = Topology.parse(text)

@@ -1,5 +1,7 @@
 """The sampler against the recorded reference, and the properties that other implementations broke."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -430,3 +432,29 @@ def test_other_settings_compile_nothing(tiny, other):
     tiny.generate(canvas, greedy(12, top_p=0.9))
     options = greedy(**{"steps": 12, "top_p": 0.9} | other)
     assert compiled(lambda: tiny.generate(canvas, options)) == 0
+
+
+def steps_by_entropy(sampler, bound, **options):
+    """When each of twelve positions is decided, of one block."""
+    decoding = Decoding(commit="entropy", entropy_bound=bound, block_length=0)
+    state = sampler.generate(Canvas.after(PROMPT, None, 12), greedy(decoding=decoding, **options))
+    require_filled(state, sampler.mask_id, 12)
+    return np.asarray(state.commit_step)[0, 5:]
+
+
+def test_a_larger_bound_of_entropy_commits_more(tiny):
+    assert sorted(steps_by_entropy(tiny, 0.0)) == list(range(12))
+    assert (steps_by_entropy(tiny, np.inf) == 0).all()
+    first = [np.flatnonzero(steps_by_entropy(tiny, bound) == 0) for bound in (0.0, 5.0, 14.0, 30.0)]
+    for fewer, more in itertools.pairwise(first):
+        assert set(fewer) <= set(more)
+    assert len(first[0]) == 1 < len(first[2]) < 12
+
+
+def test_the_bound_looks_at_entropies_before_temperature_and_filters(tiny):
+    """The positions of the first step follow from the same logits."""
+    options = {"alg": "left_to_right"}
+    plain = np.flatnonzero(steps_by_entropy(tiny, 14.0, **options) == 0)
+    for filters in ({"temperature": 0.2, "top_p": 0.5}, {"temperature": 1.3, "top_k": 3}, {"min_p": 0.9}):
+        filtered = np.flatnonzero(steps_by_entropy(tiny, 14.0, **options, **filters) == 0)
+        np.testing.assert_array_equal(filtered, plain)

@@ -186,8 +186,8 @@ def test_only_the_targets_carry_adapters(folder):
     out = folder / "targets"
     words = arguments(folder, out, **{"lora-rank": 2, "max-steps": 3})
     assert main([*words, "--lora-targets", "q_proj", "down_proj"]) == 0
-    held = load_file(out / "adapter" / "adapter.safetensors")
-    assert {name.split(".")[-2] for name in held} == {"q_proj", "down_proj"}
+    held = load_file(out / "adapter" / "adapter_model.safetensors")
+    assert {name.split(".")[-3] for name in held} == {"q_proj", "down_proj"}
     assert all(np.abs(value).max() > 0 for value in held.values())
     assert main([*words, "--lora-targets", "k_proj"]) == 2
 

@@ -19,6 +19,9 @@ from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import ByStep, train
 
 MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
+BATCH_SIZES = (16, 10)
+"""Ten rows in two parts do not divide by eight devices, and are filled up."""
+
 CONFIG = DreamConfig(
     vocab_size=64,
     hidden_size=32,
@@ -33,12 +36,12 @@ CONFIG = DreamConfig(
 )
 
 
-def trained(mesh: str | None, out: Path) -> tuple[DreamForCausalLM, list[float]]:
+def trained(mesh: str | None, batch_size: int, out: Path) -> tuple[DreamForCausalLM, list[float]]:
     """Four steps of packed rows in two parts; adamw's first steps are as large as the learning rate."""
     rng = np.random.default_rng(0)
     samples = [Row(tuple(map(int, rng.integers(0, 60, 7))), (False, *(True,) * 6), open=False) for _ in range(64)]
     order = Order([len(sample.ids) for sample in samples], 0, capacity=16)
-    stream = SampleStream(samples, order, max_length=16, batch_size=16, pad_id=60, seed=0)
+    stream = SampleStream(samples, order, max_length=16, batch_size=batch_size, pad_id=60, seed=0)
     model = DreamForCausalLM(CONFIG, rngs=nnx.Rngs(0))
     model = model.on_mesh(MeshShape.parse(mesh).mesh()) if mesh else model
     optimizer = OptimizerConfig(learning_rate=1e-3, adam_epsilon=1e-4)
@@ -48,10 +51,15 @@ def trained(mesh: str | None, out: Path) -> tuple[DreamForCausalLM, list[float]]
 
 
 def compare(folder: Path) -> None:
-    """The child process: prints one JSON line per mesh."""
-    alone, losses = trained(None, folder / "alone")
+    """The child process: prints one JSON line per batch size and mesh."""
+    for batch_size in BATCH_SIZES:
+        compare_sizes(batch_size, folder / str(batch_size))
+
+
+def compare_sizes(batch_size: int, folder: Path) -> None:
+    alone, losses = trained(None, batch_size, folder / "alone")
     for number, mesh in enumerate(MESHES):
-        model, others = trained(mesh, folder / str(number))
+        model, others = trained(mesh, batch_size, folder / str(number))
         leaves = parameters(model)
         differences = [np.abs(np.asarray(leaves[name]) - np.asarray(x)).max() for name, x in parameters(alone).items()]
         here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves.values())
@@ -72,21 +80,23 @@ def reports(for_release):
         [sys.executable, __file__], env=os.environ | flags, capture_output=True, text=True, timeout=500, check=False
     )
     assert child.returncode == 0, child.stderr[-2000:]
-    return dict(zip(MESHES, map(json.loads, child.stdout.splitlines()), strict=True))
+    cases = [(batch_size, mesh) for batch_size in BATCH_SIZES for mesh in MESHES]
+    return dict(zip(cases, map(json.loads, child.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_mesh_gives_the_losses_and_weights_of_one_device(reports, mesh):
-    report = reports[mesh]
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+def test_mesh_gives_the_losses_and_weights_of_one_device(reports, batch_size, mesh):
+    report = reports[batch_size, mesh]
     assert report["moved"] > 0.01
     assert report["loss"] < 1e-5
     assert report["weights"] < 1e-5
 
 
 def test_weights_are_stored_in_parts(reports):
-    assert reports["data=8"]["share"] == 1
+    assert reports[16, "data=8"]["share"] == 1
     # Norms lie everywhere, matrices on four devices.
-    assert reports["data=2,fsdp=2,tensor=2"]["share"] < 0.3
+    assert reports[16, "data=2,fsdp=2,tensor=2"]["share"] < 0.3
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ CASES = {
     "turbo": ALL_TURBO,
     "top_k": replace(DRAWN, top_k=3, temperature=1.5),
     "min_p": replace(DRAWN_FAST, min_p=0.2, temperature=1.5),
+    "entropy": greedy(decoding=Decoding(commit="entropy", entropy_bound=4.0)),
+    "fast, entropy": greedy(decoding=Decoding(preset="fast", commit="entropy", entropy_bound=6.0)),
 }
 
 

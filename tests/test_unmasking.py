@@ -7,7 +7,7 @@ import pytest
 from conftest import greedy
 
 from jax_lm.diffusion.decoding import ranks
-from jax_lm.diffusion.unmasking import Candidates, SamplingParams, confidence, disturbed, draw, filtered
+from jax_lm.diffusion.unmasking import Candidates, SamplingParams, confidence, disturbed, draw, filtered, row_entropy
 from jax_lm.diffusion.vocabulary import Rows
 from jax_lm.options import ALGS
 
@@ -131,3 +131,17 @@ def test_tokens_are_drawn_from_the_tempered_distribution():
     shares = np.bincount(np.asarray(tokens[0]), minlength=4)[1:] / 20_000
     np.testing.assert_allclose(shares, expected, atol=4 * 0.0035)
     np.testing.assert_allclose(np.unique(np.asarray(probability).round(4)), np.sort(expected).round(4), atol=2e-4)
+
+
+def test_entropy_is_that_of_the_logits_without_mask():
+    logits = np.random.default_rng(1).normal(scale=4, size=(2, 5, 300)).astype(np.float32)
+    logits[0, 0, 1:] = -80.0
+    logits[1, 2, 4] = 60.0
+    exact = logits.astype(np.float64)
+    exact[..., 7] = -np.inf
+    probs = np.exp(exact - exact.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    expected = -(probs * np.log(np.where(probs > 0, probs, 1))).sum(-1)
+    found = np.asarray(row_entropy(jnp.asarray(logits), 7))
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    assert (found >= 0).all()

@@ -6,11 +6,11 @@ from typing import Literal
 
 import tyro
 
-from jax_lm.benchmark.settings import ExperimentSettings, RecordingShape, Workload
+from jax_lm.benchmark.settings import ExperimentSettings, QualitySettings, RecordingShape, Workload
 
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
-EXPERIMENT, RECORDING = ExperimentSettings(), RecordingShape()
+EXPERIMENT, RECORDING, QUALITY = ExperimentSettings(), RecordingShape(), QualitySettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,9 @@ class Bench:
         diffucoder bench --random-shape small --presets exact fast --out bench
         diffucoder bench --random-shape 7b --dtype bfloat16 --batch-sizes 1 8 --out bench-7b
         diffucoder bench --model apple/DiffuCoder-7B-Instruct --new-tokens 256
+        diffucoder bench --frontier --out frontier
+        diffucoder bench --frontier --model apple/DiffuCoder-7B-Instruct --suite humaneval
+            --data HumanEval.jsonl.gz --max-new-tokens 256 --out frontier-7b
 
     Attributes:
         model: folder or hub id; the built-in model if not given.
@@ -34,7 +37,10 @@ class Bench:
         workload: which batches and lengths.
         random_shape: random weights in place of a model: small (the published vocabulary, 8 layers of width 512) or 7b
             (the published shape).
-        out: folder for bench.json, bench.md, bench.html and bench.svg.
+        frontier: measure every commit rule and setting on tasks instead: pass@1 against tokens per evaluation. A run
+            that was killed goes on with the same command.
+        quality: tasks of the frontier.
+        out: folder for bench.json, bench.md, bench.html and bench.svg; of the frontier, frontier.json and so on.
     """
 
     model: str | None = None
@@ -42,9 +48,13 @@ class Bench:
     presets: tuple[Literal["exact", "fast", "turbo"], ...] = ("exact", "fast", "turbo")
     workload: Workload = SPEED
     random_shape: Literal["small", "7b"] | None = None
+    frontier: bool = False
+    quality: QualitySettings = QUALITY
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.frontier and (self.random_shape or self.out is None):
+            raise ValueError("frontier: takes a folder (out) and no random_shape, whose weights solve nothing")
         if not self.presets:
             raise ValueError("presets=(): must name at least one")
         if self.model and self.random_shape:

@@ -1,14 +1,10 @@
-"""Arguments of the commands about checkpoints: `info`, `plan`, `convert`, `verify`, `push`. Imports no JAX."""
+"""Arguments of the commands about checkpoints: `info`, `convert`, `verify`, `push`. Imports no JAX."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
-
-from jax_lm.config_file import option
-from jax_lm.options import DEFAULTS, GenerationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +52,9 @@ class Verify:
 class Push:
     """Send weights, configuration, tokenizer and a model card to the hub; says what it would send unless told to.
 
-    The token is read from HF_TOKEN, and nowhere else. Code and pickles beside the weights are never sent. A README.md
-    in the folder is the card; without one, a card is made from the configuration.
+    The token is read from HF_TOKEN, and nowhere else. Pickles beside the weights are never sent, and of code only the
+    files that `auto_map` names, and what these import. A README.md in the folder is the card; without one, a card is
+    made from the configuration.
 
     Examples:
         diffucoder push out/merged me/my-diffucoder                       (a dry run)
@@ -101,47 +98,3 @@ class Info:
     model: str | None = None
     batch: int = 1
     canvas: int = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Say what a generation or a training step takes before a machine is rented; exit status 1 if it does not fit.
-
-    For TPUs the real program is compiled for the named topology (extra `plan`, no TPU needed; a minute or so for 7B);
-    otherwise, and for GPUs, everything is arithmetic and says so.
-
-    Examples:
-        diffucoder plan --model-config 7b --topology v5e:2x2
-        diffucoder plan --model-config 7b --topology v5e:1x1 --dtype int8
-        diffucoder plan --model apple/DiffuCoder-7B-Instruct --topology h100:1 --batch 16 --canvas 1024
-        diffucoder plan --model-config 7b --topology v5p:2x2x2 --step sft --batch 8 --canvas 2048
-
-    Attributes:
-        step: generate, or an update of all weights: sft or grpo (coupled, max_new_tokens of a row its completion).
-        topology: chips and their shape, such as v5e:2x2, v6e:1x1, v4:2x2x1 or h100:8.
-        model: folder or hub id; only its config.json is read.
-        model_config: a known shape in place of a model: 7b or small.
-        dtype: bfloat16, float32 or int8 (kernels only).
-        batch: rows decoded together.
-        canvas: tokens of a row, prompt and answer.
-        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
-        estimate: do arithmetic alone, compile nothing.
-        generation: max_new_tokens (half of the canvas if not given), preset, temperature and so on.
-    """
-
-    topology: str
-    step: str = "generate"
-    model: str | None = None
-    model_config: str | None = None
-    dtype: str = "bfloat16"
-    batch: int = 1
-    canvas: int = 512
-    mesh: str | None = None
-    estimate: bool = False
-    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
-
-    @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Take half of the canvas as new, unless something else is typed."""
-        canvas = option(words, "--canvas", str(Plan.canvas))
-        return ["--max-new-tokens", str(max(1, int(canvas) // 2))] if canvas.isdecimal() else []

@@ -37,6 +37,7 @@ class Analyze:
         suite: whose prompts are completed; builtin is the held-out side of the built-in model's corpus.
         data: the file of the problems; none for builtin.
         model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
         dtype: float32 or bfloat16; chosen by the device if not given.
         limit: number of problems.
         n: samples per problem and temperature.
@@ -52,6 +53,7 @@ class Analyze:
     suite: tyro.conf.Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
     data: Path | None = None
     model: str | None = None
+    adapter: str | None = None
     dtype: str | None = None
     limit: int = 8
     n: int = 2
@@ -80,6 +82,7 @@ class Evaluate:
     Examples:
         diffucoder eval builtin
         diffucoder eval builtin --limit 64 --preset turbo --out results
+        diffucoder eval builtin --adapter out/lora/adapter
         diffucoder eval humaneval --data HumanEval.jsonl.gz --model apple/DiffuCoder-7B-Instruct --out results
         diffucoder eval humaneval+ --data HumanEvalPlus-OriginFmt.jsonl.gz --n 10 --k 1 10 --temperature 0.4
         diffucoder eval infilling --data HumanEval-SingleLineInfilling.jsonl.gz --middle-length auto
@@ -90,6 +93,7 @@ class Evaluate:
         suite: builtin is the held-out side of the built-in model's corpus, the others are published files.
         data: the file of the problems, .jsonl or .jsonl.gz; none for builtin.
         model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
         dtype: float32 or bfloat16; chosen by the device if not given.
         limit: number of problems, evenly spread over a file; 300 for builtin and all of a file if not given.
         n: samples per problem.
@@ -117,6 +121,7 @@ class Evaluate:
     ]
     data: Path | None = None
     model: str | None = None
+    adapter: str | None = None
     dtype: str | None = None
     limit: int | None = None
     n: int = 1

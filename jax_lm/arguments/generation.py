@@ -18,6 +18,7 @@ class Generate:
         diffucoder generate --watch "def is_prime(n):"
         diffucoder generate --preset turbo --stats "def is_prime(n):"
         diffucoder generate --model apple/DiffuCoder-7B-Instruct --chat "Reverse a linked list."
+        diffucoder generate --adapter out/lora/adapter "def fibonacci(n):"
         diffucoder generate --prefix "def area(r):" --suffix "    return result" --max-new-tokens 16
         diffucoder generate --file draft.py        (with <|hole|> or <|hole:12|> where code is missing)
         cat start.py | diffucoder generate -
@@ -25,6 +26,7 @@ class Generate:
     Attributes:
         prompt: what to complete; - or nothing reads standard input.
         model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
         tokenizer: folder with the tokenizer; the model's own if not given.
         dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
         mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
@@ -43,6 +45,7 @@ class Generate:
 
     prompt: tyro.conf.Positional[str | None] = None
     model: str | None = None
+    adapter: str | None = None
     tokenizer: str | None = None
     dtype: str | None = None
     mesh: str | None = None

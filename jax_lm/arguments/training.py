@@ -22,17 +22,20 @@ class ModelArguments:
 
     Attributes:
         model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout) to train further; without `model`, on the base that
+            it names.
         lora_rank: train adapters of this rank instead of all weights.
         lora_alpha: adapters are scaled by alpha / rank; twice the rank if not given.
         lora_targets: layers that carry one, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all of
             them if not given.
         quantize: int8 for the kernels below the adapters, which halves the memory of the weights.
         save_dtype: of the model or adapter that is written; bfloat16 rounds small updates away.
-        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
+        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
         hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
     """
 
     model: str | None = None
+    adapter: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
     lora_targets: tuple[str, ...] | None = None
@@ -42,9 +45,14 @@ class ModelArguments:
     hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
 
     def __post_init__(self) -> None:
-        for name in ("lora_alpha", "lora_targets", "quantize"):
-            if self.lora_rank is None and getattr(self, name) is not None:
-                raise ValueError(f"{name}={getattr(self, name)}: needs lora_rank")
+        given = {name: getattr(self, name) for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize")}
+        for name, value in given.items():
+            if value is None:
+                continue
+            if self.adapter is not None and name != "quantize":
+                raise ValueError(f"{name}={value}: the adapter {self.adapter!r} has its own")
+            if self.adapter is None and self.lora_rank is None:
+                raise ValueError(f"{name}={value}: needs lora_rank{' or adapter' if name == 'quantize' else ''}")
 
 
 ONE_MODEL = ModelArguments()
@@ -54,19 +62,25 @@ ONE_MODEL = ModelArguments()
 class MergeLora:
     """Add an adapter to the weights of its model, and write a checkpoint that needs no adapter.
 
-    Example:
-        diffucoder merge-lora --adapter out/lora/adapter --model ./DiffuCoder-7B-Instruct --out out/merged
+    Tokenizer, settings, licence and code of the model come along. An adapter that carries the fingerprint of its base
+    is merged into no other model.
+
+    Examples:
+        diffucoder merge-lora --adapter out/lora/adapter --out out/merged
+        diffucoder merge-lora --adapter me/my-lora --model ./DiffuCoder-7B-Instruct --out out/merged
 
     Attributes:
-        adapter: folder that `diffucoder sft --lora-rank` wrote.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout, as `diffucoder sft --lora-rank` writes them.
         out: folder for the checkpoint.
-        model: folder or hub id of the model that the adapter was trained on; the built-in model if not given.
+        model: folder or hub id of the model that the adapter was trained on; the one that it names if not given.
+        allow_other_base: merge into other weights of the same shape all the same.
         save_dtype: of the checkpoint; bfloat16 rounds small updates away.
     """
 
-    adapter: Path
+    adapter: str
     out: Path
     model: str | None = None
+    allow_other_base: bool = False
     save_dtype: SavedDtype = "float32"
 
 
@@ -81,6 +95,7 @@ class Sft:
         diffucoder sft --data train.jsonl --out out/sft --config runs/sft_paper.yaml --model ./DiffuCoder-7B-Base
         diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --learning-rate 1e-4 --max-steps 500
         diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --quantize int8 --model ./DiffuCoder-7B-Instruct
+        diffucoder sft --data more.jsonl --out out/more --adapter out/lora/adapter --learning-rate 1e-4 --max-steps 500
 
     Attributes:
         data: JSONL file; a row has "messages" ([{"role": …, "content": …}, …]), or "prompt" and "response". Or a folder
@@ -145,7 +160,7 @@ class Adapt:
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
         save_dtype: of the model that is written; bfloat16 rounds small updates away.
-        mesh: devices that share the training, such as data=2,fsdp=4; one device if not given.
+        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
         hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.

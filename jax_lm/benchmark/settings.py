@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from jax_lm.options import Decoding, GenerationOptions
 
 
 def require_at_least_one(settings: object, *names: str) -> None:
@@ -120,3 +122,96 @@ class RecordingShape:
 
     def __post_init__(self) -> None:
         require_at_least_one(self, "batch", "prompt_length", "max_new_tokens")
+
+
+@dataclass(frozen=True)
+class FrontierSetting:
+    """A way to decode whose speed and quality are measured together: its rule, and what the rule is given."""
+
+    family: str
+    decoding: Decoding
+    tokens_per_step: int = 1
+    draft: int = 0
+
+    def options(self, quality: "QualitySettings") -> GenerationOptions:
+        """The options of an answer."""
+        return GenerationOptions(
+            max_new_tokens=quality.max_new_tokens,
+            temperature=quality.temperature,
+            tokens_per_step=self.tokens_per_step,
+            draft=self.draft,
+            decoding=self.decoding,
+        )
+
+
+def frontier_settings() -> dict[str, FrontierSetting]:
+    """All settings of the frontier by name: each rule from its careful end to its hasty one."""
+
+    def windowed(**options: Any) -> Decoding:
+        return Decoding(preset="fast", **options)
+
+    found = {"exact": FrontierSetting("steps, whole canvas", Decoding())}
+    for count in (2, 3, 4):
+        found[f"exact, {count} per step"] = FrontierSetting("steps, whole canvas", Decoding(), tokens_per_step=count)
+    for count in (1, 2, 3, 4):
+        name = "fast" if count == 1 else f"fast, {count} per step"
+        found[name] = FrontierSetting("steps, window", windowed(), tokens_per_step=count)
+    for draft in (2, 4, 8):
+        found[f"exact, draft {draft}"] = FrontierSetting("draft, whole canvas", Decoding(), draft=draft)
+    for draft in (2, 4, 8):
+        found[f"fast, draft {draft}"] = FrontierSetting("draft, window", windowed(), draft=draft)
+    for threshold in (0.98, 0.95, 0.9, 0.8, 0.7, 0.5):
+        decoding = windowed(commit="threshold", threshold=threshold)
+        found[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
+    found["threshold 0.9, draft 4"] = FrontierSetting("threshold, draft", Decoding(preset="turbo"), draft=4)
+    for factor in (0.1, 0.3, 1.0):
+        decoding = windowed(commit="factor", factor=factor)
+        found[f"factor {factor}"] = FrontierSetting("factor, window", decoding)
+    for decay in (0.2, 0.5):
+        decoding = windowed(commit="dynamic", threshold=0.9, decay=decay)
+        found[f"dynamic 0.9, decay {decay}"] = FrontierSetting("dynamic, window", decoding)
+    for bound in (0.0, 0.001, 0.01, 0.1, 0.3, 1.0):
+        decoding = windowed(commit="entropy", entropy_bound=bound)
+        found[f"entropy {bound}"] = FrontierSetting("entropy, window", decoding)
+    decoding = Decoding(commit="entropy", entropy_bound=0.1, block_length=0)
+    found["entropy 0.1, whole canvas"] = FrontierSetting("entropy, whole canvas", decoding)
+    return found
+
+
+FRONTIER = frontier_settings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualitySettings:
+    """Tasks that are solved at every setting of a frontier.
+
+    Attributes:
+        suite: as of `diffucoder eval`.
+        data: the file of the problems; none for builtin.
+        limit: number of problems; 300 for builtin and all of a file if not given.
+        only: names of settings; all if not given.
+        max_new_tokens: length of the canvas.
+        temperature: 0 is greedy.
+        seed: of the draws.
+        executor: how programs are contained; auto takes bubblewrap, then Landlock.
+        timed: also tell tokens per second; says something only where nothing else runs.
+    """
+
+    suite: Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"] = "builtin"
+    data: Path | None = None
+    limit: int | None = None
+    only: tuple[str, ...] = ()
+    max_new_tokens: int = 144
+    temperature: float = 0.0
+    seed: int = 0
+    executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
+    timed: bool = False
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.only if name not in FRONTIER]:
+            raise ValueError(f"only={unknown[0]!r}: must be one of {', '.join(map(repr, FRONTIER))}")
+
+    @property
+    def settings(self) -> dict[str, FrontierSetting]:
+        """The settings to measure, by name."""
+        return {name: FRONTIER[name] for name in self.only or FRONTIER}

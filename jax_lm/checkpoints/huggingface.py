@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 """owner/name, or owner/name@revision."""
 DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
+CODE_FILES, LICENCE_FILES = ["*.py"], ["LICENSE*", "NOTICE*"]
+"""What a model made of this one needs as well: for PyTorch, and for those who get it. Copied, never executed."""
 
 DTYPES = {
     "BOOL": np.dtype(bool),
@@ -55,33 +57,37 @@ class MappedTensor(ViewedTensor):
         return np.memmap(self.path, self.dtype, "r", self.start, self.shape)
 
 
-def resolve(path_or_hub_id: str | Path, *, with_weights: bool = True) -> Path:
+def resolve(
+    path_or_hub_id: str | Path, *, with_weights: bool = True, kind: str = "model", files: Collection[str] = ()
+) -> Path:
     """Find the local folder of a checkpoint, downloading it into the hub's cache if it is a hub id.
 
     A hub id is owner/name, or owner/name@revision for a branch, tag or commit. Downloads show their progress and go on
     where they were broken off; `HF_HUB_OFFLINE=1` keeps to the cache; `HF_TOKEN` opens private repositories. Without
-    weights only configuration and tokenizer are fetched. CheckpointError if there is neither folder nor repository.
+    weights only configuration and tokenizer are fetched; of another kind of repository than a model, its `files`.
+    CheckpointError if there is neither folder nor repository.
     """
     try:
         path = Path(path_or_hub_id).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"model {str(path_or_hub_id)!r} is no usable path: {error}") from error
+        raise CheckpointError(f"{kind} {str(path_or_hub_id)!r} is no usable path: {error}") from error
     if is_folder and str(path_or_hub_id):
         return path
     if is_file:
-        raise CheckpointError(f"model {str(path)!r} is a file; expected a folder with config.json")
+        raise CheckpointError(f"{kind} {str(path)!r} is a file; expected a folder")
     found = HUB_ID.fullmatch(str(path_or_hub_id))
     if not found:
-        raise CheckpointError(f"model {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)")
+        raise CheckpointError(f"{kind} {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)")
     try:
-        patterns = [*DESCRIPTION_FILES, *(WEIGHT_FILES if with_weights else [])]
+        described = [*DESCRIPTION_FILES, *CODE_FILES, *LICENCE_FILES]
+        patterns = list(files) or [*described, *(WEIGHT_FILES if with_weights else [])]
         # Without a token in the environment none is sent, also where the hub's client keeps one in a file.
         token = os.environ.get("HF_TOKEN") or False
         return Path(snapshot_download(found["repo"], revision=found["revision"], allow_patterns=patterns, token=token))
     except Exception as error:  # the hub's client lets exceptions of its HTTP library through
         raise CheckpointError(
-            f"model {str(path_or_hub_id)!r}: no such folder, and not to be had from the hub ({first_line(error)})"
+            f"{kind} {str(path_or_hub_id)!r}: no such folder, and not to be had from the hub ({first_line(error)})"
         ) from error
 
 
@@ -153,6 +159,15 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
     return entries, 8 + length
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read what the header of a safetensors file says beside its tensors."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
 def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]) -> None:

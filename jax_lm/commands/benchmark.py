@@ -17,6 +17,7 @@ from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import random_model
 from jax_lm.benchmark.experiment import ExperimentSteps
 from jax_lm.benchmark.experiment_report import experiment_report
+from jax_lm.benchmark.frontier import frontier_report, measure_frontier
 from jax_lm.benchmark.machine import Machine, PeakMemory, machine_limits
 from jax_lm.benchmark.parity import FILES, TOLERANCE, check_parity, check_training_parity, read_golden, read_recording
 from jax_lm.benchmark.records import plain_data
@@ -25,7 +26,8 @@ from jax_lm.benchmark.speed import MeasuredModel, Speed, measure_speed, speed_re
 from jax_lm.checkpoints import huggingface
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
+from jax_lm.evaluation.problems import suite_problems
+from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import parameter_count
 from jax_lm.reports.document import print_report
@@ -37,6 +39,8 @@ def run_bench(arguments: Bench) -> int:
     out = arguments.out
     if out:
         out.mkdir(parents=True, exist_ok=True)
+    if arguments.frontier and out:
+        return run_frontier(arguments, out)
     about, model = Machine.here(), chosen_model(arguments)
     limits = machine_limits(model.dtype)
     start = time.perf_counter()
@@ -60,6 +64,27 @@ def run_bench(arguments: Bench) -> int:
     if out:
         write_whole(out / "bench.json", json.dumps(plain_data(speed), indent=2) + "\n")
         document.write(out, "bench")
+    print_report(document, with_sections=True)
+    return 0
+
+
+def run_frontier(arguments: Bench, out: Path) -> int:
+    """Measure quality against evaluations at every setting of the frontier."""
+    quality = arguments.quality
+    problems, total = suite_problems(quality.suite, quality.data, quality.limit)
+    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
+    with terminal.progress("measuring") as report:
+        points = measure_frontier(engine, problems, quality, out, model=arguments.model, on_progress=report)
+    metadata = {
+        "model": f"{arguments.model or 'built-in model'}, {engine.parameter_count:,} parameters, {engine.dtype}",
+        "problems": f"{len(problems)} of {total} of {quality.suite}",
+        "decoding": f"{quality.max_new_tokens} new tokens, temperature {quality.temperature:g}, seed {quality.seed}",
+        **Machine.here().metadata,
+    }
+    document = frontier_report(points, metadata)
+    about = {"metadata": metadata, "points": [plain_data(point) for point in points]}
+    write_whole(out / "frontier.json", json.dumps(about, indent=2) + "\n")
+    document.write(out, "frontier")
     print_report(document, with_sections=True)
     return 0
 

@@ -29,7 +29,7 @@ def run_eval(arguments: Evaluate) -> int:
     executor = problem_executor(arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
-    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
+    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
     evaluator = Evaluator(
         engine=engine,
         executor=executor,
@@ -54,6 +54,12 @@ def run_eval(arguments: Evaluate) -> int:
     if arguments.out is not None:
         Console(highlight=False).print(f"report: {arguments.out / 'report.html'}", markup=False, soft_wrap=True)
     return 0
+
+
+def described_model(arguments: Analyze) -> str:
+    """Name what was analysed: a model, an adapter, or both."""
+    named = [part for part in (arguments.model, arguments.adapter and f"adapter {arguments.adapter}") if part]
+    return ", ".join(named) or "built-in model"
 
 
 def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
@@ -86,12 +92,12 @@ def run_analyze(arguments: Analyze) -> int:
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation, executor = arguments.generation, problem_executor(arguments.executor)
     options = [replace(generation, temperature=temperature) for temperature in arguments.temperatures]
-    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
+    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
     analysis = analyze_order(engine, problems, executor, options, samples=arguments.n, seed=arguments.seed)
     steps = f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
     together = "; positions of one step are ordered by confidence, the paper leaves that open"
     metadata = {
-        "model": f"{arguments.model or 'built-in model'}, {engine.parameter_count:,} parameters, {engine.dtype}",
+        "model": f"{described_model(arguments)}, {engine.parameter_count:,} parameters, {engine.dtype}",
         "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",
         "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
         + (together if analysis.by_confidence else ""),

@@ -28,7 +28,9 @@ def run_generate(arguments: Generate) -> int:
     distributed.start(**asdict(arguments.hosts))
     options = arguments.generation
     template = Template.parse(text, options.max_new_tokens) if arguments.file else None
-    engine = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh)
+    engine = DiffuCoderInference(
+        arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
+    )
     if infills:
         prefix, suffix = arguments.prefix or "", arguments.suffix or ""
         length = options.max_new_tokens

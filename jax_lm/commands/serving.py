@@ -30,12 +30,12 @@ def run_serve(arguments: Serve) -> NoReturn:
         grace=arguments.grace,
         connections=ConnectionLimits.here(arguments.connections),
     )
-    bounds = ("slots", "queue", "context", "max_tokens", "seconds")
+    bounds = ("slots", "queue", "context", "max_tokens", "seconds", "draft")
     options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
     configure_logging()
-    inference = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype)
+    inference = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter)
     engine = Engine(inference, options)
-    name = arguments.name or (Path(arguments.model).name if arguments.model else "builtin")
+    name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
     # With a key, a foreign page that gets through to the server is still refused.
     hosts = (
         () if keys else (*LOOPBACK, arguments.host, *arguments.allow_host) if is_local or arguments.allow_host else ()

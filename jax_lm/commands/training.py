@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from flax import nnx
-from jax.sharding import Mesh
 
 from jax_lm import distributed, terminal
 from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, SavedDtype, Sft
+from jax_lm.base_model import find_model
 from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints.checksums import sha256
+from jax_lm.checkpoints.description import require_elsewhere
+from jax_lm.checkpoints.peft import LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.data.batches import Row
 from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
 from jax_lm.data.prompts import builtin_prompts, read_prompts
 from jax_lm.data.token_shards import Kind, TokenShards
-from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
-from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
+from jax_lm.training.fitting import training_mesh
 from jax_lm.training.sft import adapt, fine_tune
 
 logger = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ def run_sft(arguments: Sft) -> int:
     terminal.show_log()
     model_arguments, settings = arguments.model_arguments, arguments.settings
     distributed.start(**asdict(model_arguments.hosts))
-    model, target = load_for_training(model_arguments, settings.training.seed)
+    model, target = load_for_training(model_arguments, arguments.out, settings.training.seed)
     rows, digest, refused = open_samples(arguments.data, "conversations", target.tokenizer, settings.max_length)
     finished = fine_tune(
         model,
@@ -44,10 +46,10 @@ def run_sft(arguments: Sft) -> int:
         arguments.out,
         pad_id=target.tokenizer.pad_id,
         trained=target.trained,
-        identity={"data": digest} | model_identity(model_arguments),
+        identity={"data": digest, "quantize": model_arguments.quantize, "lora": target.lora_identity},
     )
     write_refused(refused, arguments.out)
-    return target.end(finished, model, arguments.out)
+    return target.end(finished, model)
 
 
 SANDBOXED = {"code", "binary_code", "completed_code"}
@@ -67,7 +69,7 @@ def run_grpo(arguments: Grpo) -> int:
         if SANDBOXED & set(settings.reward_funcs):
             check_tests(rows, arguments.data)
     distributed.start(**asdict(model_arguments.hosts))
-    model, target = load_for_training(model_arguments, settings.training.seed)
+    model, target = load_for_training(model_arguments, arguments.out, settings.training.seed)
     trainer = DiffuGRPOTrainer(
         model,
         target.tokenizer,
@@ -75,12 +77,12 @@ def run_grpo(arguments: Grpo) -> int:
         settings,
         out=arguments.out,
         trained=target.trained,
-        identity=model_identity(model_arguments),
+        identity={"quantize": model_arguments.quantize, "lora": target.lora_identity},
     )
     # The trainer has float32 weights of its own.
     del model
     finished = trainer.train()
-    return target.end(finished, trainer.model, arguments.out)
+    return target.end(finished, trainer.model)
 
 
 def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
@@ -99,18 +101,19 @@ def run_adapt(arguments: Adapt) -> int:
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
     config = DreamForCausalLM.read_config(folder)
-    tokenizer.require_ids(mask_token_id=tokenizer.mask_id, vocab_size=config.vocab_size)
-    ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
-    config = replace(config, model_type="Dream", **ids)
+    if config.model_type != "Dream" or config.mask_token_id is None:
+        ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
+        config = replace(config, model_type="Dream", **ids)
+    tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
     rows, digest, refused = open_samples(arguments.data, "text", tokenizer, arguments.settings.max_length)
-    mesh = parse_mesh(arguments.mesh)
+    mesh = training_mesh(config, arguments.mesh)
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
         model = model.on_mesh(mesh) if mesh else model
     else:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
         model.config = config
-    target = TrainedModel(tokenizer, arguments.save_dtype)
     finished = adapt(
         model,
         rows,
@@ -120,88 +123,113 @@ def run_adapt(arguments: Adapt) -> int:
         identity={"data": digest, "from_scratch": arguments.from_scratch},
     )
     write_refused(refused, arguments.out)
-    return target.end(finished, model, arguments.out)
+    return target.end(finished, model)
 
 
 def run_merge_lora(arguments: MergeLora) -> int:
     """Load model and adapter, and write the sum as a checkpoint."""
-    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
-    tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+    found = find_model(arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base)
+    assert found.adapter is not None
+    require_elsewhere(arguments.out, found.folder)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     # In float32, because most of what an adapter adds is less than half a step of bfloat16.
-    model = DreamForCausalLM.from_pretrained(folder, dtype="float32")
-    lora.load_adapter(model, arguments.adapter)
+    model = DreamForCausalLM.from_pretrained(found.folder, dtype="float32")
+    lora.load_adapter(model, found.adapter)
     lora.merge(model)
-    model.save_pretrained(arguments.out, dtype=arguments.save_dtype)
-    tokenizer.save_pretrained(arguments.out)
-    print(f"wrote {arguments.out}")
+    model.save_pretrained(arguments.out, dtype=arguments.save_dtype, tokenizer=tokenizer, source=found.folder)
+    print(f"wrote {arguments.out}: {found.name} with {found.adapter.folder}")
     return 0
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Which parameters of a model are trained, and how it is written: tokenizer, dtype, adapters."""
+    """Which parameters of a model are trained, and how it is written.
 
+    Attributes:
+        out: folder of the run.
+        tokenizer: of the model.
+        dtype: of what is written.
+        source: the folder that the model comes from.
+        adapters: size of what is trained in place of the weights, if anything.
+        base: the model as its adapters name it.
+        start: the adapter that is trained further.
+    """
+
+    out: Path
     tokenizer: DiffuCoderTokenizer
     dtype: SavedDtype
-    adapters: lora.LoraConfig | None = None
+    source: Path
+    adapters: LoraConfig | None = None
+    base: NamedBase | None = None
+    start: StoredAdapter | None = None
+
+    def __post_init__(self) -> None:
+        # Better told before the training than after it.
+        require_elsewhere(self.folder, self.start.folder if self.start else self.source)
+
+    @property
+    def folder(self) -> Path:
+        """Where the model or its adapters are written."""
+        return self.out / ("adapter" if self.adapters else "model")
+
+    @property
+    def lora_identity(self) -> dict[str, Any] | None:
+        """List what a resumed run must agree on of its adapters."""
+        if self.adapters is None:
+            return None
+        assert self.base is not None
+        sizes = {name: getattr(self.adapters, name) for name in ("rank", "alpha", "targets")}
+        start = {"start": [sha256(path) for path in self.start.files]} if self.start else {}
+        return {**sizes, "base": self.base.fingerprint, **start}
 
     def trained(self, name: str) -> bool:
         """Tell whether a parameter is trained: all of them, or those of adapters."""
         return self.adapters is None or lora.is_lora(name)
 
-    def end(self, finished: bool, model: DreamForCausalLM, out: Path) -> int:
-        """Write out/model or out/adapter after the last step, else say that the run can go on; the exit status."""
+    def end(self, finished: bool, model: DreamForCausalLM) -> int:
+        """Write model or adapters after the last step, else say that the run can go on; the exit status."""
         if not finished:
-            print(f"stopped with a checkpoint; the same command continues the run in {out}")
+            print(f"stopped with a checkpoint; the same command continues the run in {self.out}")
             return terminal.TERMINATED
         if self.adapters:
-            folder = out / "adapter"
-            lora.save_adapter(model, folder, self.adapters, dtype=self.dtype)
+            assert self.base is not None
+            lora.save_adapter(model, self.folder, self.adapters, self.base, dtype=self.dtype)
         else:
-            folder = out / "model"
-            model.save_pretrained(folder, dtype=self.dtype)
-            if distributed.is_first():
-                self.tokenizer.save_pretrained(folder)
+            model.save_pretrained(self.folder, dtype=self.dtype, tokenizer=self.tokenizer, source=self.source)
         if distributed.is_first():
-            print(f"wrote {folder}")
+            print(f"wrote {self.folder}")
         return 0
 
 
-def load_for_training(arguments: ModelArguments, seed: int) -> tuple[DreamForCausalLM, TrainedModel]:
-    """Load the model to train onto its devices, with fresh adapters if they are asked for.
+def load_for_training(arguments: ModelArguments, out: Path, seed: int) -> tuple[DreamForCausalLM, TrainedModel]:
+    """Load the model to train onto its devices, with adapters, fresh or from files, if they are asked for.
 
     Raises:
         CheckpointError, TokenizerError: the files cannot be used, or do not belong together.
         ValueError: adapters or a mesh that do not fit.
     """
-    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
-    tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
-    config = DreamForCausalLM.read_config(folder)
+    found = find_model(arguments.model, arguments.adapter)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
+    config = DreamForCausalLM.read_config(found.folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
-    adapters = lora_config(arguments)
-    model = DreamForCausalLM.from_pretrained(folder, mesh=parse_mesh(arguments.mesh), int8=arguments.quantize == "int8")
-    if adapters is not None:
+    adapters = found.adapter.config if found.adapter else lora_config(arguments)
+    of_adapters = {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
+    target = TrainedModel(out, tokenizer, arguments.save_dtype, found.folder, **of_adapters)
+    int8 = arguments.quantize == "int8"
+    model = DreamForCausalLM.from_pretrained(found.folder, mesh=training_mesh(config, arguments.mesh), int8=int8)
+    if found.adapter:
+        lora.load_adapter(model, found.adapter)
+    elif adapters:
         lora.add_lora(model, adapters, seed)
-    return model, TrainedModel(tokenizer, arguments.save_dtype, adapters)
+    return model, target
 
 
-def parse_mesh(text: str | None) -> Mesh | None:
-    """Make the mesh that was asked for, if one was."""
-    return MeshShape.parse(text).mesh() if text else None
-
-
-def lora_config(arguments: ModelArguments) -> lora.LoraConfig | None:
+def lora_config(arguments: ModelArguments) -> LoraConfig | None:
     """Describe the adapters asked for; ValueError if they cannot be."""
     if arguments.lora_rank is None:
         return None
-    targets = {} if arguments.lora_targets is None else {"targets": arguments.lora_targets}
-    return lora.LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha, **targets)
-
-
-def model_identity(arguments: ModelArguments) -> dict[str, Any]:
-    """List what a resumed run must agree on of its model."""
-    adapters = lora_config(arguments)
-    return {"lora": asdict(adapters) if adapters else None, "quantize": arguments.quantize}
+    targets = LINEAR if arguments.lora_targets is None else arguments.lora_targets
+    return LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=targets)
 
 
 def open_samples(

@@ -4,7 +4,6 @@ The new checkpoint is written to a hidden sibling, read back and compared (names
 pass of both), and renamed last. A run that is killed leaves at most that sibling, which the next run removes.
 """
 
-import json
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,11 +18,13 @@ from flax import nnx
 from jaxtyping import Array
 
 from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
+from jax_lm.checkpoints.description import complete
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
 from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, stored_in
 from jax_lm.diffusion.sampler import run_forward
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, wanted_tensors
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError, write_json
 
 FORMATS = ("huggingface", "orbax")
 WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json")
@@ -74,8 +75,10 @@ def convert(
     first, second = halves(on_progress)
     with replacing_folder(destination) as folder:
         copy_others(source, folder)
-        fields = new_config(source, config, conversion) if kind != "pickle" else config.to_dict()
-        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        write_json(
+            folder / "config.json", new_config(source, config, conversion) if kind != "pickle" else config.to_dict()
+        )
+        complete_copy(folder, config)
         tensors = loading.load_tensors(checkpoint, wanted, on_progress=first)
         model = DreamForCausalLM.from_tensors(config, tensors)
         del tensors
@@ -130,11 +133,21 @@ def copy_others(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
+def complete_copy(folder: Path, config: DreamConfig) -> None:
+    """Write what the copied tokenizer lacks, if there is one that belongs to the model."""
+    try:
+        tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+    except TokenizerError:
+        # A checkpoint without one is converted as it is.
+        return
+    complete(folder, config, tokenizer)
+
+
 def new_config(source: Path, config: DreamConfig, conversion: Conversion) -> dict[str, Any]:
     """Take the fields of the source's config.json, with what changes."""
     fields = huggingface.read_json(source, "config.json")
     if conversion.dtype:
-        fields["torch_dtype"] = conversion.dtype
+        fields = stored_in(fields, conversion.dtype)
     return fields | ({"quantization_config": QUANTIZATION} if conversion.int8 else {})
 
 

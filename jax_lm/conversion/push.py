@@ -1,7 +1,7 @@
 """Send checkpoints to the hub: files, model card, one commit.
 
-Only weights, configuration, tokenizer and card are sent: no code, no pickles, nothing else that lies beside them. The
-token comes from the environment. Reading from the hub is `huggingface.resolve`.
+Only weights, configuration, tokenizer, licence and card are sent, and the code that `auto_map` names: no pickles,
+nothing else that lies beside them. The token comes from the environment. Reading from the hub is `huggingface.resolve`.
 """
 
 import os
@@ -11,15 +11,16 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from jax_lm.checkpoints import checksums, huggingface
-from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, WEIGHT_FILES
+from jax_lm.checkpoints import checksums, huggingface, peft
+from jax_lm.checkpoints.description import code_files
+from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, LICENCE_FILES, WEIGHT_FILES
 from jax_lm.checkpoints.stored import CheckpointError, first_line
 from jax_lm.conversion.verify import verify
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import parameter_count
 
 CARD = "README.md"
-SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, "LICENSE*", CARD]
+SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, *LICENCE_FILES, CARD]
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,40 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
         raise ValueError(f"repo={repo!r}: must be like owner/name")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder")
+    if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
+        return adapter_upload(folder, repo, license_name)
     files = huggingface.tensor_files(folder)
     for check in verify(folder):
         if not check.passed:
             raise CheckpointError(f"{folder} is not sent: {check.name}: {check.found}")
     present = sorted(path for path in folder.iterdir() if path.is_file())
-    sent = [path for path in present if any(fnmatch(path.name, pattern) for pattern in SENT)]
+    code = code_files(folder)
+    sent = [path for path in present if path in code or any(fnmatch(path.name, pattern) for pattern in SENT)]
     # Weights of another layout or run would be loaded by nobody.
     sent = [path for path in sent if path.suffix != ".safetensors" or path in files.values()]
     card = None if folder / CARD in sent else model_card(folder, repo, license_name)
     return Upload(tuple(sent), card, tuple(path for path in present if path not in sent))
+
+
+def adapter_upload(folder: Path, repo: str, license_name: str | None) -> Upload:
+    """List what would be sent of an adapter in PEFT's layout; CheckpointError if it cannot be read."""
+    adapter = peft.read_adapter(folder)
+    present = sorted(path for path in folder.iterdir() if path.is_file())
+    sent = [path for path in present if any(fnmatch(path.name, each) for each in (*peft.FILES, *LICENCE_FILES, CARD))]
+    name, is_hub_id = adapter.base.name or "", huggingface.HUB_ID.fullmatch(adapter.base.name or "")
+    header = "library_name: peft\ntags: [lora, masked-diffusion, diffucoder, code]\n"
+    header += f"base_model: {name}\n" if is_hub_id else ""
+    header += f"license: {license_name}\n" if license_name else ""
+    card = f"""---
+{header}---
+
+# {repo.split("/")[1]}
+
+A LoRA adapter of rank {adapter.config.rank}, in {len(adapter.tensors) // 2} layers of {name or "a model to be named"}.
+
+    diffucoder generate --model {name if is_hub_id else "BASE"} --adapter {repo} "def fibonacci(n):"
+"""
+    return Upload(tuple(sent), None if folder / CARD in sent else card, tuple(p for p in present if p not in sent))
 
 
 def model_card(folder: Path, repo: str, license_name: str | None) -> str:

@@ -86,6 +86,20 @@ def collate(
     return Batch(tokens, canvas, samples, opening)
 
 
+def filled_up(batch: Batch, multiple: int) -> Batch:
+    """Add rows that no sample is in, and that count for nothing, up to a multiple of so many rows."""
+    missing = -len(batch.tokens) % multiple
+    if not missing:
+        return batch
+
+    def more(rows: np.ndarray, value: int | bool | None = None) -> np.ndarray:
+        last = rows[-1:] if value is None else np.full_like(rows[-1:], value)
+        return np.concatenate([rows, np.repeat(last, missing, axis=0)])
+
+    openness = None if batch.openness is None else more(batch.openness)
+    return Batch(more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness)
+
+
 @runtime_checkable
 class RowOrder(Protocol):
     """Which samples make which row: `rows` takes `count` of them from the `first` on, over the ends of epochs, each a

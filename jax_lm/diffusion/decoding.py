@@ -1,11 +1,12 @@
 """Commit rules: which masked positions of a block a step decides. Pure functions of arrays.
 
-Rules: Dream (`steps`), Fast-dLLM (`threshold`, `factor`), and a threshold that falls as the block fills (`dynamic`);
-see `jax_lm.options.Decoding`. The order of unmasking and the draw of tokens are `unmasking`.
+Rules: Dream (`steps`), Fast-dLLM (`threshold`, `factor`), a threshold that falls as the block fills (`dynamic`) and
+EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. The order of unmasking and the draw of tokens are `unmasking`.
 """
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -68,6 +69,20 @@ def longest_run(
     ordered = jnp.zeros_like(probability).at[jnp.arange(len(rank))[:, None], place].set(probability, mode="drop")
     i = jnp.arange(1, rank.shape[1] + 1)
     passes = (ordered >= 1 - factor / (i + 1)) | (i == 1)
+    return masked & (rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True))
+
+
+def within_entropy(
+    bound: Float[Array, ""], rank: Int[Array, "b r"], entropy: Float[Array, "b r"], masked: Bool[Array, "b r"]
+) -> Bool[Array, "b r"]:
+    """The masked positions along the order whose entropies sum up to at most `bound` more than their largest.
+
+    That sum bounds what the tokens tell of each other, and never falls as more are taken; of one alone it is 0.
+    """
+    place = jnp.where(masked, rank, rank.shape[1])
+    ordered = jnp.zeros_like(entropy).at[jnp.arange(len(rank))[:, None], place].set(entropy, mode="drop")
+    shared = jnp.cumsum(ordered, axis=1) - jax.lax.cummax(ordered, axis=1)
+    passes = (shared <= bound) | (jnp.arange(rank.shape[1]) == 0)
     return masked & (rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True))
 
 

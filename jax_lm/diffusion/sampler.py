@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.diffusion.drafts import Drafted, advance_rows, unbounded
 from jax_lm.diffusion.step import (
     NEVER,
     NO_HOOKS,
@@ -58,6 +60,14 @@ class Sampler:
         """Make a sampler of the same model with other weights; it shares what is compiled."""
         other = copy.copy(self)
         other.params = params
+        return other
+
+    def on_mesh(self, mesh: Mesh) -> "Sampler":
+        """Make a sampler of the same model for weights that lie on another mesh; its own stay where they are."""
+        model = nnx.merge(self.graph, self.params)
+        model.model.mesh = mesh
+        other = copy.copy(self)
+        other.graph, other.mesh = nnx.split(model)[0], mesh
         return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
@@ -116,7 +126,7 @@ class Sampler:
             strict_reference: admit MASK itself as a candidate, as the reference does.
 
         Raises:
-            ValueError: no hole, or a negative seed.
+            ValueError: no hole, a negative seed, or guesses (`options.draft`) with hooks or the strict reference.
         """
         decoding = options.decoding.resolved
         arrays, state = CanvasArrays.of(canvas), self.start(canvas, seed)
@@ -131,6 +141,8 @@ class Sampler:
             strict_reference=strict_reference,
             hooks=hooks,
         )
+        if options.draft and (hooks != NO_HOOKS or strict_reference):
+            raise ValueError(f"draft={options.draft}: must be 0 with hooks or strict_reference")
         done: list[Block] = []
         for block in canvas.blocks(options.decoding.block_columns(canvas.region.length)):
             passes = block_passes(canvas, block, done, options.decoding, replace(config, length=block.length))
@@ -143,7 +155,14 @@ class Sampler:
 
     def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
         """The configuration of steps over a block of that many columns that recompute every row."""
-        return StepConfig(length=length, rows=None, mask_id=self.mask_id, top_k=options.top_k)
+        return StepConfig(
+            length=length,
+            rows=None,
+            mask_id=self.mask_id,
+            top_k=options.top_k,
+            checked=options.draft,
+            guessed=options.draft,
+        )
 
     def fill(
         self,
@@ -165,7 +184,8 @@ class Sampler:
         step = first_step = int(state.step)
         limit = first_step + step_limit(params, block.length)
         forwards, refreshed = int(state.forwards), None
-        is_open = True
+        is_open, guessed = True, passes[0][0].guessed
+        drafted = Drafted.of(state, guessed) if guessed else None
         while is_open and step < limit:
             is_refresh = len(passes) > 1 and (refreshed is None or forwards - refreshed >= refresh_steps)
             config, first_row = passes[0] if is_refresh else passes[-1]
@@ -179,7 +199,10 @@ class Sampler:
                 forwards=forwards + 1 if is_refresh else min((refreshed or 0) + refresh_steps, UNLIMITED),
             )
             inputs = BatchInputs(arrays, window, params)
-            state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
+            if drafted is None:
+                state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
+            else:
+                state, drafted, cache, still_open = run_drafted(self.graph, self.params, drafted, cache, inputs, config)
             yield state
             if is_refresh and int(state.forwards) > forwards:
                 refreshed = forwards
@@ -235,7 +258,7 @@ def block_passes(
         first_row, end_row = max(done[-1].start - 1, 0), block.end
     else:
         first_row, end_row = max(canvas.region.start - 1, 0) if done and chosen.freeze_prompt else 0, width
-    refresh = replace(config, rows=end_row - first_row, forced=chosen.first_token == "force")
+    refresh = replace(config, rows=end_row - first_row, forced=chosen.first_token == "force", checked=0)
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
     with_row_before = chosen.cache != "dual" and chosen.first_token == "rule" and block.start > 0
     start = block.start - 1 if with_row_before else block.start
@@ -270,6 +293,49 @@ def run(
     # The state is small, and every host looks at it.
     state, still_open = replicate((state, is_open(state)), model.mesh)
     return state, cache, still_open
+
+
+@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
+def run_drafted(
+    graph: nnx.GraphDef, params: dict, drafted: Drafted, cache: KVCache, inputs: BatchInputs, config: StepConfig
+) -> tuple[SamplerState, Drafted, KVCache, Bool[Array, ""]]:
+    """Take steps as `run` does, with guesses.
+
+    Returns:
+        The state at the step before which the window says to return, the rows that may be further, the cache, and
+        whether a mask is left in the block of that state.
+    """
+    model, window = nnx.merge(graph, params), inputs.window
+    canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
+    axes = BatchInputs._make((0, None, None))
+    of_rows = BatchInputs(canvas, window, inputs.params)
+
+    def is_open(rows: SamplerState) -> Bool[Array, "b"]:
+        return jnp.any(jax.vmap(partial(block_columns, window=window, config=config))(rows.masked), axis=(1, 2))
+
+    def is_going(rows: SamplerState) -> Bool[Array, "b"]:
+        return is_open(rows) & (rows.step < window.until) & (rows.forwards < window.forwards)
+
+    def advance(carry: tuple[Drafted, KVCache]) -> tuple[Drafted, KVCache]:
+        before, cache = carry
+        after, cache = advance_rows(model, before, cache, of_rows, config, is_going(before.rows), axes)
+        # The rows are evaluated together, whether they still go or not.
+        return after._replace(rows=after.rows._replace(forwards=before.rows.forwards + 1)), cache
+
+    skip = jax.vmap(partial(skip_idle, config=config), in_axes=(0, axes))
+    rows = skip(drafted.rows, unbounded(of_rows))
+    if config.forced:
+        # A forced token is committed at one step for all rows, idle or not.
+        first = jnp.min(jnp.where(is_open(rows), rows.step, NEVER))
+        rows = rows._replace(step=jnp.where(is_open(rows), first, rows.step))
+    drafted = drafted._replace(rows=rows)
+    drafted, cache = jax.lax.while_loop(lambda carry: jnp.any(is_going(carry[0].rows)), advance, (drafted, cache))
+    rows = drafted.rows
+    left = jnp.min(jnp.where(is_open(rows), rows.step, NEVER))
+    state = drafted.at(jnp.minimum(window.until, jnp.where(left < NEVER, left, jnp.max(rows.step))), config.mask_id)
+    still_open = jnp.any(block_columns(state.masked, window, config))
+    state, drafted, still_open = replicate((state, drafted, still_open), model.mesh)
+    return state, drafted, jax.tree.map(lambda part: part[:, 0], cache), still_open
 
 
 @partial(jax.jit, static_argnames=("graph", "config"))

@@ -18,7 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_lm.diffusion import decoding, unmasking
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.masking import shift_right
-from jax_lm.diffusion.unmasking import SamplingParams
+from jax_lm.diffusion.unmasking import Candidates, SamplingParams, TokenLogProbs
+from jax_lm.diffusion.vocabulary import Rows
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
 NEVER = np.iinfo(np.int32).max
@@ -38,6 +39,7 @@ class SamplerState(NamedTuple):
         step: steps taken.
         forwards: model evaluations so far; steps that commit nothing need none.
         keys: one random key per row.
+        logprobs: of the positions that were decided; None where none are kept.
     """
 
     tokens: Int[Array, "b t"]
@@ -47,6 +49,7 @@ class SamplerState(NamedTuple):
     step: Int[Array, ""]
     forwards: Int[Array, ""]
     keys: Key[Array, "b"]
+    logprobs: TokenLogProbs | None = None
 
     def history(self, mask_id: int) -> Int[np.ndarray, "s b t"]:
         """The canvas after each step: a decided token never changes, so that its commit step tells all."""
@@ -144,7 +147,10 @@ class StepConfig:
         hooks: of the reference.
         uses_tail: whether the row before the block is taken from the cache.
         forced: commit the block's first column, and nothing else.
-        axis: name of the axis over rows, where each is a batch of one under `jax.vmap`.
+        checked: guesses of the next canvases that are evaluated beside the canvas (`jax_lm.diffusion.drafts`).
+        guessed: guesses that are made for the next evaluation.
+        top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
+        axes: names of the axes over canvases, where each is a batch of one under `jax.vmap`.
     """
 
     length: int
@@ -156,7 +162,10 @@ class StepConfig:
     hooks: Hooks = NO_HOOKS
     uses_tail: bool = False
     forced: bool = False
-    axis: str | None = None
+    checked: int = 0
+    guessed: int = 0
+    top_tokens: int = 0
+    axes: tuple[str, ...] = ()
 
 
 class Proposal(NamedTuple):
@@ -166,24 +175,56 @@ class Proposal(NamedTuple):
         tokens: the drawn token.
         probability: its probability after temperature and filters.
         scores: confidence by the measure of `alg`; larger is committed earlier.
+        entropy: of what the model says, before temperature and filters; 0 unless the commit rule reads it.
     """
 
     tokens: Int[Array, "b r"]
     probability: Float[Array, "b r"]
     scores: Float[Array, "b r"]
+    entropy: Float[Array, "b r"]
+
+
+class Evaluation(NamedTuple):
+    """What the model says of a canvas.
+
+    Attributes:
+        proposal: for the step that the canvas is at.
+        logprobs: of the proposed tokens; None where none are kept.
+        candidates: what steps after it may guess from; None unless guesses are made.
+        logits: None unless there are hooks, which see those of all rows.
+    """
+
+    proposal: Proposal
+    logprobs: TokenLogProbs | None
+    candidates: Candidates | None
+    logits: Float[Array, "b r v"] | None
 
 
 def step(
     model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
 ) -> tuple[SamplerState, KVCache]:
     """One denoising step: recompute rows, propose a token per masked position of the block, commit the chosen ones."""
+    evaluation, cache = evaluate(model, state, cache, inputs, config)
+    return commit(state._replace(forwards=state.forwards + 1), evaluation, inputs, config), cache
+
+
+def evaluate(
+    model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+) -> tuple[Evaluation, KVCache]:
+    """Recompute rows, and propose a token for each masked position of the block."""
     hidden, cache = block_hidden(model, state.tokens, cache, inputs, config)
-    proposal, logits = propose(model, hidden, state, inputs, config)
+    return propose(model, hidden, state, inputs, config), cache
+
+
+def commit(state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> SamplerState:
+    """Commit what the rule takes of a proposal; the state is then at the next step that commits anything."""
+    proposal = evaluation.proposal
     # Only the strict reference can propose MASK; such a position stays open, as it does there.
     chosen = choose(proposal, state, inputs, config) & (proposal.tokens != config.mask_id)
 
     def write(values: Array, new: Array) -> Array:
-        new = jnp.where(chosen, new, block_columns(values, inputs.window, config))
+        is_new = chosen.reshape(*chosen.shape, *[1] * (new.ndim - 2))
+        new = jnp.where(is_new, new, block_columns(values, inputs.window, config))
         if config.length == values.shape[1]:
             return new
         return jax.lax.dynamic_update_slice_in_dim(values, new, inputs.window.block, axis=1)
@@ -193,14 +234,15 @@ def step(
         masked=write(state.masked, jnp.zeros_like(chosen)),
         commit_step=write(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
         confidence=write(state.confidence, proposal.probability),
-        forwards=state.forwards + 1,
     )
+    if state.logprobs is not None and evaluation.logprobs is not None:
+        state = state._replace(logprobs=jax.tree.map(write, state.logprobs, evaluation.logprobs))
     if config.hooks.tokens is not None:
-        tokens = config.hooks.tokens(state.step, state.tokens, logits)
+        tokens = config.hooks.tokens(state.step, state.tokens, evaluation.logits)
         state = rewrite(state, tokens, inputs.canvas.holes, config.mask_id)
     if config.stop_ids:
         state = end_rows(state, inputs, config.stop_ids)
-    return skip_idle(state._replace(step=state.step + 1), inputs, config), cache
+    return skip_idle(state._replace(step=state.step + 1), inputs, config)
 
 
 def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
@@ -247,8 +289,8 @@ def block_hidden(
 
 def propose(
     model: DreamForCausalLM, hidden: Float[Array, "b r d"], state: SamplerState, inputs: BatchInputs, config: StepConfig
-) -> tuple[Proposal, Float[Array, "b r v"] | None]:
-    """Filter, draw and score the masked positions; the logits too, if all were computed.
+) -> Evaluation:
+    """Filter, draw and score the masked positions.
 
     The head costs more than a small body, so it runs on the masked rows alone: gathered to the front, and as many
     as the smallest compiled size that holds them. A hook sees the logits of all rows.
@@ -258,34 +300,70 @@ def propose(
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
     excluded_id = None if config.strict_reference else config.mask_id
 
-    def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"], needed: Bool[Array, "b c"]) -> Proposal:
-        for_token, for_score, _ = noise(state, positions)
+    def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"], needed: Bool[Array, "b c"]) -> Evaluation:
         candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
-        tokens, probability = unmasking.draw(for_token, candidates, params.temperature)
-        scores = unmasking.confidence(for_score, candidates, probability, positions, params.alg)
-        return Proposal(tokens, probability, scores)
+        kept = unmasking.likeliest_candidates(candidates) if config.guessed else None
+        shape = logits.shape[:2]
+        entropy = if_any(
+            params.entropy_bound >= 0, lambda: unmasking.row_entropy(logits, excluded_id), jnp.zeros(shape), config
+        )
+        proposal, logprobs = proposed(candidates, entropy, state, positions, params), None
+        if config.top_tokens and params.keeps_logprobs is not None:
+            logprobs = if_any(
+                params.keeps_logprobs,
+                lambda: TokenLogProbs.of(logits, proposal.tokens, config.top_tokens, excluded_id),
+                TokenLogProbs.empty(shape, config.top_tokens),
+                config,
+            )
+        return Evaluation(proposal, logprobs, kept, None)
 
-    def gathered(size: int) -> Proposal:
+    def gathered(size: int) -> Evaluation:
         index = jnp.argsort(~masked, axis=1)[:, :size]
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
         compact = decide(
             model.logits(rows), *(jnp.take_along_axis(part, index, axis=1) for part in (positions, masked))
         )
         batch = jnp.arange(len(index))[:, None]
-        return Proposal(*(jnp.zeros(masked.shape, part.dtype).at[batch, index].set(part) for part in compact))
+
+        def scattered(part: Array) -> Array:
+            return jnp.zeros((*masked.shape, *part.shape[2:]), part.dtype).at[batch, index].set(part)
+
+        return jax.tree.map(scattered, compact)
 
     if config.hooks != NO_HOOKS:
         logits = model.logits(hidden)
         if config.hooks.logits is not None:
             logits = config.hooks.logits(state.step, state.tokens, logits)
-        return decide(logits, positions, masked), logits
+        return decide(logits, positions, masked)._replace(logits=logits)
     # Half of the block and all of it, at least SMALLEST_HEAD rows: the smallest that holds the masks of every row.
     sizes = sorted({min(max(-(-config.length // share), SMALLEST_HEAD), config.length) for share in HEAD_SHARES})
     needed = jnp.max(jnp.sum(masked, axis=1))
-    if config.axis is not None:
-        needed = jax.lax.pmax(needed, config.axis)
+    if config.axes:
+        needed = jax.lax.pmax(needed, config.axes)
     branch = jnp.sum(needed > jnp.asarray(sizes[:-1], jnp.int32))
-    return jax.lax.switch(branch, [partial(gathered, size) for size in sizes]), None
+    return jax.lax.switch(branch, [partial(gathered, size) for size in sizes])
+
+
+def if_any(wanted: Bool[Array, ""], compute: Callable[[], Any], nothing: Any, config: StepConfig) -> Any:
+    """Compute something if it is wanted; under `jax.vmap`, for all rows if it is for any."""
+    if config.axes:
+        # A condition of every row's own would compute both sides.
+        wanted = jax.lax.pmax(wanted.astype(jnp.int32), config.axes) > 0
+    return jax.lax.cond(wanted, compute, lambda: nothing)
+
+
+def proposed(
+    candidates: Candidates | Rows,
+    entropy: Float[Array, "b c"],
+    state: SamplerState,
+    positions: Int[Array, "b c"],
+    params: SamplingParams,
+) -> Proposal:
+    """Draw a token for each position with the noise of the state's step, and score it."""
+    for_token, for_score, _ = noise(state, positions)
+    tokens, probability = unmasking.draw(for_token, candidates, params.temperature)
+    scores = unmasking.confidence(for_score, candidates, probability, positions, params.alg)
+    return Proposal(tokens, probability, scores, entropy)
 
 
 def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig) -> Bool[Array, "b r"]:
@@ -305,6 +383,11 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
         params.factor > 0,
         lambda: decoding.longest_run(params.factor, rank, proposal.probability, masked),
         lambda: decoding.above_threshold(params.threshold, params.decay, rank, proposal.probability, masked, holes),
+    )
+    probable = jnp.where(
+        params.entropy_bound >= 0,
+        decoding.within_entropy(params.entropy_bound, rank, proposal.entropy, masked),
+        probable,
     )
     allowed = decoding.budget(masked, holes, taken, params.steps)
     return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))

@@ -16,6 +16,9 @@ from jax_lm.diffusion.decoding import transfer_ratios
 from jax_lm.diffusion.vocabulary import Rows, inverse_cdf, largest
 from jax_lm.options import ALGS, GenerationOptions
 
+GUESSED_CANDIDATES = 50
+"""Candidates of the whole vocabulary that guesses are made from: what they miss costs a forward, never the answer."""
+
 
 class SamplingParams(NamedTuple):
     """Settings of a generation as numbers, traced: another temperature compiles nothing anew.
@@ -33,9 +36,11 @@ class SamplingParams(NamedTuple):
         threshold: probability from which tokens are committed.
         decay: of the threshold while the block fills; 0 but for the rule `dynamic`.
         factor: of the rule `factor`; 0 for the others.
+        entropy_bound: of the rule `entropy`; negative for the others, which then need no entropies.
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
         early_stop: whether a stop token ends a row; None is always, and another program.
+        keeps_logprobs: whether anybody wants the log-probabilities that a state has room for; None is nobody.
     """
 
     temperature: Float[Array, "*b"]
@@ -48,9 +53,11 @@ class SamplingParams(NamedTuple):
     threshold: Float[Array, "*b"]
     decay: Float[Array, "*b"]
     factor: Float[Array, "*b"]
+    entropy_bound: Float[Array, "*b"]
     steps: Int[Array, "*b"]
     ratios: Float[Array, "*b s"]
     early_stop: Bool[Array, "*b"] | None = None
+    keeps_logprobs: Bool[Array, "*b"] | None = None
 
     @classmethod
     def of(cls, options: GenerationOptions, block: int, region: int, *, columns: int = 0) -> "SamplingParams":
@@ -75,6 +82,7 @@ class SamplingParams(NamedTuple):
             "threshold": np.float32(decoding.threshold),
             "decay": np.float32(decoding.decay if decoding.commit == "dynamic" else 0),
             "factor": np.float32(decoding.factor if decoding.commit == "factor" else 0),
+            "entropy_bound": np.float32(decoding.entropy_bound if decoding.commit == "entropy" else -1),
             "steps": np.int32(steps),
             "ratios": ratios,
         }
@@ -84,6 +92,36 @@ class SamplingParams(NamedTuple):
     def is_by_chance(self) -> Bool[Array, "*b"]:
         """Whether the order is `origin`: each position is decided by chance, not as one of a number."""
         return self.alg == ALGS.index("origin")
+
+
+class TokenLogProbs(NamedTuple):
+    """What the model said of positions when they were decided: before temperature and filters, MASK left out.
+
+    Attributes:
+        chosen: log-probability of the token that was decided for.
+        log_probs, ids: of the likeliest tokens.
+    """
+
+    chosen: Float[Array, "*b t"]
+    log_probs: Float[Array, "*b t k"]
+    ids: Int[Array, "*b t k"]
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], count: int) -> "TokenLogProbs":
+        """Nothing decided yet, with room for so many tokens."""
+        return cls(jnp.zeros(shape), jnp.zeros((*shape, count)), jnp.zeros((*shape, count), jnp.int32))
+
+    @classmethod
+    def of(
+        cls, logits: Float[Array, "b r v"], tokens: Int[Array, "b r"], count: int, excluded_id: int | None
+    ) -> "TokenLogProbs":
+        """Those of logits, and of tokens that were drawn."""
+        if excluded_id is not None:
+            logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+        log_total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
+        values, ids = largest(logits, count)
+        chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
+        return cls((chosen - log_total)[..., 0], values - log_total, ids)
 
 
 class Candidates(NamedTuple):
@@ -163,6 +201,14 @@ def filtered(
     return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
 
 
+def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
+    """Keep what later steps may guess from: all candidates, of the whole vocabulary the likeliest."""
+    if isinstance(candidates, Candidates):
+        return candidates
+    values, ids = largest(candidates.logits, GUESSED_CANDIDATES)
+    return Candidates(candidates.log_probs(values, ids), ids)
+
+
 def in_nucleus(
     values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Float[Array, ""]
 ) -> Bool[Array, "b r c"]:
@@ -170,6 +216,19 @@ def in_nucleus(
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
     return before <= top_p
+
+
+def row_entropy(logits: Float[Array, "b r v"], excluded_id: int | None = None) -> Float[Array, "b r"]:
+    """Entropy of what the model says of each position, in nats: before temperature and filters, without one token."""
+    logits = logits.astype(jnp.float32)
+    if excluded_id is not None:
+        logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(below)
+    total = jnp.sum(weights, axis=-1)
+    heat = jnp.sum(jnp.where(weights > 0, weights * below, 0.0), axis=-1)
+    # Rounding must not make it negative.
+    return jnp.maximum(jnp.log(total) - heat / total, 0.0)
 
 
 def draw(

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_lm.checkpoints import huggingface
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
-from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, Progress
+from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
@@ -41,6 +40,7 @@ class Attempt:
         sample: 0, 1, … of the same problem.
         prompt: text that stood before the answer.
         completion: what it wrote, as a whole.
+        tokens: how many the answer has, without stop tokens.
         forwards: model evaluations of its batch.
         seconds: its share of the time that decoding the batch took.
     """
@@ -53,6 +53,7 @@ class Attempt:
     sample: int = 0
     prompt: str = ""
     completion: str = ""
+    tokens: int = 0
     forwards: int = 0
     seconds: float = 0.0
 
@@ -148,11 +149,12 @@ class Evaluator:
         decoded = self.engine.decode(rows, self.options, seed=seed)
         generations = iter(decoded.rows)
         for attempt, templates, _ in batch:
-            answer = max((next(generations) for _ in templates), key=lambda row: row.mean_log_confidence).text
+            answer = max((next(generations) for _ in templates), key=lambda row: row.mean_log_confidence)
             yield replace(
                 attempt,
-                program=self.prompting.program(attempt.problem, answer),
-                completion=answer,
+                program=self.prompting.program(attempt.problem, answer.text),
+                completion=answer.text,
+                tokens=len(answer.token_ids),
                 forwards=decoded.forwards,
                 seconds=decoded.seconds / len(batch),
             )
@@ -203,17 +205,21 @@ def journal_settings(
 ) -> Record:
     """Collect all that the results depend on, the bytes of data and weights included; `others` as they are.
 
-    Raises ValueError if the data cannot be read, CheckpointError if there is no such model.
+    Raises ValueError if the data cannot be read.
     """
+    found = evaluator.engine.found
+    if found.adapter:
+        others["adapter"] = f"sha256:{file_digest(found.adapter.files[1])}"
     return {
         **others,
         "data": None if data is None else f"{data.name} sha256:{file_digest(data)}",
         "problems": len(problems),
-        "model": model or "built-in model",
-        "weights": f"sampled sha256:{weights_digest(huggingface.resolve(model or BUILTIN_MODEL))}",
+        "model": model or ("built-in model" if evaluator.engine.is_builtin else found.name.name),
+        "weights": f"sampled sha256:{weights_digest(found.folder)}",
         "dtype": evaluator.engine.dtype,
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,
         "seed": evaluator.seed,
-        "generation": asdict(evaluator.options),
+        # No draft is what runs had before there was one.
+        "generation": asdict(evaluator.options) | {"draft": evaluator.options.draft or None},
     }

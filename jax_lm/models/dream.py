@@ -26,9 +26,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
-from jax_lm.config import DreamConfig
+from jax_lm.checkpoints.description import require_elsewhere, write_description
+from jax_lm.config import DreamConfig, stored_in
 from jax_lm.models.attention import KeyValues, attend
 from jax_lm.models.products import lookup, product, scaled
+from jax_lm.tokenizer import DiffuCoderTokenizer
 
 Batch = Int[Array, "b t"]
 Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
@@ -369,18 +371,30 @@ class DreamForCausalLM(nnx.Module):
         model.model.mesh = mesh
         return model
 
-    def save_pretrained(self, folder: str | Path, *, dtype: DTypeLike | None = None) -> None:
-        """Write config.json and model.safetensors so that `from_pretrained` and PyTorch read them back.
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        dtype: DTypeLike | None = None,
+        tokenizer: DiffuCoderTokenizer | None = None,
+        source: Path | None = None,
+    ) -> None:
+        """Write weights, config.json and tokenizer so that `from_pretrained` and PyTorch read them back.
 
-        Of several hosts, which must all call it, the first one writes. ValueError if the model is quantised.
+        Of the `source`, the folder that it was made of, files beside the weights and fields of config.json are kept. Of
+        several hosts, which must all call it, the first one writes. ValueError if the model is quantised, or would be
+        written over its source.
         """
-        tensors = parameters(self)
+        folder, tensors = Path(folder), parameters(self)
         if any(value.dtype == jnp.int8 for value in tensors.values()):
             raise ValueError("the model is int8: save the float model, or use `diffucoder convert --quantize int8`")
+        require_elsewhere(folder, source)
         tensors = {name: sharding.whole(value.astype(dtype or value.dtype)) for name, value in tensors.items()}
         if jax.process_index() == 0:
-            described = {"torch_dtype": str(jnp.dtype(dtype or self.dtype))}
-            huggingface.save(folder, tensors, self.config.to_dict() | described)
+            known = {} if source is None else huggingface.read_json(source, "config.json")
+            fields = self.config.updated(known) if known else self.config.to_dict()
+            huggingface.save(folder, tensors, stored_in(fields, str(jnp.dtype(dtype or self.dtype))))
+            write_description(folder, self.config, tokenizer, source)
 
 
 class Initializer:

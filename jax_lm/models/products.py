@@ -80,9 +80,18 @@ def lookup(table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None
     JAX's own gradient adds the cotangents of an id up in their dtype: in bfloat16 a row that is looked up thousands of
     times, as that of MASK is, loses most of its gradient.
     """
-    # XLA would look up parts of rows, and then has no good way to the whole rows that the layers want.
-    table = sharding.constrain(table, mesh, "tensor", None)
-    return sharding.shard_rows(table[sharding.shard_rows(ids, mesh)], mesh)
+    if mesh is None:
+        return table[ids]
+    # Each device looks the columns up that it has, for the rows of all; the parts of rows are then exchanged. To gather
+    # the table instead would put all of it on every device.
+    rows = rows_beside_columns(ids, mesh)
+    found = table[sharding.constrain(ids, mesh, rows)]
+    return sharding.shard_rows(sharding.constrain(found, mesh, rows, None, "fsdp"), mesh)
+
+
+def rows_beside_columns(ids: Array, mesh: Mesh) -> str | None:
+    """Choose the axis that splits rows where `fsdp` splits columns."""
+    return "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
 
 
 def lookup_forward(table: Array, ids: Array, mesh: Mesh | None) -> tuple[Array, tuple[Array, Array]]:
@@ -94,7 +103,7 @@ def lookup_backward(mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Ar
     ids, like = saved
     if mesh is not None:
         # Columns where the table's are: each device then adds up its own part of the gradient, and no whole one exists.
-        rows = "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
+        rows = rows_beside_columns(ids, mesh)
         ids = sharding.constrain(ids, mesh, rows)
         cotangent = sharding.constrain(cotangent, mesh, rows, None, "fsdp")
     empty = jnp.zeros((len(like), cotangent.shape[-1]), jnp.float32)

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ PAGE_FILES = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     **{path: (path[1:], "text/javascript; charset=utf-8") for path in SCRIPTS},
 }
+COMMIT_FIELDS = ("position", "token_id", "text", "confidence", "step")
 FAILURES = {
     "timeout": (504, "the request took longer than it may"),
     "shutdown": (503, "the server is shutting down"),
@@ -110,7 +111,13 @@ class Server:
         options, seed = body.options(length), body.seed if body.seed is not None else secrets.randbelow(2**32)
         return [
             jobs.Request(
-                before=tuple(before), after=tuple(after), options=options, stop=body.stops, seed=seed, index=index
+                before=tuple(before),
+                after=tuple(after),
+                options=options,
+                stop=body.stops,
+                seed=seed,
+                index=index,
+                logprobs=body.wanted_logprobs,
             )
             for index in range(count)
         ]
@@ -303,7 +310,7 @@ class Server:
                     if event.reason and not event.is_answer:
                         yield data(failure(event).body, "error")
                         return
-                    commits = [asdict(commit) for commit in event.commits]
+                    commits = [{name: getattr(commit, name) for name in COMMIT_FIELDS} for commit in event.commits]
                     if commits:
                         yield data({"text": event.text, "forwards": event.forwards, "commits": commits}, "commits")
                     if event.reason:

@@ -4,6 +4,7 @@ What we do not have may say that it is off (`NEUTRAL`); anything else of it is r
 neither HTTP nor the engine.
 """
 
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
+MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
+"""Alternatives of a position, as many as OpenAI's two endpoints tell."""
 MAX_TEXT = 200_000
 MAX_SEED = 2**32 - 1
 
@@ -72,6 +75,12 @@ MESSAGE_NEUTRAL: Neutral = {
     "provider_specific_fields": ({}, {"refusal": None}),
 }
 """Likewise, of an answer that a client sends back as part of a conversation."""
+
+
+FILL_IN_THE_MIDDLE = re.compile(
+    r"<\|fim_prefix\|>(?P<prefix>.*)<\|fim_suffix\|>(?P<suffix>.*)<\|fim_middle\|>", re.DOTALL
+)
+"""A gap as Qwen's causal models are asked to fill it."""
 
 
 def is_same(value: Any, other: Any) -> bool:
@@ -155,9 +164,10 @@ Prompts = Annotated[
 class DecodingBody(Part):
     """Fields that all requests share: OpenAI's options that we have, and those of diffusion.
 
-    `threshold` commits every token of at least that probability at once, in blocks of 32 unless `block_length` says
-    otherwise (0 is the whole canvas); `steps` is the number of denoising steps, one per token if not given.
-    `ignore_eos` fills all of the canvas. `user` is for whoever keeps books in front of the server.
+    `threshold` commits every token of at least that probability at once, `entropy_bound` as many as it admits, both in
+    blocks of 32 unless `block_length` says otherwise (0 is the whole canvas); `steps` is the number of denoising steps,
+    one per token if not given. `ignore_eos` fills all of the canvas. `user` is for whoever keeps books in front of the
+    server.
     """
 
     neutral, unread = NEUTRAL, UNREAD
@@ -175,6 +185,7 @@ class DecodingBody(Part):
     preset: Literal["exact", "fast", "turbo"] | None = None
     block_length: int | None = Field(None, ge=0)
     threshold: float | None = Field(None, gt=0, le=1)
+    entropy_bound: float | None = Field(None, ge=0)
     user: str | None = Field(None, max_length=200)
 
     @property
@@ -191,12 +202,18 @@ class DecodingBody(Part):
         """Whether an answer without a new token would be none."""
         return True
 
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """Likeliest tokens to tell of each position; None tells of no log-probability at all."""
+        return None
+
     def options(self, length: int) -> GenerationOptions:
         """Make the options of an answer of that many tokens."""
         decoding = Decoding(
             preset=self.preset or "exact",
-            commit=None if self.threshold is None else "threshold",
+            commit="threshold" if self.threshold is not None else "entropy" if self.entropy_bound is not None else None,
             threshold=self.threshold,
+            entropy_bound=self.entropy_bound,
             block_length=self.block_length,
         )
         names = ("temperature", "top_p", "top_k", "min_p", "alg")
@@ -210,9 +227,12 @@ class DecodingBody(Part):
     def agree(self) -> "DecodingBody":
         if self.length == 0 and self.needs_tokens:
             raise ValueError("max_tokens=0: must be at least 1; 0 goes with a completion's echo alone")
-        by_probability = self.threshold is not None or self.preset == "turbo"
+        if self.threshold is not None and self.entropy_bound is not None:
+            raise ValueError("entropy_bound: give either threshold or entropy_bound")
+        by_probability = not (self.threshold is self.entropy_bound is None) or self.preset == "turbo"
         if by_probability and self.steps is not None:
-            raise ValueError("steps: preset turbo and threshold decide the number of steps by themselves")
+            message = "steps: preset turbo, threshold and entropy_bound decide the number of steps by themselves"
+            raise ValueError(message)
         if self.steps is not None and self.length is not None and self.steps > self.length:
             raise ValueError(f"steps: {self.steps} are more than the {self.length} tokens to decide")
         return self
@@ -227,18 +247,32 @@ class OpenAI(DecodingBody):
 
 
 class CompletionBody(OpenAI):
-    """POST /v1/completions; a `suffix` makes it infilling."""
+    """POST /v1/completions; a `suffix` makes it infilling, and so does a prompt in Qwen's format for that."""
 
     prompt: Prompts
     suffix: Text | None = None
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=1)
+    logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: int | None = Field(None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def with_suffix(cls, given: Any) -> Any:
+        """Take prefix and suffix out of the prompt that editors make for models that are asked in such tokens."""
+        prompt = given.get("prompt") if isinstance(given, dict) else None
+        found = FILL_IN_THE_MIDDLE.fullmatch(prompt) if isinstance(prompt, str) else None
+        if found is None or given.get("suffix") is not None:
+            return given
+        return given | {"prompt": found["prefix"], "suffix": found["suffix"]}
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         prompt: Any = self.prompt
         return prompt if kind_of(prompt) in ("#texts", "#lists") else [prompt]
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def needs_tokens(self) -> bool:
@@ -291,6 +325,17 @@ class ChatBody(OpenAI):
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def have_logprobs(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs={self.top_logprobs}: goes with logprobs=true")
+        return self
 
     @property
     def length(self) -> int | None:

@@ -62,6 +62,7 @@ class EngineOptions:
         queue: sequences that may wait for a slot.
         context: tokens that prompt and answer may take together; None is 2048, or less if the model holds less.
         max_tokens: longest hole.
+        draft: steps that are guessed ahead, of every sequence (`jax_lm.options.GenerationOptions`); 0 is off.
         seconds: time that a request may take from its arrival.
     """
 
@@ -69,6 +70,7 @@ class EngineOptions:
     queue: int = 128
     context: int | None = None
     max_tokens: int = 1024
+    draft: int = 0
     seconds: float = 120.0
 
     def __post_init__(self) -> None:
@@ -76,6 +78,7 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        GenerationOptions(draft=self.draft)
         if not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds}: must be positive")
 
@@ -114,6 +117,7 @@ class Engine:
                 count=options.slots,
                 sizes=(),
                 stop_ids=self.tokenizer.stop_ids,
+                draft=options.draft,
             )
             for width in [*(width for width in WIDTHS if width < self.context), self.context]
             for is_cached in (False, True)
@@ -230,6 +234,7 @@ class Engine:
             options=options,
             stop_ids=self.tokenizer.stop_ids if options.early_stop else (),
             key=np.asarray(jax.random.key_data(key)),
+            keeps_logprobs=request.logprobs is not None,
         )
 
     # What the engine's thread does.

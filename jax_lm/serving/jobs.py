@@ -15,6 +15,8 @@ from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 REPLACEMENT = "\ufffd"
+LEAST_LOGPROB = -9999.0
+"""What OpenAI's interface has for a token that is as good as impossible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class Request:
         stop: texts that end the answer; they are not part of it.
         seed: of the draws.
         index: number among the answers to one prompt; with the seed it decides the draws.
+        logprobs: likeliest tokens to tell of each position, with their log-probabilities; None tells none.
     """
 
     before: tuple[int, ...]
@@ -36,17 +39,36 @@ class Request:
     stop: tuple[str, ...] = ()
     seed: int = 0
     index: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogProb:
+    """A token, its text, its bytes, and its log-probability before temperature and filters."""
+
+    text: str
+    content: bytes
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A position of the hole that was decided."""
+    """A position of the hole that was decided.
+
+    Attributes:
+        confidence: probability of the token, after temperature and filters.
+        step: number of the step that decided it; a step may decide several.
+        logprob: of the token; None unless the request wants log-probabilities.
+        top: the likeliest tokens when it was decided, as many as the request wants.
+    """
 
     position: int
     token_id: int
     text: str
     confidence: float
     step: int
+    logprob: TokenLogProb | None = None
+    top: tuple[TokenLogProb, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +162,20 @@ class Job:
     def commit(self, position: int, tokenizer: DiffuCoderTokenizer) -> Commit:
         """Describe a decided position of the hole."""
         sequence, column = self.sequence, self.sequence.hole.start + position
-        token = int(sequence.tokens[column])
+        token, logprob, top = int(sequence.tokens[column]), None, ()
+        if self.request.logprobs is not None and sequence.logprobs is not None:
+            chosen, values, ids = (part[column] for part in sequence.logprobs)
+            logprob = token_logprob(tokenizer, token, float(chosen))
+            pairs = zip(ids[: self.request.logprobs].tolist(), values.tolist(), strict=False)
+            top = tuple(token_logprob(tokenizer, other, value) for other, value in pairs)
         return Commit(
             position=position,
             token_id=token,
             text=tokenizer.decode([token]),
             confidence=float(sequence.confidence[column]),
             step=int(sequence.commit_step[column]),
+            logprob=logprob,
+            top=top,
         )
 
     def tokens(self, tokenizer: DiffuCoderTokenizer, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
@@ -161,6 +190,12 @@ class Job:
         ):
             kept -= 1
         return tuple(self.commit(position, tokenizer) for position in range(kept))
+
+
+def token_logprob(tokenizer: DiffuCoderTokenizer, token: int, value: float) -> TokenLogProb:
+    """Describe a token; what the model rules out has a log-probability that JSON can write."""
+    value = max(value, LEAST_LOGPROB)
+    return TokenLogProb(text=tokenizer.decode([token]), content=tokenizer.token_bytes(token), value=value)
 
 
 def without_beginning(text: str, stops: tuple[str, ...]) -> str:

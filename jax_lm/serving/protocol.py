@@ -3,13 +3,13 @@
 Knows neither HTTP nor the engine. What a request may hold is `bodies`.
 """
 
-import math
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from jax_lm.serving.bodies import ChatBody, CompletionBody, OpenAI
-from jax_lm.serving.jobs import Commit, Event
+from jax_lm.serving.jobs import Commit, Event, TokenLogProb
 
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -42,27 +42,44 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-def log_probability(commit: Commit) -> float:
-    """Of the token when it was committed, after temperature and filters."""
-    return math.log(max(commit.confidence, 1e-30))
-
-
 def completion_logprobs(tokens: Sequence[Commit], count: int) -> dict[str, Any]:
-    """Only the chosen tokens have one: what else a position might have become is not kept."""
-    offsets = [sum(len(token.text) for token in tokens[:place]) for place in range(len(tokens))]
-    values = [log_probability(token) for token in tokens]
+    """Log-probabilities of a completion: OpenAI's lists, and beside them how sure and when each token was decided."""
+    offsets = [0, *accumulate(len(token.text) for token in tokens)][: len(tokens)]
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": values,
-        "top_logprobs": [{t.text: v} for t, v in zip(tokens, values, strict=True)] if count else None,
+        "token_logprobs": [told(token).value for token in tokens],
+        "top_logprobs": [{name(each): each.value for each in (*t.top, told(t))} for t in tokens] if count else None,
         "text_offset": offsets,
+        "confidences": [token.confidence for token in tokens],
+        "commit_steps": [token.step for token in tokens],
     }
 
 
+def told(token: Commit) -> TokenLogProb:
+    """The log-probability of a token whose request wanted it."""
+    assert token.logprob is not None
+    return token.logprob
+
+
+def name(token: TokenLogProb) -> str:
+    """The text of a token as a key: bytes that are no text by themselves are spelled out, as OpenAI does."""
+    try:
+        return token.content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
+
+
 def chat_logprobs(tokens: Sequence[Commit]) -> dict[str, Any]:
+    """Log-probabilities of a message: OpenAI's objects, with how sure and when each token was decided."""
+
+    def worded(token: TokenLogProb) -> dict[str, Any]:
+        return {"token": token.text, "logprob": token.value, "bytes": list(token.content)}
+
     content = [
-        {"token": t.text, "logprob": log_probability(t), "bytes": list(t.text.encode()), "top_logprobs": []}
-        for t in tokens
+        worded(told(token))
+        | {"top_logprobs": [worded(each) for each in token.top]}
+        | {"confidence": token.confidence, "commit_step": token.step}
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 

@@ -6,16 +6,21 @@ The host's view: which block is open, what is decided, when it is done. Knows ne
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jax_lm.diffusion.canvas import Block, block_bounds
+from jax_lm.diffusion.drafts import Guesses
 from jax_lm.diffusion.step import NEVER
-from jax_lm.diffusion.unmasking import SamplingParams
+from jax_lm.diffusion.unmasking import SamplingParams, TokenLogProbs
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 
 TOP_K = 50
 """Candidates that a position has at most: a shape, hence the same for all sequences. The published sampler's."""
+
+TOP_LOGPROBS = 20
+"""Tokens of a position whose log-probabilities are kept where they are asked for: as many as OpenAI's interface."""
 
 FIXED = {"refresh_every": 1, "refresh_steps": None, "freeze_prompt": False, "first_token": "rule"}
 """Settings of decoding in which sequences of one batch cannot differ."""
@@ -28,7 +33,7 @@ class Sequence:
     Attributes:
         tokens: ids; MASK where nothing is decided yet.
         hole: the columns to fill; at least one given token stands before it.
-        options: order, draw and commit rule (steps or threshold); `top_k` must be at most 50, `alg_temp` 0, the cache
+        options: order, draw and commit rule; `top_k` must be at most 50, `alg_temp` 0, the cache
             none or a window that is refreshed at every block.
         stop_ids: tokens that end it.
         key: data of a random key.
@@ -37,6 +42,9 @@ class Sequence:
         confidence: probability of the token when it was decided.
         step: steps taken.
         forwards: model evaluations.
+        keeps_logprobs: whether what the model said of each column is kept.
+        logprobs: that, of the columns that are decided alone; None where it is not kept.
+        guesses: canvases that the next evaluation checks, as the slots made them.
 
     Raises:
         ValueError: settings that sequences of one batch cannot differ in.
@@ -54,6 +62,9 @@ class Sequence:
     first_step: int = 0
     forwards: int = 0
     block: int = 0
+    guesses: Guesses | None = None
+    keeps_logprobs: bool = False
+    logprobs: TokenLogProbs | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.hole.start < self.hole.end <= len(self.tokens):
@@ -61,16 +72,16 @@ class Sequence:
         decoding, steps = self.options.decoding.resolved, self.options.steps
         if self.options.top_k is None or self.options.top_k > TOP_K:
             raise ValueError(f"top_k={self.options.top_k}: must lie in [1, {TOP_K}], the candidates that are kept")
-        fixed = {"alg_temp": (self.options.alg_temp, 0)}
+        fixed = {"alg_temp": (self.options.alg_temp, 0), "draft": (self.options.draft, 0)}
         fixed |= {name: (getattr(decoding, name), only) for name, only in FIXED.items()}
         for name, (value, only) in fixed.items():
             if value != only:
                 raise ValueError(f"{name}={value!r}: rows that share steps can only have {only!r}")
         cache, commit = decoding.cache, decoding.commit
-        if cache not in ("none", "window") or commit not in ("steps", "threshold"):
-            raise ValueError(f"cache={cache!r}, commit={commit!r}: must be none or window, steps or threshold")
-        if (steps is None) != (commit == "threshold"):
-            raise ValueError(f"steps={steps}: commit='steps' needs a number of steps, 'threshold' takes none")
+        if cache not in ("none", "window"):
+            raise ValueError(f"cache={cache!r}: must be none or window")
+        if (steps is None) != (commit != "steps"):
+            raise ValueError(f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none")
         if steps is not None and steps > self.hole.length:
             raise ValueError(f"steps={steps}: at most one for each of the {self.hole.length} tokens of the hole")
         if self.is_cached and self.block_length != min(BLOCK_LENGTH, self.hole.length):
@@ -79,6 +90,8 @@ class Sequence:
         self.masked = (columns >= self.hole.start) & (columns < self.hole.end)
         self.commit_step = np.where(self.masked, np.int32(NEVER), np.int32(-1))
         self.confidence = np.zeros(len(self.tokens), np.float32)
+        if self.keeps_logprobs:
+            self.logprobs = jax.tree.map(np.array, TokenLogProbs.empty((len(self.tokens),), TOP_LOGPROBS))
 
     @property
     def is_cached(self) -> bool:
@@ -132,14 +145,24 @@ class Sequence:
         top_p = np.float32(np.inf) if params.top_p is None else params.top_p
         top_k, min_p = np.int32(self.options.top_k or TOP_K), np.float32(self.options.min_p or 0)
         early_stop = np.bool_(self.options.early_stop)
-        return params._replace(top_p=top_p, top_k=top_k, min_p=min_p, early_stop=early_stop)
+        keeps = np.bool_(self.keeps_logprobs)
+        return params._replace(top_p=top_p, top_k=top_k, min_p=min_p, early_stop=early_stop, keeps_logprobs=keeps)
 
-    def take(self, tokens: np.ndarray, masked: np.ndarray, commit_step: np.ndarray, confidence: np.ndarray) -> None:
+    def take(
+        self,
+        tokens: np.ndarray,
+        masked: np.ndarray,
+        commit_step: np.ndarray,
+        confidence: np.ndarray,
+        logprobs: TokenLogProbs | None = None,
+    ) -> None:
         """Take over what steps decided in the open block."""
         fresh = self.open & ~masked
         self.tokens[fresh], self.commit_step[fresh], self.confidence[fresh] = (
             values[fresh] for values in (tokens, commit_step, confidence)
         )
+        for kept, new in zip(self.logprobs or (), logprobs or (), strict=True):
+            kept[fresh] = new[fresh]
         self.masked &= ~fresh
 
     def next_block(self) -> None:
@@ -153,4 +176,4 @@ class Sequence:
         block = self.blocks[self.block]
         columns = slice(block.start, block.end)
         self.masked[columns], self.commit_step[columns], self.confidence[columns] = True, NEVER, 0
-        self.step = self.first_step
+        self.step, self.guesses = self.first_step, None

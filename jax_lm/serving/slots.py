@@ -12,6 +12,7 @@ sequences, a width, and for having a cache or not. Knows neither text nor queues
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -20,18 +21,19 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
+from jax_lm.diffusion.drafts import Drafted, Guesses, advance_rows, unbounded
 from jax_lm.diffusion.sampler import UNLIMITED, Sampler
-from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, SamplerState, StepConfig, Window, skip_idle, step
+from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, SamplerState, StepConfig, Window, skip_idle
+from jax_lm.diffusion.unmasking import TokenLogProbs
 from jax_lm.options import BLOCK_LENGTH
-from jax_lm.serving.sequence import TOP_K, Sequence
-
-AXIS = "slots"
+from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
 
 
 class SlotInputs(NamedTuple):
-    """State and inputs of a sequence for the compiled loop, or of several, stacked."""
+    """State, guesses and inputs of a sequence for the compiled loop, or of several, stacked."""
 
     state: SamplerState
+    guesses: Guesses | None
     inputs: BatchInputs
 
 
@@ -44,6 +46,7 @@ class Slots:
     Args:
         columns: width of every sequence's canvas; shorter ones are padded on the right.
         count: sequences that there is room for; with a cache, what each needs is kept from block to block.
+        draft: steps that are guessed ahead, as in `jax_lm.options.GenerationOptions`; the same for all sequences.
         sizes: numbers of sequences that there are compilations for; the smallest that holds a group is used. More may
             be added to it later, none above `count`.
     """
@@ -57,12 +60,13 @@ class Slots:
         count: int,
         sizes: Iterable[int],
         stop_ids: tuple[int, ...],
+        draft: int = 0,
     ) -> None:
         self.sampler, self.columns, self.is_cached, self.sizes = sampler, columns, is_cached, list(sizes)
         self.held: list[Sequence | None] = [None] * count
         self.begun: set[Sequence] = set()
         self.cache = KVCache()
-        self.stop_ids = stop_ids
+        self.stop_ids, self.draft = stop_ids, draft
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -92,6 +96,7 @@ class Slots:
             count=len(self.held),
             sizes=[size],
             stop_ids=self.stop_ids,
+            draft=self.draft,
         )
         trial.join(sequence)
         # Both, whether or not the first leaves the second anything to do.
@@ -119,7 +124,14 @@ class Slots:
     def step_config(self, *, is_refresh: bool) -> StepConfig:
         """Configure a compilation: of the whole canvas, or of a window of it."""
         config = StepConfig(
-            length=self.columns, rows=None, mask_id=self.sampler.mask_id, top_k=TOP_K, stop_ids=self.stop_ids, axis=AXIS
+            length=self.columns,
+            rows=None,
+            mask_id=self.sampler.mask_id,
+            top_k=TOP_K,
+            stop_ids=self.stop_ids,
+            checked=0 if is_refresh else self.draft,
+            guessed=self.draft,
+            top_tokens=TOP_LOGPROBS,
         )
         if not self.is_cached:
             return config
@@ -144,13 +156,18 @@ class Slots:
             self.cache = self.empty_cache()
         # The cache is given away: should the call fail, it is lost, and with it what the open blocks rest on.
         cache, self.cache = self.cache, KVCache()
-        state, self.cache = run_slots(self.sampler.graph, self.sampler.params, cache, slots, stacked, config)
+        drafted, self.cache = run_slots(self.sampler.graph, self.sampler.params, cache, slots, stacked, config)
+        state, guesses = drafted.rows, jax.tree.map(np.asarray, drafted.guesses)
         decided = [np.asarray(part) for part in (state.tokens, state.masked, state.commit_step, state.confidence)]
         counters = np.asarray(state.step), np.asarray(state.forwards)
         for row, sequence in enumerate(batch):
             if sequence is not None:
-                sequence.take(*(part[row, 0, : len(sequence.tokens)] for part in decided))
+                length = len(sequence.tokens)
+                logprobs = state.logprobs if sequence.keeps_logprobs else None
+                own = jax.tree.map(lambda part: np.asarray(part[row, 0])[:length], logprobs)  # noqa: B023 - now
+                sequence.take(*(part[row, 0, :length] for part in decided), logprobs=own)
                 sequence.step, sequence.forwards = (int(part[row]) for part in counters)
+                sequence.guesses = guesses and jax.tree.map(itemgetter(row), guesses)
 
     def empty_cache(self) -> KVCache:
         """Zeros for all slots, committed to their devices as what a step returns is: else it would compile twice."""
@@ -189,7 +206,12 @@ class Slots:
             forwards=min(sequence.forwards + forwards, UNLIMITED),
         )
         inputs = BatchInputs(CanvasArrays(**canvas), window, sequence.params(self.columns))
-        return SlotInputs(SamplerState(**state), inputs)
+        guesses = None
+        if self.draft:
+            # A canvas is never what the step from it makes: no guess at all.
+            own = Guesses(state["tokens"], state["masked"], state["step"])
+            guesses = sequence.guesses or jax.tree.map(lambda part: np.stack([part] * self.draft), own)
+        return SlotInputs(SamplerState(**state), guesses, inputs)
 
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
@@ -200,7 +222,7 @@ def run_slots(
     slots: Int[Array, "l"] | None,
     stacked: SlotInputs,
     config: StepConfig,
-) -> tuple[SamplerState, KVCache]:
+) -> tuple[Drafted, KVCache]:
     """Take steps as `sampler.run` does, for sequences that each have a state and inputs: all leaves have an axis more.
 
     Args:
@@ -211,8 +233,10 @@ def run_slots(
         When the first of the sequences has ended its block, or all have taken the steps that they may.
     """
     model = nnx.merge(graph, params)
-    states, inputs = stacked
-    states = states._replace(keys=jax.random.wrap_key_data(states.keys))
+    states, guesses, inputs = stacked
+    # Whoever wants log-probabilities takes those of each call's commits.
+    kept = TokenLogProbs.empty(states.tokens.shape, config.top_tokens)
+    states = states._replace(keys=jax.random.wrap_key_data(states.keys), logprobs=kept)
     window, columns = inputs.window, states.tokens.shape[-1]
 
     def is_open(states: SamplerState) -> Bool[Array, "l"]:
@@ -224,31 +248,23 @@ def run_slots(
     def skip(state: SamplerState, inputs: BatchInputs) -> SamplerState:
         return skip_idle(state, inputs, config)
 
-    def take(state: SamplerState, cache: KVCache, inputs: BatchInputs) -> tuple[SamplerState, KVCache]:
-        return step(model, state, cache, inputs, config)
+    def goes_on(carry: tuple[Drafted, KVCache]) -> Bool[Array, ""]:
+        rows = carry[0].rows
+        return jnp.any(is_going(rows)) & (jnp.sum(is_open(rows)) == jnp.sum(is_open(states)))
 
-    def goes_on(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
-        return jnp.any(is_going(carry[0])) & (jnp.sum(is_open(carry[0])) == jnp.sum(is_open(states)))
-
-    def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
-        states, cache = carry
-        going = is_going(states)
-        taken, cache = jax.vmap(take, axis_name=AXIS)(states, cache, inputs)
-
-        def updated(new: Array, old: Array) -> Array:
-            return jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
+    def advance(carry: tuple[Drafted, KVCache]) -> tuple[Drafted, KVCache]:
         # A sequence that waits recomputes its window with what it holds: nothing of it changes but the cache's rows.
-        return jax.tree.map(updated, taken, states), cache
+        return advance_rows(model, *carry, inputs, config, is_going(carry[0].rows))
 
     own = cache if slots is None else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
-    states, own = jax.lax.while_loop(goes_on, advance, (jax.vmap(skip)(states, inputs), own))
+    started = Drafted(jax.vmap(skip)(states, unbounded(inputs) if config.guessed else inputs), guesses)
+    drafted, own = jax.lax.while_loop(goes_on, advance, (started, own))
     if slots is None:
-        return states, own
+        return drafted, own
     if config.rows != columns:
         # A window is recomputed before it is read, and what lies outside of it is as it was.
-        return states, cache
-    return states, jax.tree.map(lambda part, new: part.at[slots].set(new, mode="drop"), cache, own)
+        return drafted, cache
+    return drafted, jax.tree.map(lambda part, new: part.at[slots].set(new, mode="drop"), cache, own)
 
 
 @partial(jax.jit, static_argnames=("graph", "size", "columns"))

@@ -47,8 +47,15 @@ FORMER_PLACES = {
 }  # fmt: skip
 """Settings that version 0.1 had in `grpo` itself, by where they are now; those of the trainer it had there as well."""
 
-FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
+FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True, "draft": 0}
 """Settings of sampling that version 0.1 did not offer, with the values that it used."""
+
+
+LATER_SETTINGS = ("lora.base",)
+"""Settings that runs did not hold before there were any; a run without them is continued."""
+
+UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
+"""Settings that are recorded, but decide where and in which order something is computed, and not what."""
 
 
 class RunCheckpoints(AbstractContextManager):
@@ -189,7 +196,9 @@ def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     A setting that one of them lacks counts as None.
     """
     ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
-    for name in sorted(ours.keys() | theirs.keys()):
+    for name in sorted((ours.keys() | theirs.keys()) - UNCOMPARED):
+        if name in LATER_SETTINGS and name not in theirs:
+            continue
         if ours.get(name) != theirs.get(name):
             return f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
     return None

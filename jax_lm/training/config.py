@@ -107,7 +107,7 @@ class TrainerConfig:
         gradient_accumulation_steps: parts into which a batch is split, one after the other; the gradient stays that of
             the batch.
         compute_dtype: float32 or bfloat16, of the weights that the loss sees (and coupled-GRPO samples with); masters
-            and moments are float32.
+            and moments are float32. None is bfloat16 for models of 250 million parameters and more.
         seed: of data and the loss's random numbers.
         log_every: steps between entries of the metrics.
         save_every: steps between checkpoints.
@@ -128,7 +128,7 @@ class TrainerConfig:
     optimizer: OptimizerConfig
     stop_after: int | None = None
     gradient_accumulation_steps: int = 1
-    compute_dtype: str = "float32"
+    compute_dtype: str | None = None
     seed: int = 0
     log_every: int = 10
     save_every: int = 500
@@ -148,7 +148,8 @@ class TrainerConfig:
         for name in ("load_best_model_at_end", "early_stopping_patience"):
             if getattr(self, name) and self.metric_for_best_model is None:
                 raise ValueError(f"{name}={getattr(self, name)}: needs metric_for_best_model")
-        require_one_of("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
+        if self.compute_dtype is not None:
+            require_one_of("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         require_one_of("resume", self.resume, ("auto", "never"))
         require_not_negative(self, "seed")
         for name in self.track:
@@ -202,7 +203,8 @@ class LossConfig:
         cart_p: share of the nearest visible token in cart's weight; those further away decline geometrically. The value
             is that of Dream's training configuration.
         masks_per_query: attention differs between the tokens of a row, for packed rows.
-        remat: compute the inside of a layer again for its gradient instead of keeping it.
+        remat: compute the inside of a layer again for its gradient instead of keeping it; None does for models of 250
+            million parameters and more.
     """
 
     weighting: str = "1/t"
@@ -213,7 +215,7 @@ class LossConfig:
     max_weight: float | None = None
     cart_p: float = 0.1
     masks_per_query: bool = False
-    remat: bool = False
+    remat: bool | None = None
 
     def __post_init__(self) -> None:
         require_one_of("weighting", self.weighting, WEIGHTINGS)
@@ -375,8 +377,12 @@ class GRPOConfig:
         scale_rewards: divide advantages by the standard deviation of their group.
         ref_model_sync_steps: updates after which the reference moves towards the policy; None is never.
         ref_model_mixup_alpha: share of the distance by which it moves.
-        score_chunk: completions whose copies go through the model at once; memory grows with it. All of them (of a
-            part, if accumulated) computes nothing twice, and keeps every activation.
+        score_chunk: completions whose copies go through the model at once, a multiple of the devices that split rows;
+            None is one for each of them. Memory grows with it. All of them (of a part, if accumulated) at once are
+            kept for the gradient, less are computed again. What does not divide is filled up, and not counted.
+        remat: as in SFT; the inside of layers is computed again.
+        rollout_mesh: devices for sampling, such as data=2,tensor=4, where a copy of the weights in the compute dtype is
+            placed for a rollout; None splits it as little as memory allows.
         generation: how completions are sampled.
         masks: which masked copies are scored.
         loss: clipping and the penalty for drifting away.
@@ -397,7 +403,9 @@ class GRPOConfig:
     scale_rewards: bool = False
     ref_model_sync_steps: int | None = 64
     ref_model_mixup_alpha: float = 0.6
-    score_chunk: int = 1
+    score_chunk: int | None = None
+    remat: bool | None = None
+    rollout_mesh: str | None = None
     generation: GenerationOptions = PAPER_SAMPLING
     masks: Estimator = Estimator()
     loss: PolicyLoss = PolicyLoss()
@@ -421,13 +429,12 @@ class GRPOConfig:
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
         parts = self.training.gradient_accumulation_steps
-        for name, size, whole in (
-            ("generation_batch_size", self.generation_batch_size or self.completions, self.completions),
-            ("gradient_accumulation_steps", parts, self.completions),
-            ("score_chunk", self.score_chunk, self.completions // parts),
+        for name, size in (
+            ("generation_batch_size", self.generation_batch_size),
+            ("gradient_accumulation_steps", parts),
         ):
-            if whole % size:
-                raise ValueError(f"{name}={size}: must divide {whole}, the completions that it splits")
+            if self.completions % (size or 1):
+                raise ValueError(f"{name}={size}: must divide {self.completions}, the completions that it splits")
 
     @property
     def completions(self) -> int:

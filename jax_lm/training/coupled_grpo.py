@@ -6,8 +6,8 @@
 The story of an update: `RolloutSource.draw` makes a rollout every `num_iterations` updates, for which `rollouts`
 samples and rewards completions; `policy_loss` turns rewards into advantages, and scores the completions under old,
 reference and present policy; `grpo_loss` joins them, and `trainer` takes the step. Old and reference scores are taken
-once, when the rollout is made, with the masks of each update. On a mesh the rows of a rollout, which are small, lie
-whole on every device; model and scores split them.
+once, when the rollout is made, with the masks of each update, and while programs are judged. On a mesh the rows of a
+rollout, which are small, lie whole on every device; model and scores split them.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from jax_lm.rewards import Scored, WeightedSum, weighted_sum
 from jax_lm.sharding import divisors, on_mesh, replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import Estimator, GRPOConfig, settings_without
+from jax_lm.training.fitting import announced, chosen_dtype, fitted_grpo, weight_count
+from jax_lm.training.placement import RolloutWeights
 from jax_lm.training.policy_loss import (
     advantages,
     completion_scores,
@@ -112,8 +115,11 @@ class DiffuGRPOTrainer:
             raise ValueError(f"{lengths}: rows take {prompts.width + new_tokens} tokens, the context holds {context}")
         sampler = Sampler(model)
         weights = on_mesh(sampler.params, model.config, model.mesh)
+        config = fitted_grpo(config, weight_count(weights), model.mesh)
+        dtype = chosen_dtype(config.training)
+        where = announced(model.mesh, compute_dtype=dtype, remat=config.remat, score_chunk=config.score_chunk)
         ours, self.others = partition(weights, trained), partition(weights, lambda name: not trained(name))
-        frozen = in_dtype(self.others, config.training.compute_dtype)
+        frozen = in_dtype(self.others, dtype)
         # Which prompts are learnt from is part of their digest.
         copies, shape, all_weights = config.masks.copies, model.config, not self.others
         agreed = settings_without(config, "generation_batch_size", "held_out_prompts", "training")
@@ -125,7 +131,7 @@ class DiffuGRPOTrainer:
             replace(config.training, max_steps=config.steps(len(prompts.prompts))),
             out=out,
             frozen=frozen,
-            identity={"grpo": agreed, "prompts": fingerprint(prompts)} | dict(identity or {}),
+            identity=where | {"grpo": agreed, "prompts": fingerprint(prompts)} | dict(identity or {}),
             # Of updates alone: the time that rollouts take counts, what they compute does not.
             token_flops=lambda length: copies * training_flops(shape, length, new_tokens, all_weights=all_weights),
         )
@@ -167,13 +173,19 @@ class DiffuGRPOTrainer:
             return
         self.unequal_rollouts += 1
         finding = (
-            f"step {step}: |s - s_old| is above {RATIO_TOLERANCE[self.config.training.compute_dtype]} for "
+            f"step {step}: |s - s_old| is above {RATIO_TOLERANCE[chosen_dtype(self.config.training)]} for "
             f"{metrics['unequal_share']:.1%} of the tokens (at most {UNEQUAL_SHARE:.0%}; the largest is "
             f"{metrics['max_log_ratio']:.3g}) before the first update of a rollout"
         )
         if self.unequal_rollouts == UNEQUAL_ROLLOUTS:
             raise RuntimeError(f"{finding}, of the {UNEQUAL_ROLLOUTS}rd in a row")
         logger.warning(finding)
+
+
+def ready_at(arrays: Any) -> float:
+    """Wait for arrays, and tell when they were there."""
+    jax.block_until_ready(arrays)
+    return time.monotonic()
 
 
 def fingerprint(prompts: PromptSet) -> str:
@@ -209,14 +221,14 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
     def loss(params: Params, batch: PolicyBatch, key: Array) -> LossTerms:
         scores = score(params, (batch.tokens, batch.attention_mask, batch.keys))
         old, reference = batch.old_scores, batch.reference_scores
-        tolerance = RATIO_TOLERANCE[config.training.compute_dtype]
+        tolerance = RATIO_TOLERANCE[chosen_dtype(config.training)]
         rows = batch.advantages, batch.completion_mask
         return policy_loss(scores, old, reference, *rows, config.loss, tolerance=tolerance)
 
     return loss
 
 
-@partial(jax.jit, static_argnames=("graph", "completion_length", "mask_id", "masks", "chunk"))
+@partial(jax.jit, static_argnames=("graph", "completion_length", "mask_id", "masks", "chunk", "remat"))
 def policy_scores(
     graph: nnx.GraphDef,
     params: Params,
@@ -226,12 +238,13 @@ def policy_scores(
     mask_id: int,
     masks: Estimator,
     chunk: int,
+    remat: bool = False,
 ) -> Float[Array, "b c"]:
     """Score `rows` (tokens, attention mask, key data) under a policy."""
     tokens, attention_mask, keys = rows
     copies = forward_process(jax.random.wrap_key_data(keys), tokens, completion_length, mask_id, masks)
     model = nnx.merge(graph, params)
-    return replicate(completion_scores(model, tokens, attention_mask, copies, chunk), model.mesh)
+    return replicate(completion_scores(model, tokens, attention_mask, copies, chunk, remat=remat), model.mesh)
 
 
 @partial(jax.jit, static_argnames="alpha", donate_argnums=0)
@@ -265,11 +278,14 @@ class RolloutSource:
         params: Params,
         frozen: Params,
     ) -> None:
-        # Weights come with each rollout: to hold those that the model came with would be one copy too many.
-        self.sampler = sampler.with_params({})
+        self.mesh = sampler.mesh
         self.tokenizer, self.prompts, self.rewards = tokenizer, prompts, rewards
         self.config, self.out, self.frozen = config, out, frozen
-        self.dtype = jnp.dtype(config.training.compute_dtype)
+        self.dtype = jnp.dtype(chosen_dtype(config.training))
+        shapes = jax.eval_shape(lambda *trees: merged(trees[0], in_dtype(trees[1], self.dtype)), frozen, params)
+        self.weights = RolloutWeights(sampler, config.rollout_mesh, trained=params, policy=shapes)
+        # On a CPU the programs that are judged would lose the cores, and their time limits.
+        self.scores_while_judging = jax.default_backend() != "cpu"
         self.score = partial(
             policy_scores,
             sampler.graph,
@@ -277,6 +293,7 @@ class RolloutSource:
             mask_id=sampler.mask_id,
             masks=config.masks,
             chunk=config.score_chunk,
+            remat=bool(config.remat),
         )
         # A copy: the trainer overwrites its own arrays.
         self.arrays = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params) if config.loss.beta else {}
@@ -306,7 +323,7 @@ class RolloutSource:
         """Complete each prompt once, under the policy in the compute dtype, with the random numbers of a rollout."""
         limit = self.config.generation_batch_size or len(prompts)
         return sample_completions(
-            self.sampler.with_params(self.policy(params)),
+            self.weights.with_weights(self.policy(params)),
             self.tokenizer,
             prompts,
             self.config.generation,
@@ -330,16 +347,19 @@ class RolloutSource:
         ids = jnp.arange(config.completions)
         completions = self.sample(params, prompts, rollout)
         sampled = time.monotonic()
-        scored = reward_by_process(self.rewards, prompts, completions, config.num_generations)
-        rewarded = time.monotonic()
+        policies = self.policy(params), self.policy(in_dtype(self.arrays, self.dtype)) if self.arrays else None
+        keys = [sample_keys(seed, rollout, 1 + number, ids) for number in range(config.num_iterations)]
+        updates = [self.scored_rows(policies, completions, jax.random.key_data(key)) for key in keys]
+        with ThreadPoolExecutor(1) as pool:
+            scored_at = pool.submit(ready_at, updates)
+            judging = sampled if self.scores_while_judging else scored_at.result()
+            scored = reward_by_process(self.rewards, prompts, completions, config.num_generations)
+            rewarding, scoring = time.monotonic() - judging, scored_at.result() - sampled
         rewards = rewards_of(scored.totals)
         if config.shuffle_rewards:
             rewards = np.random.default_rng((seed, rollout)).permutation(rewards)
-        keys = [sample_keys(seed, rollout, 1 + number, ids) for number in range(config.num_iterations)]
-        policies = self.policy(params), self.policy(in_dtype(self.arrays, self.dtype)) if self.arrays else None
-        batches = [self.batch(policies, completions, rewards, jax.random.key_data(key)) for key in keys]
-        jax.block_until_ready(batches)
-        sampling, rewarding, scoring = sampled - start, rewarded - sampled, time.monotonic() - rewarded
+        batches = [self.batch(rows, completions, rewards) for rows in updates]
+        sampling = sampled - start
         seen = completions.tokens.size * config.masks.copies * config.num_iterations * (2 if self.arrays else 1)
         self.log(rollout, prompts, completions, scored)
         return batches, reward_metrics(scored, completions, config.num_generations) | {
@@ -351,26 +371,26 @@ class RolloutSource:
             "score_tokens_per_second": seen / scoring,
         }
 
-    def batch(
-        self,
-        policies: tuple[Params, Params | None],
-        completions: Completions,
-        rewards: Float[np.ndarray, "b"],
-        keys: UInt32[Array, "b k"],
-    ) -> PolicyBatch:
-        """Show a rollout as one update sees it, with its scores under the policy that sampled and the reference."""
-        config, (old, reference) = self.config, policies
+    def scored_rows(
+        self, policies: tuple[Params, Params | None], completions: Completions, keys: UInt32[Array, "b k"]
+    ) -> dict[str, Array | None]:
+        """Begin to score the rows of an update under the policy that sampled and the reference."""
+        old, reference = policies
         rows = (self.put(completions.tokens), self.put(completions.attention_mask), self.put(keys))
+        return {
+            "tokens": rows[0],
+            "attention_mask": rows[1],
+            "keys": rows[2],
+            "old_scores": self.score(old, rows),
+            "reference_scores": None if reference is None else self.score(reference, rows),
+        }
+
+    def batch(self, rows: dict[str, Any], completions: Completions, rewards: Float[np.ndarray, "b"]) -> PolicyBatch:
+        """Show a rollout as one update sees it."""
+        config = self.config
         made = advantages(rewards, config.num_generations, baseline=config.baseline, scale_rewards=config.scale_rewards)
-        return PolicyBatch(
-            tokens=rows[0],
-            attention_mask=rows[1],
-            completion_mask=self.put(completions.completion_mask & np.isfinite(rewards)[:, None]),
-            advantages=self.put(made),
-            keys=rows[2],
-            old_scores=self.score(old, rows),
-            reference_scores=None if reference is None else self.score(reference, rows),
-        )
+        counted = self.put(completions.completion_mask & np.isfinite(rewards)[:, None])
+        return PolicyBatch(**rows, completion_mask=counted, advantages=self.put(made))
 
     def policy(self, params: Params) -> Params:
         """Join trained weights with the frozen ones."""
@@ -378,10 +398,10 @@ class RolloutSource:
 
     def put(self, x: Any) -> Array:
         """Put onto the device, or onto every device of the mesh, as all processes hold the same."""
-        mesh = self.sampler.mesh
-        if mesh is None:
+        if self.mesh is None:
             return jnp.asarray(x)
-        return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec()), np.asarray(x), x.shape)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.make_array_from_process_local_data(everywhere, np.asarray(x), x.shape)
 
     def log(self, rollout: int, prompts: list[Prompt], completions: Completions, scored: Scored) -> None:
         """Write some completions for people to read; a resumed run writes the same again."""

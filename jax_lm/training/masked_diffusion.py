@@ -11,6 +11,7 @@ Knows batches, no files.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_lm.data.batches import Batch
+from jax_lm.data.batches import Batch, filled_up
 from jax_lm.diffusion import masking
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning import training_flops
-from jax_lm.sharding import on_mesh, row_spec
+from jax_lm.sharding import on_mesh, row_devices, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
+from jax_lm.training.fitting import announced, chosen_dtype, fitted_loss, fitted_trainer, weight_count
 from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
 from jax_lm.training.update import Loss, LossTerms, Params, in_dtype, merged, partition
 
@@ -96,7 +98,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
         per_query = config.masks_per_query or openness is not None
         seen = masking.attention_mask(samples, openness, key_attention) if per_query else samples >= 0
-        hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=config.remat)
+        hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=bool(config.remat))
         losses = -token_log_probs(model, masking.shift_right(hidden, masking.sample_starts(samples)), tokens)
         return loss_terms(config, losses, masked, canvas, samples, levels)
 
@@ -145,12 +147,15 @@ def train(
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
     graph, state = nnx.split(model)
-    weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
+    weights, parameters = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh), weight_count(state)
+    config, loss = fitted_trainer(config, parameters), fitted_loss(loss, parameters)
+    dtype, where = chosen_dtype(config), announced(model.mesh, compute_dtype=config.compute_dtype, remat=loss.remat)
     ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
-    frozen = in_dtype(others, config.compute_dtype)
+    frozen = in_dtype(others, dtype)
     objective = diffusion_loss(graph, loss, model.config.mask_token_id)
-    identity = {"loss": dataclasses.asdict(loss)} | dict(identity or {})
-    place = partial(spread, model.mesh) if model.mesh else lambda batch: batch
+    identity = where | {"loss": dataclasses.asdict(loss)} | dict(identity or {})
+    parts = config.gradient_accumulation_steps
+    place = partial(spread, model.mesh, parts) if model.mesh else lambda batch: batch
     trainer = Trainer(
         objective,
         ours,
@@ -161,14 +166,17 @@ def train(
         place=place,
         token_flops=lambda length: training_flops(model.config, length, length, all_weights=not others),
     )
-    evaluate = held_out_loss(objective, frozen, held_out, config.compute_dtype) if held_out else None
+    held_out = [filled_up(batch, row_devices(model.mesh)) for batch in held_out]
+    evaluate = held_out_loss(objective, frozen, held_out, dtype) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
     nnx.update(model, merged(others, trainer.state.params))
     return finished
 
 
-def spread(mesh: Mesh, batch: Batch) -> Any:
-    """Join the rows that each process holds to one batch over the mesh."""
+def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
+    """Join the rows that each process holds to one batch over the mesh, filled up so that each part of it is even."""
+    rows, processes = parts * row_devices(mesh), jax.process_count()
+    batch = filled_up(batch, math.lcm(rows, processes) // processes)
 
     def put(rows: np.ndarray) -> Array:
         count = len(rows) * jax.process_count()

@@ -177,26 +177,28 @@ def completion_scores(
     attention_mask: Bool[Array, "b t"],
     copies: Copies,
     chunk: int | None = None,
+    *,
+    remat: bool = False,
 ) -> Float[Array, "b c"]:
     """Score the completion tokens under the model.
 
     Attention mask and positions are those of sampling, so that left padding changes nothing. Hidden states are cut to
     the completion before the head. `chunk` samples at a time go through model and head, and are computed again in
     the backward pass, so that memory holds the activations and logits of one chunk only. One chunk of all samples would
-    save nothing by that, and keeps its activations.
-
-    Raises:
-        ValueError: `chunk` does not divide the number of samples.
+    save nothing by that, and keeps its activations. With `remat` those are the inputs of layers alone, in each case.
+    Where a chunk is not full, samples are scored twice, once for nothing.
     """
     count, completion_length = len(tokens), copies.masked.shape[2]
     chunk = count if chunk is None else chunk
-    if chunk < 1 or count % chunk:
-        raise ValueError(f"score_chunk={chunk}: must divide the {count} samples of a batch")
+    whole = count + -count % chunk
+    rows = tokens, attention_mask, copies
+    if whole > count:
+        rows = jax.tree.map(lambda leaf: leaf[jnp.arange(whole) % count], rows)
 
     def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
         tokens, attention_mask, copies = part
         k, n, t = copies.tokens.shape
-        hidden = model.model(copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0))
+        hidden = model.model(copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0), remat=remat)
         index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
         log_probs = token_log_probs(model, shift_right(hidden)[:, -completion_length:], index)
         return weighted_scores(log_probs.reshape(k, n, -1), copies.masked, copies.weights)
@@ -205,9 +207,9 @@ def completion_scores(
         # Part i takes samples i, i + parts, …, so that every part has samples of every device of a mesh.
         return shard_rows(leaf, model.mesh).reshape(chunk, -1, *leaf.shape[1:]).swapaxes(0, 1)
 
-    score = score if chunk == count else jax.checkpoint(score)
-    scores = jax.lax.map(score, jax.tree.map(split, (tokens, attention_mask, copies)))
-    return scores.swapaxes(0, 1).reshape(count, completion_length)
+    score = score if chunk == whole else jax.checkpoint(score)
+    scores = jax.lax.map(score, jax.tree.map(split, rows))
+    return scores.swapaxes(0, 1).reshape(whole, completion_length)[:count]
 
 
 def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Float[Array, "b"], Float[Array, ""]]:

@@ -20,6 +20,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.reward import Chat, Scores
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
+from jax_lm.sharding import row_devices
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 
 logger = logging.getLogger(__name__)
@@ -149,11 +150,14 @@ def sample_completions(
         raise ValueError(f"generation_batch_size={batch_size}: must divide the {len(prompts)} completions of a rollout")
     ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
     canvas = Canvas.after(ids, mask, options.max_new_tokens)
+    # Rows that a mesh cannot split would be computed on every device; so some are sampled twice, once for nothing.
+    whole = batch_size + -batch_size % row_devices(sampler.mesh)
     parts = []
     for first in range(0, len(prompts), batch_size):
-        rows = slice(first, first + batch_size)
+        rows = first + np.arange(whole) % batch_size
         part = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
-        parts.append(np.asarray(sampler.generate(part, options, seed=keys[rows], stop_ids=tokenizer.stop_ids).tokens))
+        state = sampler.generate(part, options, seed=keys[rows], stop_ids=tokenizer.stop_ids)
+        parts.append(np.asarray(state.tokens)[:batch_size])
     return ended(np.concatenate(parts), canvas.attention_mask, width, tokenizer)
 
 

@@ -32,10 +32,14 @@ from jax_lm.roofline import peak_flops
 from jax_lm.training.best import BestEvaluation
 from jax_lm.training.checkpoints import RunCheckpoints, abstract_of, differing_setting, named_leaves
 from jax_lm.training.config import TrainerConfig
+from jax_lm.training.fitting import chosen_dtype, fitted_trainer, weight_count
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
 logger = logging.getLogger(__name__)
+
+SETTINGS_FILE = "settings.json"
+"""What a run was asked for, and what was chosen for it where nothing was."""
 
 Evaluate = Callable[[Params], Mapping[str, float]]
 Check = Callable[[int, Mapping[str, float]], None]
@@ -75,7 +79,7 @@ class Trainer:
         loss: what to minimise; sees the weights in the compute dtype.
         params: nested dict of what is trained, on one device or on a mesh; copied to float32.
         config: the run.
-        out: folder for metrics.jsonl, checkpoints and what else the run leaves.
+        out: folder for metrics.jsonl, settings.json, checkpoints and what else the run leaves.
         frozen: nested dict of weights that the loss sees among the trained ones, but that stay as they are.
         identity: further settings (JSON) that a resumed run must agree on.
         place: puts the rows of this process on the devices.
@@ -98,6 +102,7 @@ class Trainer:
         place: Callable[[Batch], Batch] = lambda batch: batch,
         token_flops: Callable[[int], float] | None = None,
     ) -> None:
+        config = fitted_trainer(config, weight_count(params, frozen))
         self.config, self.out, self.frozen, self.place = config, out, frozen or {}, place
         self.token_flops = token_flops
         # The peaks of devices are those of bfloat16.
@@ -119,7 +124,7 @@ class Trainer:
             transform,
             rate,
             parts=config.gradient_accumulation_steps,
-            dtype=config.compute_dtype,
+            dtype=chosen_dtype(config),
             seed=config.seed,
             placement=placement,
         )
@@ -273,6 +278,7 @@ class Trainer:
         if jax.process_index() > 0:
             return nullcontext(lambda step, metrics: None)
         config, resumed_at = self.config, self.state.step
+        (self.out / SETTINGS_FILE).write_text(json.dumps(self.identity, indent=1) + "\n", encoding="utf-8")
         return open_writers(self.out, config.track, steps=config.steps, resumed_at=resumed_at, config=self.identity)
 
     @contextmanager

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import tyro
 from flax import nnx
 
+from jax_lm.checkpoints.description import complete
 from jax_lm.data.batches import Batch
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.reports.run_folder import weights_digest
@@ -219,6 +220,7 @@ def main(recipe: Recipe) -> None:
             sys.exit(TERMINATED)
     save_tokenizer(tokenizer, recipe.out)
     model.save_pretrained(recipe.out, dtype="bfloat16")
+    complete(recipe.out, model.config, tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,335 @@
+"""Low-rank adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
+
+Reads what the library peft writes, writes what it reads, and still reads the files of version 0.1. What would compute
+anything else than y = W x + scale B A x is refused by name. Knows names and shapes, but no model.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from jax_lm.checkpoints import huggingface
+from jax_lm.checkpoints.huggingface import MappedTensor
+from jax_lm.checkpoints.stored import CheckpointError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FILES = (CONFIG, WEIGHTS)
+FORMER_CONFIG, FORMER_WEIGHTS = "adapter.json", "adapter.safetensors"
+"""Of version 0.1: `<layer>.lora_a` and `<layer>.lora_b`, and the rank, alpha and targets of `LoraConfig`."""
+
+FINGERPRINT = "base_fingerprint"
+"""In the metadata of the safetensors file, because peft warns of fields that it does not know in its own."""
+
+ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+LINEAR = ATTENTION + FEED_FORWARD
+TENSOR = re.compile(
+    r"base_model\.model\.(?P<root>(?:\w+\.)*?)(?P<layer>layers\.\d+\.\w+\.\w+)\.lora_(?P<part>[AB])(?:\.default)?\.weight"
+)
+
+READ_FIELDS = frozenset(
+    """
+    r lora_alpha target_modules exclude_modules use_rslora rank_pattern alpha_pattern layers_to_transform
+    base_model_name_or_path revision
+    """.split()  # noqa: SIM905 (a table, not a list)
+)
+INERT_FIELDS = frozenset(
+    """
+    auto_mapping corda_config eva_config inference_mode loftq_config lora_dropout lora_ga_config megatron_config
+    megatron_core peft_version qalora_group_size runtime_config task_type
+    """.split()  # noqa: SIM905 (a table, not a list)
+)
+"""Fields of adapter_config.json that leave what is computed as it is."""
+
+FIXED_FIELDS: dict[str, tuple] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "layers_pattern": (None, "", [], "layers", ["layers"]),
+    # The others change the weights of the base as well.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+}
+"""Fields that change what is computed, and the values that are computed here; of any field not named above: off."""
+
+PEFT_DEFAULTS = {"r": 8, "lora_alpha": 8}
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Size of adapters, and the layers that carry one, as PEFT's configuration of that name describes them.
+
+    Attributes:
+        rank: of the product B A.
+        alpha: the product is scaled by alpha / rank; twice the rank if not given.
+        targets: names of the layers that carry one, or how their paths end; or a regular expression of whole paths.
+        use_rslora: scale by alpha / sqrt(rank) instead.
+        rank_pattern, alpha_pattern: other ranks and alphas, by a regular expression of how a path ends.
+        exclude_modules: layers that carry none, described as `targets` are.
+        layers_to_transform: numbers of the decoder layers that carry one; all if not given.
+        root: what paths begin with, before `layers.`, in the model that PEFT saw.
+    """
+
+    rank: int
+    alpha: float | None = None
+    targets: tuple[str, ...] | str = LINEAR
+    use_rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    exclude_modules: tuple[str, ...] | str = ()
+    layers_to_transform: tuple[int, ...] | None = None
+    root: str = "model."
+
+    def __post_init__(self) -> None:
+        for name, rank in {"lora_rank": self.rank, **self.rank_pattern}.items():
+            if type(rank) is not int or rank < 1:
+                raise ValueError(f"{name}={rank!r}: a rank must be at least 1")
+        for name, alpha in {"lora_alpha": self.alpha, **self.alpha_pattern}.items():
+            if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
+                raise ValueError(f"{name}={alpha!r}: an alpha must be positive")
+        unknown = [] if isinstance(self.targets, str) else [name for name in self.targets if not is_linear(name)]
+        if unknown or not self.targets:
+            raise ValueError(f"lora_targets={self.targets}: must be some of {', '.join(LINEAR)}")
+        patterns = [name for name in (self.targets, self.exclude_modules) if isinstance(name, str)]
+        for pattern in (*patterns, *self.rank_pattern, *self.alpha_pattern):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"pattern {pattern!r} of layers is no regular expression: {error}") from None
+
+    def carries(self, path: str) -> bool:
+        """Tell whether the linear layer at this path, such as model.layers.0.self_attn.q_proj, carries an adapter."""
+        name = self.named(path)
+        if self.exclude_modules and is_named(name, self.exclude_modules):
+            return False
+        if self.layers_to_transform is not None and int(path.split(".")[2]) not in self.layers_to_transform:
+            return False
+        return is_named(name, self.targets)
+
+    def rank_of(self, path: str) -> int:
+        """Give the rank of the adapter at a path."""
+        return first_match(self.rank_pattern, self.named(path), self.rank)
+
+    def scale_of(self, path: str) -> float:
+        """Give what the product B A at a path is multiplied by."""
+        rank, alpha = self.rank_of(path), 2.0 * self.rank if self.alpha is None else self.alpha
+        alpha = first_match(self.alpha_pattern, self.named(path), alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def named(self, path: str) -> str:
+        """Name a layer as PEFT did."""
+        return self.root + path.removeprefix("model.")
+
+
+@dataclass(frozen=True)
+class NamedBase:
+    """The model that an adapter was trained on.
+
+    Attributes:
+        name: folder, hub id or `builtin`; None if the adapter does not say.
+        revision: of a hub id.
+        fingerprint: of its weights (see `jax_lm.checkpoints.fingerprint`); None in adapters from elsewhere.
+    """
+
+    name: str | None = None
+    revision: str | None = None
+    fingerprint: str | None = None
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return repr(f"{self.name}{revision}") if self.name else "a model that it does not name"
+
+
+@dataclass(frozen=True)
+class StoredAdapter:
+    """An adapter in its files: tensors by our names (`<layer>.lora_a` [rank, in], `<layer>.lora_b` [out, rank])."""
+
+    folder: Path
+    config: LoraConfig
+    tensors: Mapping[str, MappedTensor]
+    base: NamedBase
+
+    @property
+    def files(self) -> list[Path]:
+        """Its configuration and its weights."""
+        names = FILES if (self.folder / CONFIG).is_file() else (FORMER_CONFIG, FORMER_WEIGHTS)
+        return [self.folder / name for name in names]
+
+
+def read_adapter(folder: Path) -> StoredAdapter:
+    """Read the description of an adapter; CheckpointError if it is damaged, or asks for what is not computed here."""
+    if (folder / FORMER_CONFIG).is_file() and not (folder / CONFIG).is_file():
+        return former_adapter(folder)
+    fields = huggingface.read_json(folder, CONFIG)
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, and not read")
+    tensors, root = named_tensors(folder / WEIGHTS)
+    fingerprint = huggingface.read_metadata(folder / WEIGHTS).get(FINGERPRINT)
+    name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
+    if not isinstance(name, str | None) or not isinstance(revision, str | None):
+        raise CheckpointError(f"{folder / CONFIG}: base_model_name_or_path and revision must be text")
+    config = replace(read_config(fields, folder / CONFIG), root=root)
+    return StoredAdapter(folder, config, tensors, NamedBase(name or None, revision or None, fingerprint))
+
+
+def named_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
+    """Name the tensors of an adapter as we do, and find what their paths begin with; CheckpointError if one is none."""
+    tensors: dict[str, MappedTensor] = {}
+    roots = set()
+    for tensor in huggingface.headers(path):
+        found = TENSOR.fullmatch(tensor.name)
+        if not found:
+            raise CheckpointError(f"{path} holds {tensor.name!r}, which is no adapter of a linear layer of the decoder")
+        name = f"model.{found['layer']}.lora_{found['part'].lower()}"
+        if name in tensors:
+            raise CheckpointError(f"{path} holds {tensor.name!r} twice, once with the name of an adapter")
+        tensors[name] = replace(tensor, name=name)
+        roots.add(found["root"])
+    if len(roots) != 1:
+        raise CheckpointError(f"{path} holds layers of {len(roots)} models; expected one")
+    return tensors, roots.pop()
+
+
+def read_config(fields: Mapping[str, Any], path: Path) -> LoraConfig:
+    """Read an adapter_config.json; CheckpointError names the field that is missing, wrong or not computed here."""
+    if "peft_type" not in fields:
+        raise CheckpointError(f"{path} has no peft_type: it is no adapter of PEFT")
+    for name, value in fields.items():
+        allowed = FIXED_FIELDS.get(name)
+        # An option of a later version that is off changes nothing.
+        if value not in allowed if allowed else value and name not in READ_FIELDS | INERT_FIELDS:
+            only = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
+            raise CheckpointError(f"{path}: {name}={value!r}: {only} supported")
+    given: dict[str, Any] = {**PEFT_DEFAULTS, **fields}
+    try:
+        return LoraConfig(
+            rank=as_numbers({"r": given["r"]}, int)["r"],
+            alpha=as_numbers({"lora_alpha": given["lora_alpha"]}, float)["lora_alpha"],
+            targets=targets_of(given.get("target_modules")),
+            use_rslora=bool(given.get("use_rslora")),
+            rank_pattern=as_numbers(dict(given.get("rank_pattern") or {}), int),
+            alpha_pattern=as_numbers(dict(given.get("alpha_pattern") or {}), float),
+            exclude_modules=as_names(given.get("exclude_modules") or ()),
+            layers_to_transform=layer_numbers(given.get("layers_to_transform")),
+        )
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def targets_of(value: Any) -> tuple[str, ...] | str:
+    """Read target_modules: a regular expression, `all-linear`, or names."""
+    if value == "all-linear":
+        return LINEAR
+    names = as_names(value or ())
+    # Recipes for several architectures name layers that this one does not have; their tensors would be refused.
+    return names if isinstance(names, str) else tuple(name for name in names if is_linear(name))
+
+
+def as_numbers(values: Mapping[str, Any], kind: Callable[[Any], Value]) -> dict[str, Value]:
+    """Check that values are numbers of a kind, whole or real; ValueError names the first that is not."""
+    allowed = (int,) if kind is int else (int, float)
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise ValueError(f"{name}={value!r}: must be a {'whole ' if kind is int else ''}number")
+    return {name: kind(value) for name, value in values.items()}
+
+
+def layer_numbers(value: Any) -> tuple[int, ...] | None:
+    """Read layers_to_transform: a number or a list of them, of which an empty one means all."""
+    numbers = [value] if isinstance(value, int) else value or []
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise ValueError(f"layers_to_transform={value!r}: must be numbers of layers")
+    return tuple(numbers) or None
+
+
+def as_names(value: Any) -> tuple[str, ...] | str:
+    """Check that a value is text or a list of texts; ValueError otherwise."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{value!r}: must be names of layers")
+    return tuple(value)
+
+
+def is_linear(name: str) -> bool:
+    """Tell whether a name, or the end of a path, is that of a linear layer of the decoder."""
+    return name.rpartition(".")[2] in LINEAR
+
+
+def is_named(path: str, names: tuple[str, ...] | str) -> bool:
+    """Tell whether a path is meant: by the whole of a regular expression, or by a name that it ends with."""
+    if isinstance(names, str):
+        return re.fullmatch(names, path) is not None
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def first_match(patterns: Mapping[str, Value], path: str, otherwise: Value) -> Value:
+    """Find the value of the first pattern that matches the end of a path, from a dot on."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
+
+
+def former_adapter(folder: Path) -> StoredAdapter:
+    """Read the description of an adapter of version 0.1, which does not name its base."""
+    fields = huggingface.read_json(folder, FORMER_CONFIG)
+    try:
+        alpha = None if fields["alpha"] is None else float(fields["alpha"])
+        config = LoraConfig(rank=fields["rank"], alpha=alpha, targets=tuple(fields["targets"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / FORMER_CONFIG}: {error!r}") from error
+    if not (folder / FORMER_WEIGHTS).is_file():
+        raise CheckpointError(f"{folder} has no {FORMER_WEIGHTS}")
+    tensors = {tensor.name: tensor for tensor in huggingface.headers(folder / FORMER_WEIGHTS)}
+    return StoredAdapter(folder, config, tensors, NamedBase())
+
+
+def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase) -> None:
+    """Write an adapter, its tensors by our names, so that `read_adapter` and peft read it; each file appears whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "pt"} | ({FINGERPRINT: base.fingerprint} if base.fingerprint else {})
+    with huggingface.replacing(folder / WEIGHTS) as path:
+        save_file({peft_name(name, config.root): value for name, value in tensors.items()}, path, metadata=metadata)
+    with huggingface.replacing(folder / CONFIG) as path:
+        path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
+    # What version 0.1 left there is another adapter.
+    for name in (FORMER_CONFIG, FORMER_WEIGHTS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def peft_name(name: str, root: str) -> str:
+    """Translate our name of a tensor to PEFT's."""
+    layer, _, part = name.rpartition(".")
+    return f"base_model.model.{root}{layer.removeprefix('model.')}.lora_{part[-1].upper()}.weight"
+
+
+def peft_fields(config: LoraConfig, base: NamedBase) -> dict[str, Any]:
+    """Give the fields of an adapter_config.json."""
+    return {
+        "peft_type": "LORA",
+        # Dream's published class lacks what peft's own class for causal models asks of it.
+        "task_type": None,
+        "base_model_name_or_path": base.name,
+        "revision": base.revision,
+        "inference_mode": True,
+        "r": config.rank,
+        "lora_alpha": 2 * config.rank if config.alpha is None else config.alpha,
+        "use_rslora": config.use_rslora,
+        "target_modules": config.targets if isinstance(config.targets, str) else list(config.targets),
+        "exclude_modules": (
+            config.exclude_modules if isinstance(config.exclude_modules, str) else list(config.exclude_modules)
+        )
+        or None,
+        "layers_to_transform": None if config.layers_to_transform is None else list(config.layers_to_transform),
+        "rank_pattern": dict(config.rank_pattern),
+        "alpha_pattern": dict(config.alpha_pattern),
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": False,
+        "bias": "none",
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "use_dora": False,
+    }

@@ -1,0 +1,96 @@
+"""NVIDIA GPUs as XLA's compiler must know them to compile without one.
+
+What a generation of chips has in common (compute capability, threads, registers, shared memory) is from the tables of
+NVIDIA's CUDA programming guide; the rest of a card from NVIDIA's data sheets, and from what CUDA's `deviceQuery` prints
+of it. Those of A100, H100 and H200 were compared with the files that OpenXLA keeps (openxla/xla, in
+xla/backends/gpu/target_config/specs, 2026-11-22); where they differ, a real card's answer was taken.
+"""
+
+from dataclasses import dataclass
+
+from jax_lm.roofline import CHIPS
+
+TARGET = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {generation.shared_memory}
+  threads_per_core_limit: {generation.threads}
+  core_count: {cores}
+  fpus_per_core: {generation.units}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: {l2_cache}
+  clock_rate_ghz: {clock}
+  device_memory_size: {memory}
+  shared_memory_per_block_optin: {generation.block_memory}
+  cuda_compute_capability {{ major: {generation.capability[0]} minor: {generation.capability[1]} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 12 minor: 9 patch: 0 }}
+device_description_str: "{name}"
+"""
+"""A GpuTargetConfigProto in text form, in the fields that jaxlib 0.10.2 knows."""
+
+
+@dataclass(frozen=True)
+class GpuGeneration:
+    """What the cores of a generation have: float32 units, threads, bytes of shared memory of a core and of a block."""
+
+    capability: tuple[int, int]
+    units: int
+    threads: int
+    shared_memory: int
+    block_memory: int
+
+
+AMPERE = GpuGeneration((8, 0), 64, 2048, 167936, 166912)
+ADA = GpuGeneration((8, 9), 128, 1536, 102400, 101376)
+HOPPER = GpuGeneration((9, 0), 128, 2048, 233472, 232448)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card, beside what `jax_lm.roofline` says of its memory.
+
+    Attributes:
+        name: as its driver calls it.
+        cores: streaming multiprocessors.
+        l2_cache: bytes.
+        clock: highest, in GHz.
+    """
+
+    name: str
+    generation: GpuGeneration
+    cores: int
+    l2_cache: int
+    clock: float
+
+
+CARDS = {
+    "a100": Card("NVIDIA A100-SXM4-80GB", AMPERE, 108, 40 * 2**20, 1.41),
+    "h100": Card("NVIDIA H100 80GB HBM3", HOPPER, 132, 50 * 2**20, 1.98),
+    "h200": Card("NVIDIA H200", HOPPER, 132, 60 * 2**20, 1.98),
+    "l4": Card("NVIDIA L4", ADA, 58, 48 * 2**20, 2.04),
+    "rtx4090": Card("NVIDIA GeForce RTX 4090", ADA, 128, 72 * 2**20, 2.52),
+}
+
+
+def target_config(family: str) -> str:
+    """Describe a card for XLA's compiler."""
+    card, chip = CARDS[family], CHIPS[family]
+    return TARGET.format(
+        generation=card.generation,
+        cores=card.cores,
+        bandwidth=int(chip.limits.copy_bytes),
+        l2_cache=card.l2_cache,
+        clock=card.clock,
+        memory=chip.memory,
+        name=card.name,
+    )

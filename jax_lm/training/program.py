@@ -1,0 +1,142 @@
+"""The update of a run as a program, and its arguments as shapes, for devices that need not be here.
+
+    update, arguments = training_program(settings, model, trained=is_lora)
+    update.lower(*arguments).compile().memory_analysis()
+
+What `masked_diffusion.train` and `DiffuGRPOTrainer` compile for the same settings, to the letter. Knows settings and
+abstract models; nothing runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_lm.data.batches import Batch
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.sharding import AnyMesh, row_devices, row_spec, tree_shardings
+from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
+from jax_lm.training.coupled_grpo import PolicyBatch, grpo_loss, policy_scores
+from jax_lm.training.fitting import chosen_dtype, fitted_grpo, fitted_loss, fitted_trainer, weight_count
+from jax_lm.training.masked_diffusion import diffusion_loss
+from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.rollouts import WIDTH_BUCKET
+from jax_lm.training.update import in_dtype, make_update, partition
+
+Settings = SftConfig | AdaptConfig | GRPOConfig
+
+
+def training_program(
+    settings: Settings,
+    model: DreamForCausalLM,
+    *,
+    trained: Callable[[str], bool] = lambda name: True,
+    steps: int = 1000,
+) -> tuple[Any, tuple]:
+    """Make the update of a run, and its arguments as shapes with shardings.
+
+    Args:
+        model: abstract, with its adapters, and with its mesh.
+        trained: which parameters are trained, by their checkpoint name.
+        steps: of the schedule; no number of them changes what an update takes.
+
+    Raises:
+        ValueError: settings that do not fit the mesh, or a model without a mask token.
+    """
+    if model.mesh is None or model.config.mask_token_id is None:
+        raise ValueError(f"mesh={model.mesh}, mask_token_id={model.config.mask_token_id}: must be given")
+    mesh, (graph, state) = model.mesh, nnx.split(model)
+    weights, count = nnx.to_pure_dict(state), weight_count(state)
+    training = fitted_trainer(settings.training, count)
+    dtype = chosen_dtype(training)
+    if isinstance(settings, GRPOConfig):
+        loss, batch = policy_update(graph, model, fitted_grpo(settings, count, mesh))
+    else:
+        loss, batch = diffusion_update(graph, model, settings, count)
+    float32 = jax.eval_shape(
+        lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree), partition(weights, trained)
+    )
+    frozen = jax.eval_shape(lambda tree: in_dtype(tree, dtype), partition(weights, lambda name: not trained(name)))
+    transform = make_optimizer(training.optimizer, training.max_steps or steps)
+    optimizer = jax.eval_shape(transform.init, float32)
+    places = [tree_shardings(tree, model.config, mesh) for tree in (float32, optimizer, frozen)]
+    update = make_update(
+        loss,
+        transform,
+        schedule(training.optimizer, training.max_steps or steps, training.optimizer.learning_rate),
+        parts=training.gradient_accumulation_steps,
+        dtype=dtype,
+        seed=training.seed,
+        placement=(places[0], places[1]),
+    )
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    arguments = [with_shardings(tree, where) for tree, where in zip((float32, optimizer, frozen), places, strict=True)]
+    return update, (*arguments, step, batch)
+
+
+def diffusion_update(
+    graph: nnx.GraphDef, model: DreamForCausalLM, settings: SftConfig | AdaptConfig, count: int
+) -> tuple[Any, Batch]:
+    """Make the loss of fine-tuning or adaptation, and a batch that is split by rows."""
+    is_adapted = isinstance(settings, AdaptConfig)
+    packed = is_adapted or settings.packed
+    loss = fitted_loss(settings.loss, count)
+    loss = diffusion_loss(graph, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0)
+    multiple = settings.training.gradient_accumulation_steps * row_devices(model.mesh)
+    rows = settings.batch_size + -settings.batch_size % multiple
+    shape = (rows, settings.max_length)
+    opens = is_adapted and settings.annealing_steps > 0
+    arrays: Any = (
+        jax.ShapeDtypeStruct(shape, jnp.int32),
+        jax.ShapeDtypeStruct(shape, jnp.bool_),
+        jax.ShapeDtypeStruct(shape, jnp.int32),
+        jax.ShapeDtypeStruct((rows,), jnp.float32) if opens else None,
+    )
+    assert model.mesh is not None
+    return loss, everywhere(Batch(*arrays), model.mesh, row_spec(rows, model.mesh))
+
+
+def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOConfig) -> tuple[Any, PolicyBatch]:
+    """Make the loss of coupled-GRPO, and rows that lie whole on every device."""
+    assert settings.score_chunk is not None
+    assert model.mesh is not None
+    rows, new_tokens = settings.completions, settings.generation.max_new_tokens
+    score = partial(
+        policy_scores,
+        graph,
+        completion_length=new_tokens,
+        mask_id=model.config.mask_token_id or 0,
+        masks=settings.masks,
+        chunk=settings.score_chunk,
+        remat=bool(settings.remat),
+    )
+    width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    tokens, scores = (rows, width + new_tokens), jax.ShapeDtypeStruct((rows, new_tokens), jnp.float32)
+    arrays: Any = {
+        "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32),
+        "attention_mask": jax.ShapeDtypeStruct(tokens, jnp.bool_),
+        "completion_mask": jax.ShapeDtypeStruct((rows, new_tokens), jnp.bool_),
+        "advantages": jax.ShapeDtypeStruct((rows,), jnp.float32),
+        "keys": jax.ShapeDtypeStruct((rows, *key.shape), key.dtype),
+        "old_scores": scores,
+        "reference_scores": scores if settings.loss.beta else None,
+    }
+    return grpo_loss(score, settings), everywhere(PolicyBatch(**arrays), model.mesh, PartitionSpec())
+
+
+def everywhere(tree: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
+    """Give shapes one and the same sharding."""
+    return with_shardings(tree, jax.tree.map(lambda _: NamedSharding(mesh, spec), tree))
+
+
+def with_shardings(tree: Any, shardings: Any) -> Any:
+    """Give shapes their shardings."""
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree, shardings
+    )

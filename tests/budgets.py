@@ -1,0 +1,77 @@
+"""What a compiled step may take: a budget, and what exceeds it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax_lm.compilation.explanation import Explanation, Group, Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Most that a step may take on one device.
+
+    Attributes:
+        kernels: of all kinds.
+        traffic: bytes read and written, in parts of those that a step must read.
+        sorts: how many, and the most columns that one has.
+        collectives: how many.
+        logits: float32 arrays over the vocabulary, and the most rows that one has.
+        moved_before: copies and conversions of weights or cache outside of the step.
+    """
+
+    kernels: int
+    traffic: float
+    sorts: int = 0
+    sorted_columns: int = 0
+    collectives: int = 0
+    logits: int = 0
+    logit_rows: int = 0
+    moved_before: int = 0
+
+
+def excess(found: Explanation, budget: Budget, least: int) -> list[str]:
+    """Name what a step takes beyond its budget: also weights read twice, copies, transfers to the host."""
+    sorts, collectives, logits = (
+        sum(each.count for each in groups) for groups in (found.sorts, found.collectives, found.logits)
+    )
+    columns = max((int(each.shape.strip("]").split(",")[-1].split("[")[-1]) for each in found.sorts), default=0)
+    rows = max((int(each.what.split()[0]) for each in found.logits), default=0)
+    limits = [
+        ("kernels", found.launches, budget.kernels),
+        ("traffic", (found.read + found.written) / least, budget.traffic),
+        ("sorts", sorts, budget.sorts),
+        ("sorted columns", columns, budget.sorted_columns),
+        ("collectives", collectives, budget.collectives),
+        ("logits", logits, budget.logits),
+        ("rows of logits", rows, budget.logit_rows),
+        ("moved before", sum(each.count for each in found.moves_before), budget.moved_before),
+    ]
+    over = [f"{name}: {number:.4g} of {limit:.4g}" for name, number, limit in limits if number > limit]
+    again = [f"read again: {each.what} {each.count} times" for each in found.read_again]
+    moved = [f"moved: {each.what}" for each in found.moves]
+    return over + again + moved + [f"host: {each.what}" for each in found.host]
+
+
+def read_explanation(data: dict[str, Any]) -> Explanation:
+    """Read what `diffucoder plan --explain --out` wrote of a pass."""
+    values: dict[str, Any] = dict(data) | {"rows": {int(rows): count for rows, count in data["rows"].items()}}
+    for name, value in data.items():
+        if isinstance(value, list):
+            values[name] = tuple(Group(**each) if isinstance(each, dict) else each for each in value)
+        elif name in ("weights", "head", "cache"):
+            values[name] = Traffic(**value)
+    return Explanation(**values)
+
+
+STEPS_7B = {
+    ("h200:1", "exact", "step"): Budget(
+        kernels=520, traffic=1.70, sorts=7, sorted_columns=3200, logits=1, logit_rows=256
+    ),
+    ("h200:1", "fast", "refresh"): Budget(
+        kernels=520, traffic=1.66, sorts=7, sorted_columns=3200, logits=1, logit_rows=32, moved_before=56
+    ),
+    ("h200:1", "fast", "step"): Budget(
+        kernels=545, traffic=1.16, sorts=7, sorted_columns=3200, logits=1, logit_rows=32
+    ),
+}
+"""Of the 7B model in bfloat16, one sequence of 512 tokens; figures of jax 0.10.2 with up to 2 % of room."""

@@ -1,0 +1,104 @@
+"""The frontier of decoding: what is counted, which settings no other beats, and the command end to end."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from jax_lm import cli
+from jax_lm.benchmark.frontier import FrontierPoint, slug, undominated
+from jax_lm.benchmark.settings import FRONTIER, QualitySettings
+from jax_lm.evaluation.attempts import SANDBOX_ERROR, Evaluator
+
+COMMAND = ["bench", "--frontier", "--limit", "3", "--max-new-tokens", "64"]
+ONLY = ["exact", "exact, draft 4", "threshold 0.9", "entropy 0.1"]
+
+
+def record(outcome="passed", tokens=10, forwards=5, seconds=0.5):
+    return {"outcome": outcome, "tokens": tokens, "forwards": forwards, "seconds": seconds}
+
+
+def test_a_point_counts_what_the_sandbox_could_run():
+    records = [record(), record("failed", 30, 11), record(SANDBOX_ERROR, 99, 99)]
+    point = FrontierPoint.of("fast, draft 2", FRONTIER["fast, draft 2"], records, timed=True)
+    assert (point.problems, point.passed, point.rate) == (2, 1, 0.5)
+    assert (point.tokens, point.forwards, point.tokens_per_forward, point.canvases) == (40, 16, 2.5, 3)
+    assert point.seconds == 1.0
+    assert point.low < 0.5 < point.high
+    assert point.cells() == ["fast, draft 2", "50.0%", "9.5% to 90.5%", "2.50", "8.0", "3", "40"]
+    with pytest.raises(ValueError, match="exact: the sandbox could run no program"):
+        FrontierPoint.of("exact", FRONTIER["exact"], [record(SANDBOX_ERROR)], timed=False)
+
+
+def point(name, rate, tokens_per_forward, canvases=1):
+    passed, forwards = round(100 * rate), 1000
+    return FrontierPoint(
+        setting=name, family="", problems=100, passed=passed, low=0.0, high=1.0,
+        tokens=round(forwards * tokens_per_forward), forwards=forwards, canvases=canvases, seconds=None,
+    )  # fmt: skip
+
+
+def test_settings_that_no_other_beats():
+    points = [
+        point("exact", 0.7, 1.0),
+        point("beaten", 0.6, 2.0),
+        point("turbo", 0.65, 3.0),
+        point("same as turbo", 0.65, 2.5),
+        point("hasty", 0.2, 9.0),
+        point("guesses", 0.7, 4.0, canvases=5),
+    ]
+    assert [each.setting for each in undominated(points)] == ["exact", "turbo", "hasty"]
+
+
+def test_every_setting_is_one_that_decoding_takes():
+    quality = QualitySettings(max_new_tokens=16)
+    options = {name: setting.options(quality) for name, setting in FRONTIER.items()}
+    assert len(set(options.values())) == len(options) >= 8
+    assert len({slug(name) for name in FRONTIER}) == len(FRONTIER)
+    assert {each.decoding.resolved.commit for each in options.values()} == {
+        "steps", "threshold", "factor", "dynamic", "entropy",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="only='best': must be one of 'exact'"):
+        QualitySettings(only=("best",))
+
+
+def test_the_command_measures_and_goes_on(tmp_path, capsys, monkeypatch):
+    command = [*COMMAND, "--out", str(tmp_path), "--only", *ONLY]
+    assert cli.main(command) == 0
+    assert "Settings that no other one beats" in capsys.readouterr().out
+    points = {each["setting"]: each for each in json.loads((tmp_path / "frontier.json").read_text())["points"]}
+    assert list(points) == ONLY
+    exact, drafted = points["exact"], points["exact, draft 4"]
+    # Guesses give the same answers with fewer evaluations.
+    assert [exact[name] for name in ("passed", "tokens")] == [drafted[name] for name in ("passed", "tokens")]
+    assert drafted["forwards"] < exact["forwards"]
+    assert points["threshold 0.9"]["forwards"] < exact["forwards"]
+    assert exact["tokens"] > 0
+    assert "seconds" not in exact
+    table = (tmp_path / "frontier.md").read_text()
+    assert "| exact, draft 4 |" in table
+    assert "tokens/s" not in table
+    picture = ElementTree.parse(tmp_path / "frontier.svg").getroot()
+    assert "threshold, window" in "".join(picture.itertext())
+
+    def decode_again(*_):
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(Evaluator, "written", decode_again)
+    before = (tmp_path / "frontier.json").read_text()
+    assert cli.main(command) == 0
+    assert (tmp_path / "frontier.json").read_text() == before
+    assert cli.main([*command, "--seed", "1"]) != 0
+
+
+def test_a_timed_frontier_has_tokens_per_second(tmp_path, capsys):
+    assert cli.main([*COMMAND, "--timed", "--out", str(tmp_path), "--only", "threshold 0.9"]) == 0
+    (found,) = json.loads((tmp_path / "frontier.json").read_text())["points"]
+    assert found["seconds"] > 0
+    assert "tokens/s" in (tmp_path / "frontier.md").read_text()
+
+
+@pytest.mark.parametrize("words", [["bench", "--frontier"], ["bench", "--frontier", "--random-shape", "small"]])
+def test_a_frontier_needs_a_folder_and_a_model(words, capsys):
+    assert cli.main(words) != 0
+    assert "frontier: takes a folder (out) and no random_shape" in capsys.readouterr().err

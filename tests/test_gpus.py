@@ -1,0 +1,27 @@
+"""Cards as XLA's compiler is told of them."""
+
+import re
+
+import pytest
+
+from jax_lm.compilation.gpus import CARDS, target_config
+from jax_lm.roofline import CHIPS, KINDS, TPUS
+
+
+def test_every_gpu_can_be_compiled_for():
+    assert set(CARDS) == set(CHIPS) - set(TPUS)
+    assert all(KINDS[card.name] == family for family, card in CARDS.items())
+
+
+@pytest.mark.parametrize("family", CARDS)
+def test_a_card_in_text(family):
+    text = target_config(family)
+    assert text.count("{") == text.count("}")
+    assert f"device_memory_size: {CHIPS[family].memory}\n" in text
+    assert f'"{CARDS[family].name}"' in text
+    numbers = {name: float(value) for name, value in re.findall(r"(\w+): ([\d.]+)$", text, re.MULTILINE)}
+    # Units times clock times two operations must be the float32 rate of the data sheet.
+    rate = {"a100": 19.5e12, "h100": 67e12, "h200": 67e12, "l4": 30.3e12, "rtx4090": 82.6e12}[family]
+    assert 2e9 * numbers["core_count"] * numbers["fpus_per_core"] * numbers["clock_rate_ghz"] == pytest.approx(
+        rate, 0.01
+    )

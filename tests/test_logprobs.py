@@ -1,0 +1,126 @@
+"""Log-probabilities as the server tells them: what the model said when each token was committed, in OpenAI's forms."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("fastapi")
+
+import openai
+from serving import listening, started
+from test_api import GREEDY, PROMPT
+
+from jax_lm.serving.jobs import TokenLogProb
+from jax_lm.serving.protocol import name
+
+
+@pytest.fixture(scope="module")
+def client(tiny_inference):
+    with started(tiny_inference) as engine, listening(engine) as address:
+        yield openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="none", max_retries=0)
+
+
+def said(inference, prompt, tokens, commit_steps):
+    """Log-probabilities of every column of an answer, from the canvas before the step that decided it, without MASK."""
+    tokens, steps = np.array(tokens), np.array(commit_steps)
+    found = np.zeros((len(tokens), inference.config.vocab_size))
+    for step in set(commit_steps):
+        canvas = np.concatenate([prompt, np.where(steps < step, tokens, inference.sampler.mask_id)])
+        logits = np.asarray(inference.sampler.forward(jnp.asarray(canvas[None], jnp.int32)))[0].astype(np.float64)
+        logits[:, inference.sampler.mask_id] = -np.inf
+        shifted = jax.nn.log_softmax(logits[len(prompt) - 1 : -1], axis=-1)
+        found[steps == step] = np.asarray(shifted)[steps == step]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_they_are_what_the_model_says_of_the_canvas_before_the_commit(client, tiny_inference, temperature):
+    options = GREEDY | {"temperature": temperature, "seed": 3, "extra_body": {"ignore_eos": True}}
+    (choice,) = client.completions.create(prompt=PROMPT, logprobs=5, **options).choices
+    told, tokenizer = choice.logprobs, tiny_inference.tokenizer
+    assert len(told.tokens) == len(told.commit_steps) == len(told.confidences) == 24
+    assert all(0 < value <= 1 for value in told.confidences)
+    events = client.post("/denoise", body={"prompt": PROMPT} | {**options, "extra_body": None} | {"ignore_eos": True},
+                         cast_to=str)  # fmt: skip
+    ids = token_ids(events)
+    prompt = np.array(tokenizer.encode_plain(PROMPT))
+    reference = said(tiny_inference, prompt, ids, told.commit_steps)
+    np.testing.assert_allclose(told.token_logprobs, reference[np.arange(24), ids], rtol=0, atol=2e-4)
+    for column, (top, values) in enumerate(zip(told.top_logprobs, reference, strict=True)):
+        best = np.sort(values)[-5:][::-1]
+        np.testing.assert_allclose(sorted(top.values(), reverse=True)[: len(top)][:4], best[:4], rtol=0, atol=2e-4)
+        assert any(np.isclose(value, told.token_logprobs[column], atol=1e-9) for value in top.values())
+
+
+def token_ids(events):
+    """Ids of an answer by position, from what `/v1/denoise` tells of it."""
+    lines = [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: ")]
+    commits = [commit for line in lines for commit in line.get("commits", ())]
+    return [commit["token_id"] for commit in sorted(commits, key=lambda commit: commit["position"])]
+
+
+def test_a_conversation_tells_alternatives_bytes_and_order(client):
+    messages = [{"role": "user", "content": "Write gcd."}]
+    whole = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=20, **GREEDY).choices[0]
+    content = whole.logprobs.content
+    assert "".join(token.token for token in content) == whole.message.content
+    assert b"".join(bytes(token.bytes) for token in content).decode() == whole.message.content
+    for token in content:
+        values = [other.logprob for other in token.top_logprobs]
+        assert len(values) == 20
+        assert values == sorted(values, reverse=True)
+        # Greedy: the token is the likeliest.
+        assert (token.logprob, token.bytes) == (values[0], token.top_logprobs[0].bytes)
+        assert sum(np.exp(values)) <= 1 + 1e-5
+        assert 0 < token.confidence <= 1
+    # One per step in the schedule of the reference.
+    assert len({token.commit_step for token in content}) >= len(content) - 1
+    pieces = list(
+        client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, stream=True, **GREEDY)
+    )
+    streamed = [token for piece in pieces for token in (piece.choices[0].logprobs or NOTHING).content]
+    assert [(token.token, token.logprob) for token in streamed] == [(token.token, token.logprob) for token in content]
+    assert {len(token.top_logprobs) for token in streamed} == {2}
+
+
+class NOTHING:
+    content = ()
+
+
+def test_nobody_who_does_not_ask_is_told(client):
+    choice = client.completions.create(prompt=PROMPT, **GREEDY).choices[0]
+    assert choice.logprobs is None
+    choice = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **GREEDY).choices[0]
+    assert choice.logprobs is None
+    zero = client.completions.create(prompt=PROMPT, logprobs=0, **GREEDY).choices[0].logprobs
+    assert zero.top_logprobs is None
+    assert len(zero.token_logprobs) == len(zero.tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs=2: goes with logprobs=true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs=21: must be less than or equal to 20"),
+    ],
+)
+def test_what_does_not_fit_is_refused(client, options, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **GREEDY, **options)
+
+
+def test_bytes_that_are_no_text_are_spelled_out():
+    assert name(TokenLogProb(text="\ufffd", content=b"\xe2\x82", value=-1.0)) == "bytes:\\xe2\\x82"
+    assert name(TokenLogProb(text="a", content=b"a", value=-1.0)) == "a"
+
+
+def test_bytes_of_tokens_add_up_to_the_text(tiny_inference):
+    tokenizer, text = tiny_inference.tokenizer, "naïve → 日本 🚀\n\tdef f(x):"
+    pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode(text)]
+    assert b"".join(pieces).decode() == text
+    stop = tokenizer.stop_ids[0]
+    assert tokenizer.token_bytes(stop) == tokenizer.decode([stop]).encode()

@@ -1,0 +1,83 @@
+"""Libraries of accelerators that are not here stay quiet; those of accelerators that are here are left alone."""
+
+import importlib.util
+
+import pytest
+
+from jax_lm import platforms
+
+TPU, NETWORK = ("0x1ae0", "0x120000"), ("0x1ae0", "0x020000")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes a machine: what is on its bus, whether it has an NVIDIA device, and which libraries are installed."""
+
+    def make(*devices, nvidia=False, libtpu=True, plugins=()):
+        for number, (vendor, kind) in enumerate(devices):
+            folder = tmp_path / "sys" / "bus" / "pci" / "devices" / f"0000:00:0{number}.0"
+            folder.mkdir(parents=True)
+            (folder / "vendor").write_text(f"{vendor}\n")
+            (folder / "class").write_text(f"{kind}\n")
+        if nvidia:
+            (tmp_path / "dev").mkdir()
+            (tmp_path / "dev" / "nvidiactl").touch()
+        found = importlib.util.find_spec("json") if libtpu else None
+        monkeypatch.setattr(platforms.importlib.util, "find_spec", lambda name: found if name == "libtpu" else None)
+        monkeypatch.setattr(platforms, "plugin_names", lambda: set(plugins))
+        monkeypatch.setattr(platforms.sys, "modules", {})
+        return tmp_path
+
+    return make
+
+
+def silenced(root, **environment):
+    platforms.silence_absent(environment, root)
+    return environment
+
+
+def test_a_machine_without_accelerators_is_a_cpu(machine):
+    assert silenced(machine(NETWORK, ("0x8086", "0x060000"), plugins=("xla_cuda12",))) == {"JAX_PLATFORMS": "cpu"}
+
+
+def test_without_their_libraries_nothing_is_said(machine):
+    assert silenced(machine(libtpu=False)) == {}
+
+
+@pytest.mark.parametrize("plugins", [(), ("xla_cuda12",)])
+def test_a_tpu_is_left_alone(machine, plugins):
+    assert silenced(machine(NETWORK, TPU, plugins=plugins)) == {}
+
+
+@pytest.mark.parametrize(("nvidia", "plugin"), [(True, "xla_cuda12"), (False, "xla_rocm7"), (False, "metal_plugin")])
+def test_beside_another_accelerator_libtpu_only_prints_less(machine, nvidia, plugin):
+    assert silenced(machine(nvidia=nvidia, plugins=(plugin,))) == platforms.QUIET_TPU
+
+
+def test_another_accelerator_alone_is_left_alone(machine):
+    assert silenced(machine(libtpu=False, plugins=("xla_rocm7",))) == {}
+
+
+@pytest.mark.parametrize("name", platforms.DECIDED)
+def test_what_the_user_has_decided_stays(machine, name):
+    assert silenced(machine(), **{name: "tpu"}) == {name: "tpu"}
+
+
+def test_log_levels_of_the_user_stay(machine):
+    found = silenced(machine(nvidia=True, plugins=("xla_cuda12",)), TPU_MIN_LOG_LEVEL="0")
+    assert found == platforms.QUIET_TPU | {"TPU_MIN_LOG_LEVEL": "0"}
+
+
+def test_a_plugin_without_its_device_does_nothing_until_it_is_to_compile(machine):
+    silenced(machine(plugins=("xla_cuda12",)))
+    assert platforms.sys.modules["jax_plugins.xla_cuda12"].initialize() is None
+    platforms.admit_cuda_compiler()
+    assert platforms.sys.modules == {}
+
+
+def test_a_plugin_that_is_loaded_stays(machine, monkeypatch):
+    root = machine(plugins=("xla_cuda12",))
+    platforms.sys.modules["jax_plugins.xla_cuda12"] = pytest
+    silenced(root)
+    platforms.admit_cuda_compiler()
+    assert platforms.sys.modules["jax_plugins.xla_cuda12"] is pytest

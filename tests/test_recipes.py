@@ -1,0 +1,134 @@
+"""The recipes of runs/ for machines: they are read, fit their devices and, with --release, their devices' memory."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from benchmarks.recipes import abstract, extrapolated, read
+from jax_lm.arguments.training import ModelArguments
+from jax_lm.config import DIFFUCODER_7B
+from jax_lm.data.batches import Row
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.lora import LoraConfig, add_lora, is_lora
+from jax_lm.options import GenerationOptions
+from jax_lm.planning import RESERVED, parameter_count
+from jax_lm.roofline import GIB
+from jax_lm.sharding import MeshShape, row_devices
+from jax_lm.training import sft, trainer
+from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig
+from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
+from jax_lm.training.fitting import fitted_grpo
+from jax_lm.training.program import training_program
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted(path for path in (ROOT / "runs").glob("*.yaml") if "# machine: " in path.read_text())
+NAMES = ("24gb", "80gb", "h100x8", "v5e-16", "v5p-8", "v6e-16")
+for_each = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+
+
+def test_each_machine_has_a_recipe_of_each_kind():
+    assert {path.stem for path in RECIPES} == {f"{kind}_{name}" for kind in ("sft", "grpo") for name in NAMES}
+
+
+@for_each
+def test_recipe_splits_evenly_over_its_machine(recipe):
+    topology, command = read(recipe)
+    settings = command.settings
+    shape = MeshShape.for_training(DIFFUCODER_7B, topology.devices)
+    mesh = jax.sharding.AbstractMesh(tuple(shape.sizes.values()), tuple(shape.sizes))
+    parts = settings.training.gradient_accumulation_steps
+    if isinstance(settings, GRPOConfig):
+        fitted = fitted_grpo(settings, parameter_count(DIFFUCODER_7B), mesh)
+        assert fitted.completions == 80
+        assert fitted.remat
+        assert fitted.completions % (parts * fitted.score_chunk) == 0
+    else:
+        assert settings.batch_size % (parts * row_devices(mesh)) == 0
+
+
+@for_each
+def test_update_of_a_recipe_fits_its_machine(recipe, for_release):
+    """As compiled with two and with three layers, and extrapolated."""
+    topology, _ = read(recipe)
+    if topology.is_tpu and importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs libtpu")
+    if not topology.is_tpu and importlib.util.find_spec("jax_cuda12_plugin") is None:
+        pytest.skip("needs jax-cuda12-plugin and jax-cuda12-pjrt")
+    command = [sys.executable, "benchmarks/recipes.py", str(recipe)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["total"] <= (1 - RESERVED) * report["memory"], f"{report['total'] / GIB:.2f} GiB"
+    # Nothing is extrapolated to less than masters and moments, or the weights below adapters, take.
+    kept = {int(layers): found["kept"] for layers, found in report["by_layers"].items()}
+    assert extrapolated(kept, 28) > parameter_count(DIFFUCODER_7B) / topology.devices
+
+
+def test_extrapolation_is_a_line():
+    assert extrapolated({2: 100, 3: 110}, 28) == 360
+
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
+
+
+@pytest.mark.parametrize("adapters", [None, LoraConfig(rank=2)])
+def test_program_of_coupled_grpo_is_the_one_that_its_trainer_compiles(policy, letters, tmp_path, adapters):
+    model = nnx.merge(*nnx.split(policy)).on_mesh(MeshShape().mesh())
+    arguments = ModelArguments(lora_rank=2 if adapters else None)
+    if adapters:
+        add_lora(model, adapters, 0)
+    settings = GRPOConfig(
+        num_generations=2,
+        prompts_per_step=2,
+        max_prompt_length=10,
+        generation=GenerationOptions(max_new_tokens=8, num_steps=2),
+        reward_funcs=("code_format",),
+        reward_weights=(1.0,),
+        training=TrainerConfig(max_steps=4, optimizer=OPTIMIZER, gradient_accumulation_steps=2),
+    )
+    trained = is_lora if adapters else lambda name: True
+    ours = DiffuGRPOTrainer(model, letters, [{"prompt": "ab"}], settings, out=tmp_path, trained=trained)
+    (batch, _), _ = ours.source.make(ours.state.params, 0)
+    state = ours.trainer.state
+    theirs = ours.trainer.update.lower(
+        state.params, state.optimizer, ours.trainer.frozen, np.int32(1), ours.trainer.place(batch)
+    )
+    shapes = abstract(policy.config, arguments, 0)
+    shapes.model.mesh = model.mesh
+    update, arrays = training_program(settings, shapes, trained=trained, steps=4)
+    assert as_written(update.lower(*arrays)) == as_written(theirs)
+
+
+def test_program_of_fine_tuning_is_the_one_that_its_trainer_compiles(policy, monkeypatch, tmp_path):
+    """The trainer's step is taken as it is called."""
+    seen = []
+    made = trainer.make_update
+
+    def watched(*arguments, **options):
+        update = made(*arguments, **options)
+        return lambda *call: (seen.append(as_written(update.lower(*call))), update(*call))[1]
+
+    monkeypatch.setattr(trainer, "make_update", watched)
+    model = nnx.merge(*nnx.split(policy)).on_mesh(MeshShape().mesh())
+    training = TrainerConfig(max_steps=1, optimizer=OPTIMIZER, gradient_accumulation_steps=2)
+    settings = SftConfig(max_length=12, batch_size=4, loss=LossConfig(remat=True), training=training)
+    rows = [Row((1, 2, 3), (False, True, True))] * 8
+    assert sft.fine_tune(model, rows, settings, tmp_path, pad_id=0)
+    shapes = DreamForCausalLM.abstract(policy.config)
+    shapes.model.mesh = model.mesh
+    update, arrays = training_program(settings, shapes, steps=1)
+    assert seen == [as_written(update.lower(*arrays))]
+
+
+def as_written(lowered):
+    """The program; where scores lie that a program gave is left out, as on one device that may be anywhere."""
+    return re.sub(r"(tensor<4x8xf32>) \{sdy\.sharding = [^}]*\}[^>]*>\}", r"\1", lowered.as_text())
