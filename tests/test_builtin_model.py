@@ -1,4 +1,7 @@
-"""The built-in model writes Python: what people type first, however the header is phrased."""
+"""The built-in model writes Python: what people type first, however the header is phrased.
+
+For a release, and in .ci/run, where it computes with the code that users run.
+"""
 
 import tomllib
 from dataclasses import replace
@@ -12,6 +15,8 @@ from jax_lm.infilling import Template
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sandbox import Local, run
 from recipes.builtin.measure import HOLE_TOKENS, AnswerPrompting, count_passed, holed_problems, spelled_problems
+
+pytestmark = pytest.mark.usefixtures("for_release")
 
 SAMPLES = Path(__file__).parent / "samples"
 GREEDY = GenerationOptions(max_new_tokens=144, temperature=0.0)

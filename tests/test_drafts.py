@@ -34,8 +34,8 @@ LAYOUTS = {
     "dual, forced": (Decoding(block_length=8, cache="dual", first_token="force"), 2),
 }
 """Blocks, cache, and how many guesses: all that is compiled for; the rest of a case is a number."""
-ORDINARY, WHOLE = 20, 100
-"""Random cases of each layout, in an ordinary run and for a release."""
+ORDINARY, WHOLE = 8, 100
+"""Random cases of a layout, in an ordinary run and for a release."""
 
 
 def random_sampler(sampler, rng):
@@ -116,7 +116,7 @@ def tiny(tiny_model):
     return Sampler(tiny_model)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["whole canvas", "window, frozen prompt, second block light"])
 def test_random_models_decode_alike_with_fewer_evaluations(tiny, layout):
     with_guesses, without = check_cases(tiny, layout, range(ORDINARY))
     assert with_guesses < without
@@ -124,7 +124,8 @@ def test_random_models_decode_alike_with_fewer_evaluations(tiny, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_random_models_decode_alike(tiny, layout, for_release):
-    check_cases(tiny, layout, range(ORDINARY, WHOLE))
+    with_guesses, without = check_cases(tiny, layout, range(WHOLE))
+    assert with_guesses < without
 
 
 def accept_all(chain, following, inputs, config):
@@ -138,13 +139,12 @@ def accept_tokens_alone(chain, following, inputs, config):
 
 
 @pytest.mark.parametrize("broken", [accept_all, accept_tokens_alone])
-@pytest.mark.parametrize("layout", ["whole canvas", "window"])
-def test_a_broken_verification_does_not_go_unnoticed(tiny, layout, broken, monkeypatch):
+def test_a_broken_verification_does_not_go_unnoticed(tiny, broken, monkeypatch):
     monkeypatch.setattr(drafts, "right_guesses", broken)
     jax.clear_caches()
     try:
         with pytest.raises(AssertionError):
-            check_cases(tiny, layout, range(ORDINARY))
+            check_cases(tiny, "whole canvas", range(ORDINARY))
     finally:
         jax.clear_caches()
 
@@ -183,9 +183,7 @@ def golden_canvas(sampler):
     return Canvas(tokens.astype(np.int32), holes, np.ones((2, 40), bool))
 
 
-@pytest.mark.parametrize("top_k", [None, 50])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
+@pytest.mark.parametrize(("preset", "temperature", "top_k"), [("exact", 0.0, None), ("fast", 0.8, 50)])
 def test_every_preset_on_the_recorded_checkpoint(golden_sampler, preset, temperature, top_k):
     steps = None if preset == "turbo" else 32
     options = greedy(steps, temperature=temperature, top_p=0.9, top_k=top_k, decoding=Decoding(preset=preset))
@@ -195,8 +193,7 @@ def test_every_preset_on_the_recorded_checkpoint(golden_sampler, preset, tempera
     require_same(drafted, plain)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("decoding", [Decoding(), Decoding(block_length=8, cache="window"), Decoding(preset="turbo")])
+@pytest.mark.parametrize(("decoding", "every"), [(Decoding(), 3), (Decoding(block_length=8, cache="window"), 1)])
 def test_a_stream_tells_every_step_as_if_it_were_taken_alone(golden_sampler, decoding, every):
     steps = 24 if decoding.resolved.commit == "steps" else None
     options = greedy(steps, top_p=0.9, decoding=decoding)

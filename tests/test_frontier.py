@@ -10,7 +10,7 @@ from jax_lm.benchmark.frontier import FrontierPoint, slug, undominated
 from jax_lm.benchmark.settings import FRONTIER, QualitySettings
 from jax_lm.evaluation.attempts import SANDBOX_ERROR, Evaluator
 
-COMMAND = ["bench", "--frontier", "--limit", "3", "--max-new-tokens", "64"]
+COMMAND = ["bench", "--frontier", "--limit", "2", "--max-new-tokens", "48"]
 ONLY = ["exact", "exact, draft 4", "threshold 0.9", "entropy 0.1"]
 
 
