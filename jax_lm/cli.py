@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tyro
 
-from jax_lm import config_file, platforms, terminal
+from jax_lm import config_file, interruption, platforms, terminal
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 
@@ -30,13 +30,11 @@ class Entry(NamedTuple):
             `jax_lm.commands` with the same name, imported when the command runs, has `run_NAME`: arguments to status.
         summary: one line.
         markers: how its options are parsed.
-        extra: of the distribution, that it needs.
     """
 
     arguments: str
     summary: str
     markers: tuple = ()
-    extra: str | None = None
 
     def parse(self, name: str, words: list[str]) -> Any:
         """Read the words after the command's name; ValueError says in one line what is wrong with them."""
@@ -56,13 +54,8 @@ class Entry(NamedTuple):
             raise ValueError(one_line(refusal.getvalue())) from stop
 
     def run(self, name: str, arguments: Any) -> int:
-        """Run the command; returns its exit status. ValueError names the extra that is not installed."""
-        try:
-            module = importlib.import_module(f"jax_lm.commands.{self.arguments.partition('.')[0]}")
-        except ModuleNotFoundError as error:
-            if self.extra is None:
-                raise
-            raise ValueError(f"{error.name} is not installed: pip install 'jax-diffucoder[{self.extra}]'") from error
+        """Run the command; returns its exit status."""
+        module = importlib.import_module(f"jax_lm.commands.{self.arguments.partition('.')[0]}")
         return getattr(module, f"run_{re.sub('[ -]', '_', name)}")(arguments)
 
 
@@ -91,11 +84,11 @@ COMMANDS = {
     "verify": Entry("checkpoints.Verify", "Check a checkpoint without loading it."),
     "push": Entry("checkpoints.Push", "Send a checkpoint to the hub."),
     "parity check": Entry("benchmark.ParityCheck", "Compare with recorded outputs of PyTorch."),
-    "parity record": Entry("benchmark.ParityRecord", "Record outputs of PyTorch.", extra="parity"),
+    "parity record": Entry("benchmark.ParityRecord", "Record outputs of PyTorch."),
     "sandbox check": Entry("sandbox.SandboxCheck", "Attack this host's sandbox: what is stopped?"),
     "sandbox run": Entry("sandbox.SandboxRun", "Run an untrusted program, contained."),
     "sandbox serve": Entry("sandbox.SandboxServe", "Run programs for other machines."),
-    "serve": Entry("serving.Serve", "Serve a checkpoint over OpenAI's HTTP interface, with a page.", extra="serve"),
+    "serve": Entry("serving.Serve", "Serve a checkpoint over OpenAI's HTTP interface, with a page."),
 }
 
 
@@ -178,10 +171,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
-    """The console command.
+    """Run what was typed, and end the process.
 
     After Ctrl-C it leaves at once: the interpreter's own end would crash under what XLA's threads still compute.
     """
+    interruption.hear_interrupts()
     status = main()
     if status == terminal.INTERRUPTED:
         sys.stdout.flush()

@@ -18,6 +18,7 @@ from jax_lm.benchmark.settings import RecordingShape
 from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.interruption import unfinished
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -52,8 +53,8 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
         raise CheckpointError(f"out={str(out)!r} exists; choose a new folder")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    (partial / "checkpoint").mkdir(parents=True)
-    try:
+    with unfinished(partial):
+        (partial / "checkpoint").mkdir(parents=True)
         for file in sorted(folder.iterdir()):
             if file.suffix in (".json", ".safetensors"):
                 shutil.copy(file, partial / "checkpoint")
@@ -61,8 +62,6 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
         save_file({name: np.ascontiguousarray(value) for name, value in golden.items()}, partial / "golden.safetensors")
         (partial / "cases.json").write_text(json.dumps({"generate": cases}, indent=1) + "\n", encoding="utf-8")
         partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def reference_outputs(

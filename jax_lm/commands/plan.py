@@ -19,10 +19,10 @@ from jax_lm.compilation.compiler import Compiled, CompilerPackage
 from jax_lm.compilation.explanation import Explanation, Group, StepShape, explain
 from jax_lm.compilation.programs import StepProgram, step_programs
 from jax_lm.config import SHAPES, DreamConfig
+from jax_lm.files import write_whole
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_one_of
 from jax_lm.planning import Bound, Memory, PlannedStep
-from jax_lm.reports.run_folder import write_whole
 from jax_lm.rollout_planning import rollout_rows
 from jax_lm.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape

@@ -22,6 +22,7 @@ from jax_lm.data.prompts import builtin_prompts, read_prompts
 from jax_lm.data.token_shards import Kind, TokenShards
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.rewards import weighted_sum
 from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -62,6 +63,8 @@ def run_grpo(arguments: Grpo) -> int:
     if SANDBOXED & set(settings.reward_funcs):
         # A host that cannot contain programs is better told before the model has written them.
         choose_tier("auto", allow_unsafe=False)
+    # So is whoever mistyped a reward.
+    weighted_sum(dict(zip(settings.reward_funcs, settings.reward_weights, strict=True)))
     if arguments.data == BUILTIN:
         rows = builtin_prompts(arguments.prompts, settings.training.seed)
     else:

@@ -364,14 +364,16 @@ class GRPOConfig:
     updates. The defaults are Apple's recipe.
 
     Attributes:
-        num_generations, prompts_per_step: completions per prompt, whose rewards are compared, and prompts per rollout.
+        num_generations: completions per prompt, whose rewards are compared.
+        prompts_per_step: prompts per rollout.
         num_iterations: updates per rollout, each with masks of its own.
         num_train_epochs: how often every prompt is used; `max_steps` overrides it.
         max_prompt_length: longer prompts are dropped, and counted.
         held_out_prompts: prompts, drawn by the seed, that are not learnt from; their mean reward is measured every
             `evaluate_every` updates and at the end, always with the same random numbers.
         generation_batch_size: completions sampled together; None is all of a rollout.
-        reward_funcs, reward_weights: names (or package.module:function) and weights of the rewards.
+        reward_funcs: names of rewards, or functions of yours, as file.py:function or package.module:function.
+        reward_weights: their weights, in this order; on the command line 1 for a single reward if not given.
         shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
         baseline: of the advantages: leave_one_out, or mean.
         scale_rewards: divide advantages by the standard deviation of their group.
