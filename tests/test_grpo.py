@@ -82,7 +82,7 @@ def test_the_other_recipe_parses_and_flags_win():
     ("arguments", "message"),
     [
         (["--data", "absent.jsonl"], "data='absent.jsonl': cannot be read"),
-        (["--data", "builtin", "--prompts", "0"], "prompts=0: must be at least 1"),
+        (["--data", "builtin", "--prompts", "0"], "limit=0: must be at least 1"),
         (["--config", "absent.yaml"], "config='absent.yaml': cannot be read"),
     ],
 )

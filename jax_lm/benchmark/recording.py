@@ -72,17 +72,17 @@ def reference_outputs(
     The backend computes in float32; afterwards it is left in bfloat16.
     """
     generator = torch.Generator().manual_seed(shape.seed)
-    length = shape.prompt_length + shape.max_new_tokens
-    ids = torch.randint(0, min(config.vocab_size, backend.mask_id), (shape.batch, length), generator=generator)
+    length = shape.prompt_tokens + shape.max_new_tokens
+    ids = torch.randint(0, min(config.vocab_size, backend.mask_id), (shape.batch_size, length), generator=generator)
     present = torch.ones_like(ids)
-    for row in range(shape.batch):
-        present[row, : row * (shape.prompt_length // 3)] = 0
+    for row in range(shape.batch_size):
+        present[row, : row * (shape.prompt_tokens // 3)] = 0
     exact = backend.evaluate(ids, output_hidden_states=True)
     golden = {f"forward.hidden_states.{layer}": state.numpy() for layer, state in enumerate(exact.hidden_states)}
     golden |= {"forward.input_ids": ids.numpy(), "forward.logits": exact.logits.numpy()}
     golden |= {"padded.input_ids": ids.numpy(), "padded.attention_mask": present.numpy()}
     golden["padded.logits"] = backend.evaluate(ids, present).logits.numpy()
-    prompts, cases = ids[:, : shape.prompt_length], []
+    prompts, cases = ids[:, : shape.prompt_tokens], []
     for number, case in enumerate(CASES):
         case = DEFAULTS | case | {"case": number, "max_new_tokens": shape.max_new_tokens}
         mask = present if case["padded"] else None
@@ -91,7 +91,7 @@ def reference_outputs(
         golden |= {f"{name}.input_ids": prompts.numpy(), f"{name}.sequences": history[-1].numpy()}
         golden[f"{name}.history"] = torch.stack(history).numpy()
         if mask is not None:
-            golden[f"{name}.attention_mask"] = mask[:, : shape.prompt_length].numpy()
+            golden[f"{name}.attention_mask"] = mask[:, : shape.prompt_tokens].numpy()
         cases.append(case)
     backend.model.to(torch.bfloat16)
     golden["forward_bf16.logits"] = backend.evaluate(ids).logits.float().numpy()

@@ -174,7 +174,8 @@ def run_parity_check(arguments: ParityCheck) -> int:
     table = Table("compared", "measured", "allowed", "", title=f"parity with {arguments.folder}")
     failures = 0
     tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
-    findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=arguments.tokenizer)
+    tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
+    findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=tokenizer)
     for finding in chain(findings, check_training_parity(arguments.folder) if arguments.training else ()):
         failures += not finding.passed
         verdict = "ok" if finding.passed else "[red]FAILED[/red]"

@@ -30,7 +30,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         grace=arguments.grace,
         connections=ConnectionLimits.here(arguments.connections),
     )
-    bounds = ("slots", "queue", "context", "max_tokens", "seconds", "draft")
+    bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft")
     options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
     require_free_address(listen.host, listen.port)
     configure_logging()

@@ -66,7 +66,7 @@ def run_grpo(arguments: Grpo) -> int:
     # So is whoever mistyped a reward.
     weighted_sum(dict(zip(settings.reward_funcs, settings.reward_weights, strict=True)))
     if arguments.data == BUILTIN:
-        rows = builtin_prompts(arguments.prompts, settings.training.seed)
+        rows = builtin_prompts(arguments.limit, settings.training.seed)
     else:
         rows = read_prompts(Path(arguments.data))
         if SANDBOXED & set(settings.reward_funcs):
