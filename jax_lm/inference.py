@@ -41,6 +41,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 logger = logging.getLogger(__name__)
 
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
+CHAT_NOTICE = "the built-in model saw few conversations and answers them badly; a model of your own is named by model"
 BUILTIN_SURENESS = 0.93
 """An answer below it is doubted; the card of the built-in model says how often that is right."""
 
@@ -173,6 +174,8 @@ class DiffuCoderInference:
         Settings are those of `generate`, such as max_new_tokens or preset, and win over `options`.
         """
         options = options.changed(**settings)
+        if self.is_builtin:
+            logger.warning(CHAT_NOTICE)
         with terminal.progress("generating", FIRST_NOTE) as report:
             return self.complete([self.chat_prompt(messages)], options, seed=seed, on_progress=report)[0]
 

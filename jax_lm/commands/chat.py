@@ -12,14 +12,11 @@ from jax_lm import interruption, terminal
 from jax_lm.arguments.chat import Chat
 from jax_lm.commands.watching import watch
 from jax_lm.files import write_whole
-from jax_lm.inference import DiffuCoderInference
+from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import Message
 
-WEAK = (
-    "the built-in model saw few conversations and answers them badly; --model names a better one, /infill is its forte"
-)
 END = "."
 HELP = """\
 /infill [FILE]  fill the <|hole|> or <|hole:12|> marks of a file, or of the lines that follow up to a single dot
@@ -132,7 +129,7 @@ def run_chat(arguments: Chat) -> int:
     # Before the first message: a model without a template can hold no conversation.
     engine.chat_prompt("x")
     if engine.is_builtin:
-        terminal.say(f"warning: {WEAK}")
+        terminal.say(f"warning: {CHAT_NOTICE}")
     lines = typed_lines()
     conversation = Dialogue(engine, arguments.generation, arguments.seed, arguments.system, lines)
     with interruption.patiently():

@@ -8,7 +8,7 @@ from jax_lm import distributed, terminal
 from jax_lm.arguments.generation import Generate
 from jax_lm.commands.answers import answer_file
 from jax_lm.commands.watching import watch
-from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
+from jax_lm.inference import CHAT_NOTICE, FIRST_NOTE, DiffuCoderInference
 from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.results import DecodedBatch
 
@@ -52,6 +52,8 @@ def show(engine: DiffuCoderInference, arguments: Generate, template: Template, b
     (row,) = batch.rows
     full = template.filled(row.holes)
     doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
+    if arguments.chat and engine.is_builtin:
+        doubt = CHAT_NOTICE
     if arguments.json:
         answer = {
             "model": arguments.model or "builtin",
