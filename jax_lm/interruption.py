@@ -22,6 +22,7 @@ INTERRUPTED = 130
 GRACE = 1.2
 """Seconds that a command may take to end by itself."""
 
+IMPORTING = "<frozen importlib._bootstrap>"
 SHOW_CURSOR = "\x1b[?25h"
 
 FORGIVEN = b"\0"
@@ -66,6 +67,15 @@ def leave(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoRetu
     os._exit(INTERRUPTED)
 
 
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, or leave at once in an import, as half of an extension crashes; a handler of signals."""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            leave()
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def hear_interrupts() -> None:
     """Make Ctrl-C leave at once, until a command runs `interruptible`; called before anything heavy is imported."""
     if signal.getsignal(signal.SIGINT) is leave:
@@ -87,7 +97,7 @@ def interruptible() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not leave:
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
@@ -116,7 +126,7 @@ def wait_for_interrupts(told: int) -> NoReturn:
     while True:
         signals = os.read(told, 64)
         # A server has a handler of its own, which finishes what is in flight.
-        if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (leave, signal.default_int_handler):
+        if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (leave, interrupt):
             ready, _, _ = select.select([told], [], [], grace)
             if not ready or FORGIVEN not in os.read(told, 64):
                 leave()

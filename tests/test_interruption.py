@@ -183,3 +183,25 @@ for mask in (0o022, 0o077, 0o002):
     )
     assert done.stdout.split() == ["0o644", "0o600", "0o664"]
     assert [path.name for path in Path(tmp_path).iterdir()] == ["x"]
+
+
+IMPORTING = """
+import sys
+from jax_lm import interruption
+sys.path.insert(0, ".")
+interruption.hear_interrupts()
+with interruption.interruptible():
+    import slow
+"""
+
+
+def test_an_import_is_not_broken_off_with_a_traceback(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(20)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "interrupted\n")

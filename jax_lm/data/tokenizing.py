@@ -112,6 +112,8 @@ def workers_of(count: int) -> Iterator[Callable]:
     if count <= 1:
         yield map
         return
+    # Python's tracker of semaphores removes them after an interrupt, and warns of it.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
 
