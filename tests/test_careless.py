@@ -22,7 +22,7 @@ CARELESS = [
     # Commands and options that do not exist.
     ("genrate 'def f():'", "command 'genrate': must be one of generate, chat, info"),
     ("genrate x", "(perhaps generate)"),
-    ("data tokenise", "must be one of data prepare-acecode, data tokenize (perhaps data tokenize)"),
+    ("data tokenise", "must be one of data prepare-acecode, data show, data tokenize (perhaps data tokenize)"),
     ("sandbox", "command 'sandbox': must be one of sandbox check, sandbox run, sandbox serve"),
     ("generate --max-token 8 x", "--max-token: no option of generate (perhaps --max-new-tokens)"),
     ("generate --temprature 0 x", "--temprature: no option of generate (perhaps --temperature)"),

@@ -35,6 +35,7 @@ COMMANDS = {
     "grpo": Entry("training.Grpo", "Train by coupled-GRPO on rewards."),
     "merge-lora": Entry("training.MergeLora", "Add an adapter to the weights of its model."),
     "data prepare-acecode": Entry("data.PrepareAcecode", "Choose problems of AceCode as prompts for grpo."),
+    "data show": Entry("data.Show", "Print samples as the model will see them, with masks."),
     "data tokenize": Entry("data.Tokenize", "Tokenise a data set once, for adapt and sft."),
     "bench": Entry("benchmark.Bench", "Measure speed, memory and compilations of a model."),
     "experiment": Entry("benchmark.Experiment", "Measure a model on this machine step by step, as a report."),
