@@ -66,3 +66,22 @@ def test_other_data_needs_the_extra(capsys, monkeypatch):
     status, out, err = show(capsys, "owner/name")
     assert (status, out) == (2, "")
     assert "pip install 'jax-diffucoder[datasets]'" in err
+
+
+@pytest.mark.parametrize("form", ["rows.parquet", "folder"])
+def test_a_parquet_file_and_a_folder_of_the_hub_are_shown_and_learnt(file, tmp_path, capsys, monkeypatch, form):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [{"prompt": PROMPT, "response": f"    return {number} * x"} for number in range(4)]
+    target = tmp_path / form
+    (target / "data").mkdir(parents=True) if form == "folder" else None
+    path = target / "data" / "train-00000-of-00001.parquet" if form == "folder" else target
+    datasets.Dataset.from_list(rows).to_parquet(str(path))
+    _, shown, _ = show(capsys, str(target), "--mask-ratio", "0", "--limit", "4")
+    assert [f"return {number} * x" in shown for number in range(4)] == [True] * 4
+    words = ["--max-steps", "1", "--batch-size", "2", "--max-length", "64", "--warmup-steps", "0"]
+    losses = []
+    for name, data in (("from_rows", file(*rows)), ("from_parquet", str(target))):
+        assert cli.main(["sft", "--data", data, "--out", str(tmp_path / name), *words]) == 0
+        losses.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == losses[1]

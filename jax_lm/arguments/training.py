@@ -99,7 +99,7 @@ class Sft:
 
     Attributes:
         data: JSONL file; a row has "messages" ([{"role": …, "content": …}, …]), or "prompt" and "response". Or a folder
-            that `data tokenize --kind conversations` wrote.
+            that `data tokenize --kind conversations` wrote; or Parquet, a folder or hub id for the extra datasets.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/ or adapter/.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; what is typed wins.
@@ -178,7 +178,8 @@ class Adapt:
         diffucoder adapt --data code.jsonl --model ./shape --from-scratch --out out/base --max-length 512
 
     Attributes:
-        data: JSONL file; a row has "text". Or a folder that `data tokenize` wrote.
+        data: JSONL file; a row has "text". Or a folder that `data tokenize` wrote; or Parquet, a folder or hub id for
+            the extra datasets.
         model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.

@@ -12,7 +12,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.commands.watching import MASK_GLYPH
 from jax_lm.data.acecode import prepare_acecode
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import BadRowError, conversation_rows, json_object, text_rows
+from jax_lm.data.conversations import BadRowError, conversation_rows, row_fields, text_rows
 from jax_lm.data.sources import open_source
 from jax_lm.data.tokenizing import Tokenization, tokenize
 from jax_lm.inference import BUILTIN_MODEL
@@ -54,8 +54,8 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
         for where, line in source.read(part):
             found: list[Row | str]
             try:
-                found = [*to_rows(json_object(line.decode("utf-8")) if isinstance(line, bytes) else dict(line))]
-            except (BadRowError, TokenizerError, UnicodeDecodeError) as error:
+                found = [*to_rows(row_fields(line))]
+            except (BadRowError, TokenizerError) as error:
                 found = [str(error)]
             yield from ((where, each) for each in found[:left])
             left -= len(found)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import NAMED, BadRowError, conversation_rows, json_object, text_rows
+from jax_lm.data.conversations import NAMED, BadRowError, conversation_rows, row_fields, text_rows
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, digest_of
 from jax_lm.files import output_folder
@@ -152,11 +152,11 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     with unfinished(half), half.open("wb") as file:
         for where, line in job.source.read(part):
             try:
-                fields = dict(line) if isinstance(line, dict) else json_object(line.decode("utf-8"))
+                fields = row_fields(line)
                 if job.text_column != "text":
                     fields["text"] = fields.get(job.text_column)
                 rows = to_rows(fields)
-            except (BadRowError, TokenizerError, UnicodeDecodeError) as error:
+            except (BadRowError, TokenizerError) as error:
                 refused.append((where, str(error)))
                 continue
             for row in rows:
