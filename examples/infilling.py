@@ -2,7 +2,7 @@
 
     python examples/infilling.py
 
-Infilling was a twentieth of the built-in model's training: it fills gaps, and seldom well.
+Infilling was a twentieth of the built-in model's training: it fills gaps in common functions, and seldom others.
 """
 
 import tyro
@@ -20,12 +20,13 @@ def main(model: str | None = None, max_new_tokens: int = 16) -> None:
     """
     engine = DiffuCoderInference(model)
     options = GenerationOptions(max_new_tokens=max_new_tokens, temperature=0.0)
-    prefix, suffix = "def area(r):\n", "\n    return result"
+    prefix, suffix = "def gcd(a, b):", "    return a"
     print(prefix + engine.infill(prefix, suffix, max_new_tokens, options=options) + suffix)
-    # The length is chosen by likelihood among several that are decoded side by side.
-    print(prefix + engine.infill(prefix, suffix, max_new_tokens, middle_length="auto", options=options) + suffix)
+    # With middle_length="auto" the length is chosen by likelihood among several that are decoded side by side.
+    prefix, suffix = "def factorial(n):\n    result = 1\n    for i in range(2, n + 1):\n", "\n    return result"
+    print(prefix + engine.infill(prefix, suffix, middle_length=5, options=options) + suffix)
     # <|hole:4|> is a gap of four tokens, <|hole|> one of max_new_tokens.
-    print(engine.fill("def is_even(n):\n    return <|hole:4|>\n\n\ndef gcd(a, b):\n<|hole|>", options))
+    print(engine.fill("def gcd(a, b):\n<|hole:4|>\n        a, b = b, a % b\n<|hole:3|>\n", options))
 
 
 if __name__ == "__main__":

@@ -4,99 +4,19 @@ A command's arguments are declared in `jax_lm.arguments`, without JAX, so that h
 module of `jax_lm.commands`, imported when it runs.
 """
 
-import contextlib
+import difflib
 import importlib
-import io
 import os
 import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-import tyro
-
-from jax_lm import config_file, platforms, terminal
+from jax_lm import declared, interruption, parsing, platforms, terminal
+from jax_lm.arguments.table import COMMANDS
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
-
-
-class Entry(NamedTuple):
-    """Where a command lives.
-
-    Attributes:
-        arguments: module of `jax_lm.arguments`, which import no JAX, and class in it. The class may have
-            `implied(words)`: options that the typed words imply, and that lose against what was typed. The module of
-            `jax_lm.commands` with the same name, imported when the command runs, has `run_NAME`: arguments to status.
-        summary: one line.
-        markers: how its options are parsed.
-        extra: of the distribution, that it needs.
-    """
-
-    arguments: str
-    summary: str
-    markers: tuple = ()
-    extra: str | None = None
-
-    def parse(self, name: str, words: list[str]) -> Any:
-        """Read the words after the command's name; ValueError says in one line what is wrong with them."""
-        module, _, kind = self.arguments.partition(".")
-        arguments = getattr(importlib.import_module(f"jax_lm.arguments.{module}"), kind)
-        words = config_file.expanded(words, name)
-        if implied := getattr(arguments, "implied", None):
-            words = config_file.before_options(words, implied(words))
-        marks = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
-        refusal = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(refusal):
-                return tyro.cli(arguments, prog=f"diffucoder {name}", args=words, config=(*marks, *self.markers))
-        except SystemExit as stop:
-            if stop.code != terminal.USAGE_ERROR:
-                raise
-            raise ValueError(one_line(refusal.getvalue())) from stop
-
-    def run(self, name: str, arguments: Any) -> int:
-        """Run the command; returns its exit status. ValueError names the extra that is not installed."""
-        try:
-            module = importlib.import_module(f"jax_lm.commands.{self.arguments.partition('.')[0]}")
-        except ModuleNotFoundError as error:
-            if self.extra is None:
-                raise
-            raise ValueError(f"{error.name} is not installed: pip install 'jax-diffucoder[{self.extra}]'") from error
-        return getattr(module, f"run_{re.sub('[ -]', '_', name)}")(arguments)
-
-
-RULE = re.compile("─{3}|-{3}")
-"""Between the parts of what tyro prints in a box, in Unicode or ASCII: title, message, perhaps an option, help."""
-
-TYPED_FLAGS = (tyro.conf.FlagConversionOff,)
-"""Switches are given as True or False, as in a recipe."""
-
-COMMANDS = {
-    "generate": Entry("generation.Generate", "Complete a prompt, or fill the holes of a text."),
-    "info": Entry("checkpoints.Info", "Show configuration, parameters, tokenizer, devices and memory of a model."),
-    "eval": Entry("evaluation.Evaluate", "Measure pass@k by executing unit tests."),
-    "analyze": Entry("evaluation.Analyze", "Measure how a model decodes: AR-ness, order, confidence."),
-    "adapt": Entry("training.Adapt", "Train masked diffusion on plain text.", TYPED_FLAGS),
-    "sft": Entry("training.Sft", "Fine-tune on conversations.", TYPED_FLAGS),
-    "grpo": Entry("training.Grpo", "Train by coupled-GRPO on rewards.", TYPED_FLAGS),
-    "merge-lora": Entry("training.MergeLora", "Add an adapter to the weights of its model."),
-    "data prepare-acecode": Entry("data.PrepareAcecode", "Choose problems of AceCode as prompts for grpo."),
-    "data tokenize": Entry("data.Tokenize", "Tokenise a data set once, for adapt and sft."),
-    "bench": Entry("benchmark.Bench", "Measure speed, memory and compilations of a model."),
-    "experiment": Entry("benchmark.Experiment", "Measure a model on this machine step by step, as a report."),
-    "compare": Entry("benchmark.Compare", "Run a checkpoint in PyTorch and in JAX, and report the differences."),
-    "plan": Entry("plan.Plan", "Say what a generation or a training step takes on a machine that is not here."),
-    "convert": Entry("checkpoints.Convert", "Write a checkpoint in another format or precision."),
-    "verify": Entry("checkpoints.Verify", "Check a checkpoint without loading it."),
-    "push": Entry("checkpoints.Push", "Send a checkpoint to the hub."),
-    "parity check": Entry("benchmark.ParityCheck", "Compare with recorded outputs of PyTorch."),
-    "parity record": Entry("benchmark.ParityRecord", "Record outputs of PyTorch.", extra="parity"),
-    "sandbox check": Entry("sandbox.SandboxCheck", "Attack this host's sandbox: what is stopped?"),
-    "sandbox run": Entry("sandbox.SandboxRun", "Run an untrusted program, contained."),
-    "sandbox serve": Entry("sandbox.SandboxServe", "Run programs for other machines."),
-    "serve": Entry("serving.Serve", "Serve a checkpoint over OpenAI's HTTP interface, with a page.", extra="serve"),
-}
 
 
 def overview(group: str = "") -> str:
@@ -119,39 +39,36 @@ def find(words: list[str]) -> tuple[str, list[str]]:
             return name, words[count:]
     group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
     named = " ".join(words[:2] if group else words[:1])
-    raise ValueError(f"command {named!r}: must be one of {', '.join(group or COMMANDS)}")
+    near = difflib.get_close_matches(named, COMMANDS, n=1)
+    hint = f" (perhaps {near[0]})" if near else ""
+    raise ValueError(f"command {named!r:.80}: must be one of {', '.join(group or COMMANDS)}{hint}")
 
 
 def parse(words: list[str]) -> Any:
-    """The arguments of the command that these words ask for, which is not run; --help leaves with status 0.
+    """The arguments of the command that these words ask for, which is not run.
 
     Raises:
         ValueError: no such command, a recipe that cannot be read, or options that are wrong.
     """
     name, rest = find(words)
-    return COMMANDS[name].parse(name, rest)
+    return parsing.parse_words(COMMANDS[name].arguments, rest, name)
 
 
 def run(words: list[str]) -> int:
-    """Run the command that these words ask for; its exit status."""
-    name, _ = find(words)
+    """Run the command that these words ask for, or print its help; its exit status."""
+    name, rest = find(words)
+    if {"-h", "--help"} & set(before_end(rest)):
+        sys.stdout.write(f"{declared.help_text(COMMANDS[name].arguments, name)}")
+        return 0
     arguments = parse(words)
     platforms.silence_absent(os.environ)
-    return COMMANDS[name].run(name, arguments)
+    module = importlib.import_module(f"jax_lm.commands.{COMMANDS[name].place.partition('.')[0]}")
+    return getattr(module, f"run_{re.sub('[ -]', '_', name)}")(arguments)
 
 
-def one_line(refusal: str) -> str:
-    """Take the message out of the box that tyro prints, and the option that it thinks was meant."""
-    parts: list[list[str]] = [[]]
-    for line in refusal.splitlines():
-        if RULE.search(line):
-            parts.append([])
-        else:
-            parts[-1].append(line.strip("│| "))
-    texts = [" ".join(" ".join(part).split()) for part in parts] + [""] * 3
-    message = re.sub(r"^Error parsing (?!-)\S+: ", "", texts[1].partition(" Got errors:")[0])
-    meant = re.search(r"Perhaps you meant: (--\S+)", texts[2])
-    return f"{message} (perhaps you meant {meant[1]})" if meant else message
+def before_end(words: list[str]) -> list[str]:
+    """The words that may be options: those before `--`."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -166,8 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         sys.stdout.write(overview(" ".join(given[:-1])))
         return 0 if given else terminal.USAGE_ERROR
-    words = given[: given.index("--")] if "--" in given else given
-    debug = "--debug" in words
+    debug = "--debug" in before_end(given)
     if debug:
         given.remove("--debug")
     # Compilations of earlier runs are kept, so that a second start is fast; the user's own setting wins.
@@ -178,10 +94,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
-    """The console command.
+    """Run what was typed, and end the process.
 
     After Ctrl-C it leaves at once: the interpreter's own end would crash under what XLA's threads still compute.
     """
+    interruption.hear_interrupts()
     status = main()
     if status == terminal.INTERRUPTED:
         sys.stdout.flush()

@@ -84,6 +84,10 @@ class DreamConfig:
     def from_dict(cls, fields: dict[str, Any]) -> "DreamConfig":
         """Read a config.json; ValueError if a size is missing, or a field asks for what is not computed here."""
         fields = dict(fields)
+        if (kind := fields.get("model_type", "Dream")) not in MODEL_TYPES:
+            raise ValueError(
+                f"config model_type={kind!r}: not a model of this package, only {', '.join(MODEL_TYPES)} are"
+            )
         rope = fields.pop("rope_parameters", None) or {}
         if rope.get("rope_type", "default") != "default":
             raise ValueError(f"config rope_parameters={rope!r}: only rope_type 'default' is supported")

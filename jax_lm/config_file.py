@@ -5,11 +5,18 @@
 So a recipe is checked like a command line, and what is typed beside it wins.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 FLAG = "--config"
+OPTION = re.compile("--|-[A-Za-z]")
+"""How a word begins that is no value; negative numbers are."""
 
+SWITCHES = {"true": "True", "false": "False"}
+NOTHING = {"none": "None", "null": "None"}
+"""How people, and YAML, write what Python calls otherwise."""
 
 TRAINING = {
     "--steps": "--max-steps",
@@ -24,49 +31,43 @@ TRAINING = {
     "--epsilon": "--adam-epsilon",
 }
 
+SIZES = {"--batch": "--batch-size", "--canvas": "--max-length"}
+
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "analyze": {"--steps": "--num-steps"},
     "eval": {"--steps": "--num-steps"},
-    "serve": {"--lanes": "--slots"},
+    "experiment": {"--limit": "--timeout"},
+    "info": SIZES,
+    "parity record": {"--batch": "--batch-size", "--prompt-length": "--prompt-tokens"},
+    "plan": SIZES,
+    "sandbox run": {"--seconds": "--timeout"},
+    "sandbox serve": {"--queue-size": "--queue"},
+    "serve": {"--lanes": "--slots", "--seconds": "--timeout"},
     "sft": TRAINING,
     "adapt": {old: new for old, new in TRAINING.items() if old != "--epochs"},
     "grpo": {
         "--max-completion-length": "--max-new-tokens",
         "--diffusion-steps": "--num-steps",
         "--decoding": "--preset",
+        "--prompts": "--limit",
         "--preset paper": "",
     },
 }
-"""Options of version 0.1 by command, and what they are called now; both are understood.
+"""Former names of options by command, and what they are called now; both are understood.
 
 An option that became several gives each of them one of its values. An option with a value is renamed with that value
 alone; the published recipe of `grpo` was a preset, and is the default.
 """
 
 
-def expanded(arguments: Sequence[str], command: str = "") -> list[str]:
-    """The arguments of a command with the recipe's options before those that were typed, under today's names.
-
-    Raises:
-        ValueError: the recipe cannot be read, or is no mapping of options to values.
-    """
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    given, rest = list(arguments[:end]), list(arguments[end:])
-    recipes = [index for index, argument in enumerate(given) if argument.partition("=")[0] == FLAG]
-    if recipes:
-        name = given[recipes[-1]].partition("=")[2] or "".join(given[recipes[-1] + 1 : recipes[-1] + 2])
-        given = before_options(given, flags(Path(name)))
-    return renamed(given, command) + rest
-
-
-def option(words: Sequence[str], name: str, default: str) -> str:
-    """The value that an option has among the words of a command, the last one if it is repeated."""
-    values = [
-        word.partition("=")[2] or "".join(words[index + 1 : index + 2])
-        for index, word in enumerate(words)
-        if word.partition("=")[0] == name
-    ]
-    return values[-1] if values else default
+def values(words: Sequence[str], name: str) -> list[str]:
+    """List the values that an option has among the words of a command, those of the last time if it is repeated."""
+    found: list[str] = []
+    for place, word in enumerate(words):
+        given, equals, value = word.partition("=")
+        if given == name:
+            found = [value] if equals else list(takewhile(lambda each: not OPTION.match(each), words[place + 1 :]))
+    return found
 
 
 def before_options(words: Sequence[str], implied: Sequence[str]) -> list[str]:
@@ -76,9 +77,9 @@ def before_options(words: Sequence[str], implied: Sequence[str]) -> list[str]:
 
 
 def renamed(words: Sequence[str], command: str) -> list[str]:
-    """Put the options of a command under their present names."""
+    """Put the options of a command under their present names, up to the end of options (`--`)."""
     table, rest, present = RENAMED.get(command, {}), list(words), []
-    while rest:
+    while rest and rest[0] != "--":
         name, equals, value = rest.pop(0).partition("=")
         old = name.replace("_", "-")
         if (whole := f"{old} {value if equals else ''.join(rest[:1])}") in table:
@@ -90,27 +91,27 @@ def renamed(words: Sequence[str], command: str) -> list[str]:
         for other in names[1:]:
             present += [*rest[:1], other]
             del rest[:1]
-    return present
+    return present + rest
 
 
-def flags(path: Path) -> list[str]:
-    """A recipe's options as flags."""
+def flags(path: Path) -> list[list[str]]:
+    """Read a recipe's options, each as the words that would be typed; ValueError if it is no recipe."""
     # Here, because a command line without a recipe should not wait for it.
     import yaml
 
     try:
         recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"config={str(path)!r}: cannot be read ({error})") from error
-    if not isinstance(recipe, dict) or not all(isinstance(name, str) for name in recipe):
-        raise ValueError(f"config={str(path)!r}: must be a mapping of options to values")
-    return [part for name, value in recipe.items() for part in (f"--{name.replace('_', '-')}", *words_of(name, value))]
+        raise ValueError(f"cannot be read ({error})") from error
+    if not isinstance(recipe, dict) or not all(isinstance(name, str) and name.isidentifier() for name in recipe):
+        raise ValueError("must be a mapping of options to values")
+    return [[f"--{name.replace('_', '-')}", *words_of(name, value)] for name, value in recipe.items()]
 
 
 def words_of(name: str, value: object) -> list[str]:
-    """A value as it would be typed; the loader leaves every scalar as text."""
+    """Write a value as it would be typed; the loader leaves every scalar as text."""
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"recipe: {name} must be a value or a list of values, not {value!r:.80}")
-    return [{"null": "None", "true": "True", "false": "False"}.get(value, value)]
+        raise ValueError(f"{name} must be a value or a list of values, not {value!r:.80}")
+    return [value]

@@ -9,16 +9,20 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from jaxtyping import Array, Key
 
 from jax_lm import terminal
 from jax_lm.base_model import BUILTIN_MODEL, find_model
+from jax_lm.compile_clock import compile_seconds
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import Score, log_likelihood
@@ -29,6 +33,7 @@ from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.planning import PlannedStep, explained, parameter_count
+from jax_lm.precision import DTYPES, fitting_dtype
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
@@ -36,21 +41,19 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 logger = logging.getLogger(__name__)
 
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
+CHAT_NOTICE = "the built-in model saw few conversations and answers them badly; a model of your own is named by model"
 BUILTIN_SURENESS = 0.93
 """An answer below it is doubted; the card of the built-in model says how often that is right."""
 
-DTYPES = ("float32", "bfloat16")
 INT8 = "int8"
 Progress = Callable[[int, int], None]
 PROGRESS_UPDATES = 50
+FIRST_NOTE = "the first call of a size compiles"
 WIDTH_BUCKET = 32
 """Rows are left-padded to a multiple of this, so that rows of similar length share a compilation."""
 
 TRAINED_CONTEXT = 2048
 """Prompt and answer that the published models were tuned on; longer works, with a warning."""
-
-SMALL_MODEL = 250_000_000
-"""Parameters below which a CPU runs in float32 without measuring: the weights fit, the result is exact."""
 
 
 class DiffuCoderInference:
@@ -85,8 +88,8 @@ class DiffuCoderInference:
         start = time.perf_counter()
         self.found = find_model(model_path, adapter)
         folder, self.is_builtin = self.found.folder, model_path is None and self.found.folder == BUILTIN_MODEL
-        self.tokenizer = DiffuCoderTokenizer.from_pretrained(folder if tokenizer_path is None else tokenizer_path)
         self.config = DreamForCausalLM.read_config(folder)
+        self.tokenizer = DiffuCoderTokenizer.from_pretrained(folder if tokenizer_path is None else tokenizer_path)
         self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size)
         self.parameter_count = parameter_count(self.config)
         self.mesh_shape = chosen_mesh(self.config, mesh)
@@ -153,14 +156,27 @@ class DiffuCoderInference:
             alg_temp=alg_temp,
             decoding=Decoding(preset=preset),
         )
-        with terminal.progress("generating") as report:
+        with terminal.progress("generating", FIRST_NOTE) as report:
             completions = self.complete(prompts, options, seed=seed, on_progress=report)
         texts = [p + c for p, c in zip(prompts, completions, strict=True)] if return_full_text else completions
         return texts[0] if isinstance(prompt_or_list, str) else texts
 
-    def chat(self, messages: str | Sequence[Message], options: GenerationOptions = DEFAULTS, *, seed: int = 0) -> str:
-        """Answer a conversation ({"role": …, "content": …} messages, or one user message as a string)."""
-        with terminal.progress("generating") as report:
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        options: GenerationOptions = DEFAULTS,
+        *,
+        seed: int = 0,
+        **settings: Any,
+    ) -> str:
+        """Answer a conversation ({"role": …, "content": …} messages, or one user message as a string).
+
+        Settings are those of `generate`, such as max_new_tokens or preset, and win over `options`.
+        """
+        options = options.changed(**settings)
+        if self.is_builtin:
+            logger.warning(CHAT_NOTICE)
+        with terminal.progress("generating", FIRST_NOTE) as report:
             return self.complete([self.chat_prompt(messages)], options, seed=seed, on_progress=report)[0]
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> str:
@@ -208,9 +224,15 @@ class DiffuCoderInference:
             ValueError: a length below 1, or a text that does not fit the context.
         """
         lengths = candidate_lengths(max_new_tokens, middle_length)
+        return self.decode_hole(prefix, suffix, lengths, options, seed=seed).rows[0].text
+
+    def decode_hole(
+        self, prefix: str, suffix: str, lengths: Sequence[int], options: GenerationOptions, *, seed: int = 0
+    ) -> DecodedBatch:
+        """Fill the hole between two texts at each of these lengths, and keep the likeliest row."""
         templates = [Template.infilling(prefix, length, suffix) for length in lengths]
-        rows = self.decode(templates, options, seed=seed).rows
-        return max(rows, key=lambda row: row.mean_log_confidence).text
+        batch = self.decode(templates, options, seed=seed)
+        return replace(batch, rows=(max(batch.rows, key=lambda row: row.mean_log_confidence),))
 
     def fill(
         self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0, on_progress: Progress | None = None
@@ -224,22 +246,23 @@ class DiffuCoderInference:
         templates: Sequence[Template],
         options: GenerationOptions,
         *,
-        seed: int = 0,
+        seed: int | Key[Array, "b"] = 0,
         on_progress: Progress | None = None,
     ) -> DecodedBatch:
-        """Fill templates together, with scores and timing."""
+        """Fill templates together, with scores and timing; draws from a seed, or one key per row."""
         start = time.perf_counter()
         canvas = self.canvas(templates)
         holes = int(canvas.holes.sum())
         # One compiled loop either way: without anybody to report to, it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         state = None
-        for state in self.states(canvas, options, seed=seed, every=every):
-            if on_progress:
-                on_progress(holes - int(np.asarray(state.masked).sum()), holes)
-        assert state is not None
-        rows = tuple(self.generations(canvas, state))
-        return DecodedBatch(rows, forwards=int(state.forwards), seconds=time.perf_counter() - start)
+        with compile_seconds() as compiled:
+            for state in self.states(canvas, options, seed=seed, every=every):
+                if on_progress:
+                    on_progress(holes - int(np.asarray(state.masked).sum()), holes)
+            assert state is not None
+            rows, forwards = tuple(self.generations(canvas, state)), int(state.forwards)
+            return DecodedBatch(rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled())
 
     def stream(
         self, prompts: Sequence[str], options: GenerationOptions = DEFAULTS, *, seed: int = 0, every: int = 1
@@ -260,7 +283,7 @@ class DiffuCoderInference:
             seen = masked
 
     def states(
-        self, canvas: Canvas, options: GenerationOptions, *, seed: int = 0, every: int | None = 1
+        self, canvas: Canvas, options: GenerationOptions, *, seed: int | Key[Array, "b"] = 0, every: int | None = 1
     ) -> Iterator[SamplerState]:
         """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes."""
         batch, length = canvas.tokens.shape
@@ -385,32 +408,6 @@ def chosen_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
     return shape
 
 
-def fitting_dtype(parameter_count: int) -> str:
-    """bfloat16 on accelerators; on a CPU float32 for small models, else what a trial product runs faster in."""
-    if jax.default_backend() != "cpu":
-        return "bfloat16"
-    if parameter_count < SMALL_MODEL:
-        return "float32"
-    return min(DTYPES, key=trial_seconds)
-
-
-def trial_seconds(dtype: str) -> float:
-    """Best of three times of one product of the kind that dominates a forward pass."""
-    rows, weight = jnp.ones((256, 2048), dtype), jnp.ones((2048, 2048), dtype)
-
-    @jax.jit
-    def trial(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-
-    trial(rows, weight).block_until_ready()
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        trial(rows, weight).block_until_ready()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def main(
     *,
     model_path: str | None = None,
@@ -436,7 +433,7 @@ def main(
     """
     engine = DiffuCoderInference(model_path, tokenizer_path, dtype, mesh=mesh)
     if not benchmark:
-        with terminal.progress("generating") as report:
+        with terminal.progress("generating", FIRST_NOTE) as report:
             (text,) = engine.complete([prompt], options, seed=seed, on_progress=report)
         sys.stdout.write(prompt + text.rstrip("\n") + "\n")
         return

@@ -6,8 +6,9 @@
 walked: commit rule, blocks, cache. What comes back is `jax_lm.results`.
 """
 
+import difflib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,9 @@ DECODING_DEFAULTS: dict[str, Any] = {
 def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """ValueError unless the value is one of those allowed."""
     if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+        near = difflib.get_close_matches(value, allowed, n=1)
+        hint = f" (perhaps {near[0]})" if near else ""
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +204,12 @@ class GenerationOptions:
             raise ValueError(f"draft={self.draft}: must be 0 with refresh_steps, which counts evaluations")
         if self.draft and chosen.cache == "prefix" and chosen.refresh_every > 1:
             raise ValueError(f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1")
+
+    def changed(self, **settings: Any) -> "GenerationOptions":
+        """Give options with other settings, among them those of `decoding` by their own names."""
+        inner = {field.name for field in fields(Decoding)} & settings.keys()
+        below = {name: settings.pop(name) for name in inner}
+        return replace(self, **settings, **({"decoding": replace(self.decoding, **below)} if below else {}))
 
     @property
     def steps(self) -> int | None:

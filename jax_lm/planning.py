@@ -308,8 +308,8 @@ def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[
     variants = (
         ("--lora-rank 16", replace(planned, lora_rank=planned.lora_rank or 16) if planned.is_training else planned),
         ("--dtype int8", planned if trains_all else replace(planned, precision="int8")),
-        (f"--batch {max(1, planned.batch // 2)}", replace(planned, batch=max(1, planned.batch // 2))),
-        (f"--canvas {half}", replace(planned, canvas=half, new_tokens=max(1, min(planned.new_tokens, half // 2)))),
+        (f"--batch-size {max(1, planned.batch // 2)}", replace(planned, batch=max(1, planned.batch // 2))),
+        (f"--max-length {half}", replace(planned, canvas=half, new_tokens=max(1, min(planned.new_tokens, half // 2)))),
     )
     return [(name, estimated_memory(config, changed, mesh)) for name, changed in variants if changed != planned]
 

@@ -48,11 +48,24 @@ class Generation:
 
 @dataclass(frozen=True)
 class DecodedBatch:
-    """Rows that were decoded together, and what that took; tokens after a stop token do not count."""
+    """Rows that were decoded together, and what that took; tokens after a stop token do not count.
+
+    Attributes:
+        rows: in the order of the templates.
+        forwards: evaluations of the model.
+        seconds: all of the call.
+        compile_seconds: the part of them that JAX compiled.
+    """
 
     rows: tuple[Generation, ...]
     forwards: int
     seconds: float
+    compile_seconds: float = 0.0
+
+    @property
+    def run_seconds(self) -> float:
+        """Time without compilation, which later calls of the same size do not need."""
+        return max(self.seconds - self.compile_seconds, 1e-9)
 
     @property
     def tokens(self) -> int:
@@ -60,17 +73,18 @@ class DecodedBatch:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+        return self.tokens / self.run_seconds
 
     @property
     def tokens_per_forward(self) -> float:
         return self.tokens / max(self.forwards, 1)
 
     def describe(self) -> str:
-        """Tokens, time, speed and forwards in one line."""
+        """Tokens, time without compilation, speed, forwards and the time of compilation in one line."""
         return (
-            f"{self.tokens} tokens in {self.seconds:.1f} s · {self.tokens_per_second:.0f} tokens/s · "
-            f"{self.forwards} forwards · {self.tokens_per_forward:.1f} tokens per forward"
+            f"{self.tokens} tokens in {self.run_seconds:.1f} s · {self.tokens_per_second:.0f} tokens/s · "
+            f"{self.forwards} forwards · {self.tokens_per_forward:.1f} tokens per forward · "
+            f"{self.compile_seconds:.1f} s of compilation before"
         )
 
 

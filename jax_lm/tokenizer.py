@@ -96,6 +96,11 @@ class DiffuCoderTokenizer:
 
     def require_ids(self, *, mask_token_id: int | None, vocab_size: int) -> None:
         """Raise TokenizerError unless this tokenizer belongs to a model with this mask id and vocabulary."""
+        if mask_token_id is None:
+            raise TokenizerError(
+                f"config.json names no mask_token_id, while the tokenizer has {MASK} at {self.mask_id}: "
+                "a masked-diffusion model names it; an autoregressive one becomes one by diffucoder adapt"
+            )
         if self.mask_id != mask_token_id:
             raise TokenizerError(
                 f"tokenizer has {MASK} at {self.mask_id}, the model's mask_token_id is {mask_token_id}: "

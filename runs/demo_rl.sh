@@ -24,7 +24,7 @@ evaluate "$out/start"
 for seed in 0 1 2; do
     for arm in coupled full_mask shuffled; do
         case $arm in
-            shuffled) options=(--estimator coupled --shuffle-rewards True) ;;
+            shuffled) options=(--estimator coupled --shuffle-rewards) ;;
             *) options=(--estimator "$arm") ;;
         esac
         run="$out/$arm-$seed"

@@ -1,6 +1,7 @@
 """The command line: what it prints, and that wrong input is one line and exit status 2."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -294,6 +295,38 @@ def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):
     assert (status, "steps=17" in err) == (2, True)
 
 
+def test_objects_for_programs(capsys, tmp_path):
+    status, out, _ = run(capsys, "generate", "def add(a, b):", "--json", *QUICK)
+    found = json.loads(out)
+    assert status == 0
+    compile(found["text"], "generated", "exec")
+    assert found["text"] == "def add(a, b):" + "".join(found["holes"])
+    assert len(found["confidence"]) == len(found["token_ids"]) == found["tokens"]
+    assert (found["stopped"], found["doubt"]) == (True, None)
+    assert found["forwards"] >= found["tokens"] / 48
+    status, out, _ = run(capsys, "generate", "--prefix", "def area(r):", "--suffix", "return a", "--json", *QUICK)
+    assert json.loads(out)["text"].startswith("def area(r):")
+    status, out, _ = run(capsys, "info", "--json", "--batch-size", "2")
+    found = json.loads(out)
+    assert (status, found["parameters"], found["config"]["vocab_size"]) == (0, 4_331_776, 1536)
+    assert found["memory"]["float32"]["weights"] == 4 * 4_331_776
+    status, out, _ = run(capsys, "plan", "--model-config", "7b", "--topology", "v5e:1x1", "--estimate", "--json")
+    found = json.loads(out)
+    assert (status, found["fits"]) == (1, False)
+    assert "--dtype int8" in " ".join(found["try"])
+    status, out, _ = run(capsys, "verify", str(GOLDEN / "checkpoint"), "--json")
+    assert (status, all(check["passed"] for check in json.loads(out))) == (0, True)
+
+
+def test_stats_show_compilation_apart(capsys):
+    words = ["generate", "def add(a, b):", "--stats", "--max-new-tokens", "41", "--temperature", "0"]
+    _, _, first = run(capsys, *words)
+    _, _, second = run(capsys, *words)
+    seconds = [float(re.search(r"([0-9.]+) s of compilation before", err)[1]) for err in (first, second)]
+    assert seconds[0] > 0.05
+    assert seconds[1] < seconds[0] / 2
+
+
 COMMANDS = [
     [],
     ["generate"],
@@ -329,7 +362,8 @@ def test_the_console_command_leaves_at_once_when_interrupted(status, monkeypatch
 
 
 def test_parsing_imports_nothing_heavy():
-    probe = "import sys; import jax_lm.cli; print(sorted({'jax', 'flax', 'numpy', 'tokenizers'} & set(sys.modules)))"
+    parse = "import sys; from jax_lm import cli; cli.parse(['sft', '--data', 'x', '--out', 'y'])"
+    probe = f"{parse}; print(sorted({{'jax', 'flax', 'numpy', 'tokenizers'}} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 

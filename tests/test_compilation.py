@@ -17,7 +17,7 @@ from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
 
 needs_libtpu = pytest.mark.skipif(not TPU_COMPILER.is_installed, reason="needs libtpu: the extra plan")
 needs_cuda = pytest.mark.skipif(not GPU_COMPILER.is_installed, reason="needs the extra plan-gpu")
-SMALL = ("--model-config", "small", "--canvas", "32", "--temperature", "0")
+SMALL = ("--model-config", "small", "--max-length", "32", "--temperature", "0")
 CLEAN = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
 
 

@@ -8,9 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import tyro
 
-from jax_lm.arguments.serving import Serve
+from jax_lm import cli
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 METRIC = re.compile(r"diffucoder_\w+")
@@ -50,7 +49,7 @@ def commands():
 def test_the_server_is_started_with_options_that_it_has(file):
     program, command, *options = commands()[file]
     assert (program, command) == ("/opt/diffucoder/bin/diffucoder", "serve")
-    parsed = tyro.cli(Serve, args=options, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes))
+    parsed = cli.parse([command, *options])
     # Both are reached from outside, or may be: with keys.
     assert parsed.api_key_file is not None
     # Who stops them by force waits for longer than they need.

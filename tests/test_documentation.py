@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 
+import options
 import pytest
 from documentation import ROOT, SAMPLES, Block, Command, blocks, check, commands, matches, pages, shortened
 
@@ -94,3 +95,7 @@ def test_blocks_and_marks(tmp_path):
 def test_long_commands_are_run_at_a_smaller_size():
     command = next(command for command in everything() if command.words[:3] == ["diffucoder", "eval", "builtin"])
     assert shortened(command).endswith("--limit 2 --max-new-tokens 32")
+
+
+def test_the_page_of_options_is_that_of_the_code():
+    assert options.PAGE.read_text(encoding="utf-8") == options.page(), "python tools/options.py writes it anew"

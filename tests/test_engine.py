@@ -373,10 +373,10 @@ def test_what_cannot_be_decoded_is_refused_at_once(engine, request_, message):
         engine.submit([request_], Ear())
 
 
-@pytest.mark.parametrize("field", ["slots", "queue", "max_tokens", "seconds"])
+@pytest.mark.parametrize("field", ["slots", "queue", "max_tokens", "timeout"])
 def test_bounds_are_checked(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
-        EngineOptions(**{field: 0.0 if field == "seconds" else 0})
+        EngineOptions(**{field: 0.0 if field == "timeout" else 0})
 
 
 def test_shutdown_finishes_what_is_there(fresh, alone):

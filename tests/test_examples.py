@@ -15,7 +15,7 @@ PLAIN = {
     "basic": ({"max_new_tokens": 16}, "def is_prime(n):"),
     "batch": ({"prompts": ("def gcd(a, b):", "def double(x):"), "max_new_tokens": 16}, "2 forwards"),
     "streaming": ({"max_new_tokens": 16}, "settled: '\\n    return n % 2"),
-    "infilling": ({"max_new_tokens": 4}, "    return result"),
+    "infilling": ({}, "        result *= i\n    return result\ndef gcd(a, b):\n    while b:\n"),
     "chat": ({"max_new_tokens": 16}, "> Now write lcm(a, b)."),
     "tpu": ({"rows": 2, "max_new_tokens": 16, "preset": "turbo"}, "no TPU here: 1 device(s) of cpu instead"),
 }

@@ -162,7 +162,9 @@ def test_running_out_of_memory_is_answered_with_numbers_and_cheapest_changes(eng
         yield
 
     monkeypatch.setattr(Sampler, "stream", full)
-    with pytest.raises(OutOfMemoryError, match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* --canvas"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* --max-length"
+    ):
         engine.generate("def f():", max_new_tokens=32)
 
 

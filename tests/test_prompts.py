@@ -42,5 +42,5 @@ def test_built_in_tasks_are_distinct_and_of_the_training_side():
     scripts = [row["test_cases"] for row in rows if not row["test_cases"][0].startswith("assert ")]
     assert scripts
     assert all(len(script) == 1 for script in scripts)
-    with pytest.raises(ValueError, match="prompts=0"):
+    with pytest.raises(ValueError, match="limit=0"):
         builtin_prompts(0)

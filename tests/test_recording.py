@@ -11,7 +11,7 @@ from jax_lm.benchmark.recording import CASES, record_reference
 from jax_lm.benchmark.settings import RecordingShape
 from jax_lm.checkpoints.huggingface import CheckpointError
 
-SHAPE = RecordingShape(batch=3, prompt_length=13, max_new_tokens=24, seed=7)
+SHAPE = RecordingShape(batch_size=3, prompt_tokens=13, max_new_tokens=24, seed=7)
 
 
 def test_recorded_reference_passes(tmp_path):

@@ -555,3 +555,31 @@ def test_a_bad_mixture_is_refused(arguments, message):
         weighted_sum(*arguments)
     with pytest.raises(ValueError, match=r"weights are for \['b'\], rewards are \['a'\]"):
         WeightedSum({"a": constant(1.0)}, {"b": 1.0})
+
+
+def test_a_function_of_a_file_or_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text("SHARE = 0.5\n")
+    text = (
+        "from beside import SHARE\ndef half(prompts, completions, **columns):\n    return [SHARE] * len(completions)\n"
+    )
+    (tmp_path / "my_rewards.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert find_reward("../my_rewards.py:half")(["p"], ["c", "d"]) == [0.5, 0.5]
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_rewards", "beside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    assert find_reward("my_rewards:half")(["p"], ["c"]) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("absent.py:f", "there is no such file"), ("absent_module:f", "No module named"), ("jax_lm.cli:absent", "absent")],
+)
+def test_a_function_that_is_not_there(name, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"reward '{name}' cannot be imported: .*{said}"):
+        find_reward(name)

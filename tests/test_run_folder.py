@@ -2,7 +2,8 @@
 
 import pytest
 
-from jax_lm.reports.run_folder import RunLog, flat, weights_digest, write_whole
+from jax_lm.files import write_whole
+from jax_lm.reports.run_folder import RunLog, flat, weights_digest
 
 
 class Notes(RunLog):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jax_lm.commands.generation import MASK_GLYPH, canvas_text, colour
+from jax_lm.commands.watching import MASK_GLYPH, canvas_text, colour
 from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 

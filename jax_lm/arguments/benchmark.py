@@ -133,7 +133,7 @@ class ParityCheck:
 
     folder: tyro.conf.Positional[Path]
     tolerance: float | None = None
-    tokenizer: Path | None = None
+    tokenizer: str | None = None
     training: bool = False
 
 

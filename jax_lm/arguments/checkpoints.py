@@ -6,6 +6,8 @@ from typing import Literal
 
 import tyro
 
+from jax_lm.benchmark.settings import require_at_least_one
+
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
@@ -43,9 +45,11 @@ class Verify:
 
     Attributes:
         path: folder or hub id.
+        json: print a JSON object instead of lines.
     """
 
     path: tyro.conf.Positional[str]
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +91,19 @@ class Info:
 
     Examples:
         diffucoder info
-        diffucoder info --model apple/DiffuCoder-7B-Instruct --canvas 512
+        diffucoder info --model apple/DiffuCoder-7B-Instruct --max-length 512
 
     Attributes:
         model: folder or hub id; the built-in model if not given.
-        batch: rows that are decoded together, for the memory estimate.
-        canvas: tokens of a row, prompt and answer, for the memory estimate.
+        batch_size: rows that are decoded together, for the memory estimate.
+        max_length: tokens of a row, prompt and answer, for the memory estimate.
+        json: print a JSON object instead of a table.
     """
 
     model: str | None = None
-    batch: int = 1
-    canvas: int = 512
+    batch_size: int = 1
+    max_length: int = 512
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least_one(self, "batch_size", "max_length")

@@ -1,9 +1,11 @@
-"""Arguments of the commands that prepare data: `data prepare-acecode`, `data tokenize`. Imports no JAX."""
+"""Arguments of the commands about data: `data prepare-acecode`, `data show`, `data tokenize`. Imports no JAX."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import tyro
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,46 @@ class PrepareAcecode:
     data: Path
     out: Path
     difficulty: Literal["hard", "medium", "easy"] = "hard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Print samples as the model will see them: what stays visible, what is learnt, and one draw of masks.
+
+    Examples:
+        diffucoder data show train.jsonl
+        diffucoder data show train.parquet --model ./DiffuCoder-7B-Base --limit 10
+        diffucoder data show owner/name --kind text --split test
+
+    Attributes:
+        data: JSONL file, or folder of them; or what the library `datasets` loads (its extra): hub id, a folder that it
+            saved, Parquet.
+        model: folder or hub id whose tokenizer and template are used; the built-in model if not given.
+        kind: conversations for `sft`, text for `adapt`.
+        limit: number of samples, refused lines among them.
+        mask_ratio: share of what is learnt that is masked; training draws it anew for every sample and step.
+        max_length: longest conversation in tokens, and length of a piece of a text.
+        seed: of the masks.
+        split: of a data set of `datasets`.
+        subset: of a data set of `datasets` that has several.
+    """
+
+    data: tyro.conf.Positional[str]
+    model: str | None = None
+    kind: Literal["text", "conversations"] = "conversations"
+    limit: int = 3
+    mask_ratio: float = 0.5
+    max_length: int = 2048
+    seed: int = 0
+    split: str = "train"
+    subset: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if not 0 <= self.mask_ratio <= 1:
+            raise ValueError(f"mask_ratio={self.mask_ratio}: must lie in [0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)

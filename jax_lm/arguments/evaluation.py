@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
-from jax_lm.config_file import option
+from jax_lm.config_file import values
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 ONE_PER_STEP = GenerationOptions(
@@ -50,6 +50,19 @@ class Analyze:
         out: folder for analysis.json, analysis.html and the pictures.
     """
 
+    FIRST: ClassVar = (
+        "model",
+        "data",
+        "limit",
+        "n",
+        "temperatures",
+        "max_new_tokens",
+        "num_steps",
+        "alg",
+        "seed",
+        "out",
+    )
+
     suite: tyro.conf.Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
     data: Path | None = None
     model: str | None = None
@@ -58,7 +71,7 @@ class Analyze:
     limit: int = 8
     n: int = 2
     temperatures: tuple[float, ...] = (0.0, 0.5, 1.0)
-    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = ONE_PER_STEP
+    generation: GenerationOptions = ONE_PER_STEP
     seed: int = 0
     executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
     out: Path = Path("analysis")
@@ -116,6 +129,19 @@ class Evaluate:
         allow_unsafe_exec: run what the model wrote without containment where there is none.
     """
 
+    FIRST: ClassVar = (
+        "model",
+        "data",
+        "limit",
+        "n",
+        "k",
+        "temperature",
+        "max_new_tokens",
+        "preset",
+        "batch_size",
+        "out",
+    )
+
     suite: tyro.conf.Positional[
         Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
     ]
@@ -127,7 +153,7 @@ class Evaluate:
     n: int = 1
     k: tuple[int, ...] = (1,)
     batch_size: int = 25
-    generation: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS
+    generation: GenerationOptions = DEFAULTS
     middle_length: int | Literal["auto", "oracle"] | None = None
     chat: bool = False
     base: bool = False
@@ -143,7 +169,7 @@ class Evaluate:
     def implied(words: Sequence[str]) -> list[str]:
         """Length and temperature as published, or short and greedy for small tasks, unless something else is typed."""
         is_small = any(w in SMALL_SUITES for before, w in pairwise(["", *words]) if before not in TEXT_OPTIONS)
-        is_long = not is_small and option(words, "--model", "None") != "None"
+        is_long = not is_small and values(words, "--model") not in ([], ["None"])
         return ["--max-new-tokens", "512" if is_long else "144", "--temperature", "0" if is_small else "0.2"]
 
     def __post_init__(self) -> None:

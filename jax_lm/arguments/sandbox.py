@@ -39,7 +39,7 @@ class SandboxRun:
         diffucoder sandbox run solution.py --tests tests/
         diffucoder sandbox run solution.py --tests cases/ --comparison exact
         diffucoder sandbox run solution.py --input 1.in --expected 1.out
-        diffucoder sandbox run solution.py --seconds 2
+        diffucoder sandbox run solution.py --timeout 2
 
     Attributes:
         file: the program.
@@ -51,7 +51,7 @@ class SandboxRun:
             compares the text, but for one newline at its end.
         packages: installed packages that program and tests may import beside the standard library.
         strict: let no object of the program decide by its own methods what plain value it equals, as for rewards.
-        seconds: wall clock per test.
+        timeout: seconds of wall clock per test.
         memory_mib: address space.
         executor: how to contain it; auto takes bubblewrap, then Landlock, and refuses where neither works.
         allow_unsafe_exec: run without containment where there is none.
@@ -64,7 +64,7 @@ class SandboxRun:
     comparison: Literal["tolerant", "exact"] = "tolerant"
     packages: tuple[str, ...] = ("numpy",)
     strict: bool = False
-    seconds: float = 5.0
+    timeout: float = 5.0
     memory_mib: int = 512
     executor: ExecutorName = "auto"
     allow_unsafe_exec: bool = False
@@ -90,7 +90,7 @@ class SandboxServe:
         host: address to listen on.
         port: 0 takes a free one.
         workers: programs at once; the number of cores if not given.
-        queue_size: programs accepted and not finished; more are refused with 503.
+        queue: programs accepted and not finished; more are refused with 503.
         executor: how to contain programs.
         allow_unsafe_exec: run without containment where there is none.
     """
@@ -98,6 +98,6 @@ class SandboxServe:
     host: str = "127.0.0.1"
     port: int = 8700
     workers: int | None = None
-    queue_size: int = 256
+    queue: int = 256
     executor: ExecutorName = "auto"
     allow_unsafe_exec: bool = False

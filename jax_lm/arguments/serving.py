@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +28,22 @@ class Serve:
         name: under which the model is offered; the last part of `adapter` or `model` if not given.
         api_key_file: file with API keys, one per line; clients must show one of them.
         allow_no_key: listen on another address than loopback without keys.
-        allow_host: host name under which clients ask for this server, besides its address; may be given repeatedly.
+        allow_host: host names under which clients ask for this server, besides its address.
         slots: sequences decoded together.
         queue: sequences that may wait; more are refused with 429.
         context: tokens that prompt and answer may take together; 2048, or less if the model holds less, if not given.
         max_tokens: longest answer that may be asked for.
-        seconds: time that a request may take.
+        timeout: seconds that a request may take.
         draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. Answers are
             the same.
         grace: seconds from SIGTERM to the end of the process; whoever then kills it must wait for longer.
         connections: connections open at once; as many as the limit on open files leaves, at most 1024, if not given.
         log_prompts: write prompts to the log, and answers that are not streamed.
     """
+
+    FIRST: ClassVar = (
+        "model", "host", "port", "api_key_file", "dtype", "slots", "context", "max_tokens", "timeout", "name",
+    )  # fmt: skip
 
     model: str | None = None
     adapter: str | None = None
@@ -54,7 +59,7 @@ class Serve:
     queue: int = 128
     context: int | None = None
     max_tokens: int = 1024
-    seconds: float = 120.0
+    timeout: float = 120.0
     draft: int = 0
     grace: float = 30.0
     connections: int | None = None

@@ -1,12 +1,12 @@
 """Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`. Imports no JAX."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-import tyro
+from typing import ClassVar, Literal
 
 from jax_lm.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.config_file import values
 from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
 
 BUILTIN = "builtin"
@@ -42,7 +42,7 @@ class ModelArguments:
     quantize: Literal["int8"] | None = None
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
-    hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
+    hosts: Hosts = ONE_HOST
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize")}
@@ -99,18 +99,30 @@ class Sft:
 
     Attributes:
         data: JSONL file; a row has "messages" ([{"role": …, "content": …}, …]), or "prompt" and "response". Or a folder
-            that `data tokenize --kind conversations` wrote.
+            that `data tokenize --kind conversations` wrote; or Parquet, a folder or hub id for the extra datasets.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/ or adapter/.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
     """
 
+    FIRST: ClassVar = (
+        "data", "out", "model", "config", "max_steps", "num_train_epochs", "learning_rate", "batch_size", "max_length",
+        "lora_rank",
+    )  # fmt: skip
+
+    EXCLUSIVE: ClassVar = (("--max-steps", "--num-train-epochs"),)
+
     data: Path
     out: Path
     model_arguments: ModelArguments = ONE_MODEL
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
+
+    @staticmethod
+    def implied(words: Sequence[str]) -> list[str]:
+        """Make three passes over the samples, however many there are, unless a number of steps is asked for."""
+        return [] if values(words, "--max-steps") else ["--num-train-epochs", "3"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +142,29 @@ class Grpo:
         out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
         data: JSONL file whose rows have "prompt" (text, or chat messages) and the columns that rewards read, such as
             "test_cases", or those of LiveCodeBench, APPS, TACO and open-r1; or builtin, tasks of the built-in corpus.
-        prompts: how many tasks of the built-in corpus, up to 4,000.
+        limit: how many tasks of the built-in corpus, up to 4,000.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
     """
 
+    FIRST: ClassVar = (
+        "out", "data", "model", "config", "reward_funcs", "reward_weights", "max_steps", "learning_rate",
+        "num_generations", "lora_rank",
+    )  # fmt: skip
+
     out: Path
     data: str = BUILTIN
-    prompts: int = 2000
+    limit: int = 2000
     model_arguments: ModelArguments = ONE_MODEL
     config: Path | None = None
     settings: GRPOConfig = field(default_factory=GRPOConfig)
+
+    @staticmethod
+    def implied(words: Sequence[str]) -> list[str]:
+        """Weigh a single reward by 1; several must be weighted by whoever names them."""
+        rewards = values(words, "--reward-funcs")
+        return ["--reward-weights", *(["1"] if len(rewards) == 1 else [])] if rewards else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +175,11 @@ class Adapt:
 
     Examples:
         diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out out/base --config runs/adapt_paper.yaml
-        diffucoder adapt --data code.jsonl --model ./shape --from-scratch True --out out/base --max-length 512
+        diffucoder adapt --data code.jsonl --model ./shape --from-scratch --out out/base --max-length 512
 
     Attributes:
-        data: JSONL file; a row has "text". Or a folder that `data tokenize` wrote.
+        data: JSONL file; a row has "text". Or a folder that `data tokenize` wrote; or Parquet, a folder or hub id for
+            the extra datasets.
         model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
@@ -166,12 +190,17 @@ class Adapt:
         settings: of the run.
     """
 
+    FIRST: ClassVar = (
+        "data", "model", "out", "config", "max_steps", "learning_rate", "batch_size", "max_length", "from_scratch",
+        "mesh",
+    )  # fmt: skip
+
     data: Path
     model: str
     out: Path
     from_scratch: bool = False
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
-    hosts: tyro.conf.OmitArgPrefixes[Hosts] = ONE_HOST
+    hosts: Hosts = ONE_HOST
     config: Path | None = None
     settings: AdaptConfig = field(default_factory=AdaptConfig)

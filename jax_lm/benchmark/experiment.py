@@ -86,7 +86,7 @@ class ExperimentSteps:
     def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what: Any) -> tuple[WorkerResult, dict[str, np.ndarray]]:
         """Have a backend measured in a process that sees no accelerator."""
         request = WorkerRequest(backend=backend, folder=str(self.folder), dtype=self.dtype, repeats=1, **what)
-        return run_worker(request, environment=comparison.ON_CPU, limit=self.settings.limit)
+        return run_worker(request, environment=comparison.ON_CPU, limit=self.settings.timeout)
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
         """Decode answers of full length, so that every batch is the same work."""

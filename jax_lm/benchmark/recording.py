@@ -18,6 +18,7 @@ from jax_lm.benchmark.settings import RecordingShape
 from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.interruption import unfinished
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -52,8 +53,8 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
         raise CheckpointError(f"out={str(out)!r} exists; choose a new folder")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    (partial / "checkpoint").mkdir(parents=True)
-    try:
+    with unfinished(partial):
+        (partial / "checkpoint").mkdir(parents=True)
         for file in sorted(folder.iterdir()):
             if file.suffix in (".json", ".safetensors"):
                 shutil.copy(file, partial / "checkpoint")
@@ -61,8 +62,6 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
         save_file({name: np.ascontiguousarray(value) for name, value in golden.items()}, partial / "golden.safetensors")
         (partial / "cases.json").write_text(json.dumps({"generate": cases}, indent=1) + "\n", encoding="utf-8")
         partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def reference_outputs(
@@ -73,17 +72,17 @@ def reference_outputs(
     The backend computes in float32; afterwards it is left in bfloat16.
     """
     generator = torch.Generator().manual_seed(shape.seed)
-    length = shape.prompt_length + shape.max_new_tokens
-    ids = torch.randint(0, min(config.vocab_size, backend.mask_id), (shape.batch, length), generator=generator)
+    length = shape.prompt_tokens + shape.max_new_tokens
+    ids = torch.randint(0, min(config.vocab_size, backend.mask_id), (shape.batch_size, length), generator=generator)
     present = torch.ones_like(ids)
-    for row in range(shape.batch):
-        present[row, : row * (shape.prompt_length // 3)] = 0
+    for row in range(shape.batch_size):
+        present[row, : row * (shape.prompt_tokens // 3)] = 0
     exact = backend.evaluate(ids, output_hidden_states=True)
     golden = {f"forward.hidden_states.{layer}": state.numpy() for layer, state in enumerate(exact.hidden_states)}
     golden |= {"forward.input_ids": ids.numpy(), "forward.logits": exact.logits.numpy()}
     golden |= {"padded.input_ids": ids.numpy(), "padded.attention_mask": present.numpy()}
     golden["padded.logits"] = backend.evaluate(ids, present).logits.numpy()
-    prompts, cases = ids[:, : shape.prompt_length], []
+    prompts, cases = ids[:, : shape.prompt_tokens], []
     for number, case in enumerate(CASES):
         case = DEFAULTS | case | {"case": number, "max_new_tokens": shape.max_new_tokens}
         mask = present if case["padded"] else None
@@ -92,7 +91,7 @@ def reference_outputs(
         golden |= {f"{name}.input_ids": prompts.numpy(), f"{name}.sequences": history[-1].numpy()}
         golden[f"{name}.history"] = torch.stack(history).numpy()
         if mask is not None:
-            golden[f"{name}.attention_mask"] = mask[:, : shape.prompt_length].numpy()
+            golden[f"{name}.attention_mask"] = mask[:, : shape.prompt_tokens].numpy()
         cases.append(case)
     backend.model.to(torch.bfloat16)
     golden["forward_bf16.logits"] = backend.evaluate(ids).logits.float().numpy()

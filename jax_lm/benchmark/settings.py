@@ -87,7 +87,7 @@ class ExperimentSettings:
         largest_batch: where the stress test ends, if memory does not end before.
         tasks: built-in tasks of the quality check.
         repeats: timed calls per measurement.
-        limit: seconds that PyTorch, and JAX on the CPU, may take each.
+        timeout: seconds that PyTorch, and JAX on the CPU, may take each.
     """
 
     model: str | None = None
@@ -98,10 +98,10 @@ class ExperimentSettings:
     largest_batch: int = 32
     tasks: int = 20
     repeats: int = 3
-    limit: float = 600.0
+    timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "limit")
+        require_at_least_one(self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +109,19 @@ class RecordingShape:
     """How large a recording is.
 
     Attributes:
-        prompt_length: tokens of the recorded prompts.
+        prompt_tokens: length of the recorded prompts.
         max_new_tokens: length of the recorded answers.
-        batch: rows of each recording.
+        batch_size: rows of each recording.
         seed: of the random prompts.
     """
 
-    prompt_length: int = 13
+    prompt_tokens: int = 13
     max_new_tokens: int = 24
-    batch: int = 3
+    batch_size: int = 3
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch", "prompt_length", "max_new_tokens")
+        require_at_least_one(self, "batch_size", "prompt_tokens", "max_new_tokens")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import LICENCE_FILES
 from jax_lm.config import DreamConfig
+from jax_lm.files import output_folder
 from jax_lm.tokenizer import (
     END_OF_TEXT,
     TOKENIZER_CONFIG,
@@ -44,7 +45,7 @@ def write_description(
         tokenizer: of the new model; None where it has none.
         source: the folder that the model was made of; None for one made here.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    output_folder(folder)
     if source is not None:
         model_type = huggingface.read_json(source, "config.json").get("model_type")
         copy_files(source, folder, same_model=model_type == config.model_type)

@@ -8,9 +8,7 @@ alone executed. Knows names and shapes, but no model.
 import json
 import os
 import re
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, grouped
+from jax_lm.files import output_folder, replacing
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -173,7 +172,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]) -> None:
     """Write `config.json` and one `model.safetensors`; each file appears whole or not at all."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    output_folder(folder)
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
     with replacing(folder / WEIGHTS) as path:
         save_file(arrays, path, metadata={"format": "pt"})
@@ -200,17 +199,3 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Make a temporary file beside `target` that takes its place when the block ends well."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)

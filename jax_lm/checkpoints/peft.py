@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import MappedTensor
 from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.files import output_folder, replacing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)
@@ -289,11 +290,11 @@ def former_adapter(folder: Path) -> StoredAdapter:
 
 def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase) -> None:
     """Write an adapter, its tensors by our names, so that `read_adapter` and peft read it; each file appears whole."""
-    folder.mkdir(parents=True, exist_ok=True)
+    output_folder(folder)
     metadata = {"format": "pt"} | ({FINGERPRINT: base.fingerprint} if base.fingerprint else {})
-    with huggingface.replacing(folder / WEIGHTS) as path:
+    with replacing(folder / WEIGHTS) as path:
         save_file({peft_name(name, config.root): value for name, value in tensors.items()}, path, metadata=metadata)
-    with huggingface.replacing(folder / CONFIG) as path:
+    with replacing(folder / CONFIG) as path:
         path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
     # What version 0.1 left there is another adapter.
     for name in (FORMER_CONFIG, FORMER_WEIGHTS):

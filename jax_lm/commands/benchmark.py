@@ -27,18 +27,19 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.evaluation.problems import suite_problems
+from jax_lm.files import output_folder, write_whole
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import parameter_count
 from jax_lm.reports.document import print_report
-from jax_lm.reports.run_folder import weights_digest, write_whole
+from jax_lm.reports.run_folder import weights_digest
 from jax_lm.reports.steps import FAILED, Steps
 
 
 def run_bench(arguments: Bench) -> int:
     out = arguments.out
     if out:
-        out.mkdir(parents=True, exist_ok=True)
+        output_folder(out)
     if arguments.frontier and out:
         return run_frontier(arguments, out)
     about, model = Machine.here(), chosen_model(arguments)
@@ -124,7 +125,7 @@ def run_compare(arguments: Compare) -> int:
         result = comparison.compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)
     document = comparison.comparison_report(result, arguments.model or "built-in model")
     if out:
-        out.mkdir(parents=True, exist_ok=True)
+        output_folder(out)
         write_whole(out / "comparison.json", json.dumps(plain_data(result), indent=1) + "\n")
         document.write(out, "comparison")
     print_report(document)
@@ -173,7 +174,8 @@ def run_parity_check(arguments: ParityCheck) -> int:
     table = Table("compared", "measured", "allowed", "", title=f"parity with {arguments.folder}")
     failures = 0
     tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
-    findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=arguments.tokenizer)
+    tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
+    findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=tokenizer)
     for finding in chain(findings, check_training_parity(arguments.folder) if arguments.training else ()):
         failures += not finding.passed
         verdict = "ok" if finding.passed else "[red]FAILED[/red]"
@@ -187,12 +189,9 @@ def run_parity_check(arguments: ParityCheck) -> int:
 
 
 def run_parity_record(arguments: ParityRecord) -> int:
-    try:
-        from jax_lm.benchmark import recording
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"parity record needs {error.name}, which is not installed: pip install 'jax-diffucoder[parity]'"
-        ) from error
+    # It imports PyTorch, which the other commands do not need.
+    from jax_lm.benchmark import recording
+
     recording.record_reference(arguments.pytorch_model, arguments.out, arguments.shape)
     print(f"recorded {len(recording.CASES)} generations to {arguments.out}")
     return 0

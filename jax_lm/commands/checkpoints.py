@@ -1,5 +1,9 @@
 """The commands about checkpoints: `diffucoder info`, `convert`, `verify`, `push`."""
 
+import json
+from dataclasses import asdict
+from typing import Any
+
 import jax
 from rich.console import Console
 from rich.table import Table
@@ -7,55 +11,93 @@ from rich.table import Table
 from jax_lm import terminal
 from jax_lm.arguments.checkpoints import Convert, Info, Push, Verify
 from jax_lm.checkpoints import huggingface
+from jax_lm.config import DreamConfig
 from jax_lm.conversion import push as hub
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.conversion.verify import verify
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
-from jax_lm.planning import PRECISIONS, PlannedStep, estimated_memory, parameter_count
+from jax_lm.planning import PRECISIONS, Memory, PlannedStep, estimated_memory, parameter_count
 from jax_lm.roofline import gib
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+
+Rows = list[tuple[str, str]]
 
 
 def run_info(arguments: Info) -> int:
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
-    count, canvas = parameter_count(config), arguments.canvas
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("model", str(arguments.model) if arguments.model else BUILTIN_NOTICE)
-    table.add_row("parameters", f"{count:,} in {len(parameter_shapes(config))} tensors")
+    devices = jax.devices()
+    shape = MeshShape.for_generation(config, len(devices))
+    if arguments.json:
+        print(json.dumps(model_facts(arguments, config, shape), indent=1))
+        return 0
+    rows = [("model", arguments.model or BUILTIN_NOTICE)]
+    rows += [("parameters", f"{parameter_count(config):,} in {len(parameter_shapes(config))} tensors")]
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        table.add_row(name, f"{getattr(config, name):,}")
+        rows.append((name, f"{getattr(config, name):,}"))
     for name in ("num_key_value_heads", "vocab_size", "max_position_embeddings", "mask_token_id"):
-        table.add_row(name, f"{getattr(config, name)}")
+        rows.append((name, f"{getattr(config, name)}"))
     try:
         tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
         stops = ", ".join(map(str, tokenizer.stop_ids))
         chat = "with" if tokenizer.chat_template else "without"
-        table.add_row("tokenizer", f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template")
+        rows.append(("tokenizer", f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template"))
     except TokenizerError as error:
-        table.add_row("tokenizer", f"none ({error})")
-    devices = jax.devices()
-    table.add_row("devices", f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
-    shape = MeshShape.for_generation(config, len(devices))
-    table.add_row("mesh", f"{shape}" + (" (overridden by --mesh)" if shape.size > 1 else ""))
+        rows.append(("tokenizer", f"none ({error})"))
+    rows.append(("devices", f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"))
+    rows.append(("mesh", f"{shape}" + (" (overridden by --mesh)" if shape.size > 1 else "")))
     for device in devices:
         if statistics := device.memory_stats():
             used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
-            free = f", {gib(limit - used)} free" if limit else ""
-            table.add_row(f"memory of {device}", f"{gib(used)} in use{free}")
-    for dtype in PRECISIONS:
-        planned = PlannedStep(precision=dtype, batch=arguments.batch, canvas=canvas, new_tokens=canvas)
-        memory = estimated_memory(config, planned, shape)
-        note = "  (default here)" if dtype == fitting_dtype(count) else ""
-        table.add_row(
-            f"memory, {dtype}",
-            f"{gib(memory.weights)} weights + about {gib(memory.working)} for "
-            f"{arguments.batch} x {canvas} tokens{', per device' if shape.size > 1 else ''}{note}",
-        )
-    Console(highlight=False).print(table)
+            rows.append((f"memory of {device}", f"{gib(used)} in use{f', {gib(limit - used)} free' if limit else ''}"))
+    print_rows([*rows, *precision_rows(arguments, config, shape)])
     return 0
+
+
+def precision_rows(arguments: Info, config: DreamConfig, shape: MeshShape) -> Rows:
+    """List the memory that each precision takes."""
+    rows, default = [], fitting_dtype(parameter_count(config))
+    for dtype, memory in expected_memory(arguments, config, shape).items():
+        sizes = f"{arguments.batch_size} x {arguments.max_length} tokens{', per device' if shape.size > 1 else ''}"
+        note = "  (default here)" if dtype == default else ""
+        rows.append(
+            (f"memory, {dtype}", f"{gib(memory.weights)} weights + about {gib(memory.working)} for {sizes}{note}")
+        )
+    return rows
+
+
+def expected_memory(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[str, Memory]:
+    """Estimate the memory per device of each precision."""
+    length = arguments.max_length
+    steps = {
+        dtype: PlannedStep(precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length)
+        for dtype in PRECISIONS
+    }
+    return {dtype: estimated_memory(config, planned, shape) for dtype, planned in steps.items()}
+
+
+def model_facts(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[str, Any]:
+    """What `info --json` prints; memory in bytes per device."""
+    device, count = jax.devices()[0], parameter_count(config)
+    return {
+        "model": arguments.model or "builtin",
+        "parameters": count,
+        "config": asdict(config),
+        "device": {"platform": device.platform, "kind": device.device_kind, "count": len(jax.devices())},
+        "mesh": str(shape),
+        "dtype": fitting_dtype(count),
+        "memory": {name: asdict(each) for name, each in expected_memory(arguments, config, shape).items()},
+    }
+
+
+def print_rows(rows: Rows) -> None:
+    """Print names and what they are."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
 
 
 def run_convert(arguments: Convert) -> int:
@@ -78,6 +120,9 @@ def run_convert(arguments: Convert) -> int:
 def run_verify(arguments: Verify) -> int:
     with terminal.progress("verifying") as report:
         checks = list(verify(huggingface.resolve(arguments.path), on_progress=report))
+    if arguments.json:
+        print(json.dumps([asdict(check) for check in checks], indent=1))
+        return 0 if all(check.passed for check in checks) else 1
     for check in checks:
         print(f"{'ok    ' if check.passed else 'FAILED'}  {check.name}: {check.found}")
     return 0 if all(check.passed for check in checks) else 1

@@ -19,10 +19,10 @@ from jax_lm.compilation.compiler import Compiled, CompilerPackage
 from jax_lm.compilation.explanation import Explanation, Group, StepShape, explain
 from jax_lm.compilation.programs import StepProgram, step_programs
 from jax_lm.config import SHAPES, DreamConfig
+from jax_lm.files import write_whole
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_one_of
 from jax_lm.planning import Bound, Memory, PlannedStep
-from jax_lm.reports.run_folder import write_whole
 from jax_lm.rollout_planning import rollout_rows
 from jax_lm.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape
@@ -76,34 +76,45 @@ def run_plan(arguments: Plan) -> int:
     worst = worst_of(passes)
     total = memory.total if worst is None else worst.total
     is_enough = total is not None and planning.fits(total, topology)
-    console = Console(highlight=False)
-    least = planning.bound(config, planned, mesh, topology)
+    beyond = max(total - memory.total, 0) if total is not None else 0
+    changes = planning.cheapest_changes(config, planned, mesh, topology, beyond=beyond) if not is_enough else []
+    found = {
+        "plan": dict(what_rows(planned, topology, mesh)),
+        "memory_limit": topology.chip.memory,
+        "fits": is_enough,
+        "total_bytes": total,
+        "estimated_bytes": asdict(memory),
+        "try": changes,
+        **report(passes, package),
+    }
+    if arguments.out:
+        write_whole(arguments.out, json.dumps(found, indent=1) + "\n")
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0 if is_enough else 1
     rows = [
         *what_rows(planned, topology, mesh),
         ("basis", "arithmetic, an estimate" if worst is None else basis(package)),
         *memory_rows(planned, memory, worst, topology),
-        *speed_rows(planned, least, worst),
+        *speed_rows(planned, planning.bound(config, planned, mesh, topology), worst),
         *(rollout_rows(config, planned, mesh, topology) if planned.kind == "grpo" else ()),
         ("verdict", "[green]fits[/green]" if is_enough else "[red]does not fit[/red]"),
         *smallest_rows(config, planned, topology),
     ]
+    show_plan(rows, changes, passes)
+    return 0 if is_enough else 1
+
+
+def show_plan(rows: Rows, changes: list[str], passes: list[CompiledPass]) -> None:
+    """Print what was found, what would fit, and what the compiler has made of each pass."""
+    console = Console(highlight=False)
     console.print(table_of(rows))
-    if not is_enough:
-        beyond = max(total - memory.total, 0) if total is not None else 0
-        for change in planning.cheapest_changes(config, planned, mesh, topology, beyond=beyond):
-            console.print(f"try {change}")
+    for change in changes:
+        console.print(f"try {change}")
     for each in passes:
         if each.explanation is not None:
             console.print(f"\n{each.name}, as compiled, per device:")
             console.print(table_of(list(explanation_rows(each, each.explanation))))
-    if arguments.out:
-        about = {
-            "plan": dict(what_rows(planned, topology, mesh)),
-            "memory_limit": topology.chip.memory,
-            "fits": is_enough,
-        }
-        write_whole(arguments.out, json.dumps(about | report(passes, package), indent=1) + "\n")
-    return 0 if is_enough else 1
 
 
 def config_of(arguments: Plan) -> DreamConfig:
@@ -121,8 +132,8 @@ def planned_step(arguments: Plan) -> PlannedStep:
     """Describe the step to plan for."""
     return PlannedStep(
         precision=arguments.dtype,
-        batch=arguments.batch,
-        canvas=arguments.canvas,
+        batch=arguments.batch_size,
+        canvas=arguments.max_length,
         new_tokens=arguments.generation.max_new_tokens,
         preset=arguments.generation.decoding.preset,
         kind=arguments.step,

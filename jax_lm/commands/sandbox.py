@@ -87,7 +87,7 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
 
 
 def run_sandbox_run(arguments: SandboxRun) -> int:
-    limits = Limits(seconds=arguments.seconds, memory_bytes=arguments.memory_mib * 2**20)
+    limits = Limits(seconds=arguments.timeout, memory_bytes=arguments.memory_mib * 2**20)
     tests = collect_tests(arguments)
     code = terminal.read_text_file(arguments.file)
     result = sandbox.run(
@@ -116,7 +116,7 @@ def run_sandbox_serve(arguments: SandboxServe) -> int:
     worker = Worker(
         (arguments.host, arguments.port),
         workers=arguments.workers,
-        queue_size=arguments.queue_size,
+        queue_size=arguments.queue,
         executor=arguments.executor,
         allow_unsafe=arguments.allow_unsafe_exec,
     )

@@ -13,7 +13,7 @@ from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.connections import ConnectionLimits
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.guard import LOOPBACK, JsonLines, RequestLimits, read_keys
-from jax_lm.serving.http import HttpServer, ListenOptions
+from jax_lm.serving.http import HttpServer, ListenOptions, require_free_address
 
 logger = logging.getLogger("jax_lm.serving")
 
@@ -30,8 +30,9 @@ def run_serve(arguments: Serve) -> NoReturn:
         grace=arguments.grace,
         connections=ConnectionLimits.here(arguments.connections),
     )
-    bounds = ("slots", "queue", "context", "max_tokens", "seconds", "draft")
+    bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft")
     options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
+    require_free_address(listen.host, listen.port)
     configure_logging()
     inference = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter)
     engine = Engine(inference, options)

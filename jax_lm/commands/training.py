@@ -17,11 +17,13 @@ from jax_lm.checkpoints.checksums import sha256
 from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
+from jax_lm.data.conversations import conversation_rows, read_samples, read_source, text_rows
 from jax_lm.data.prompts import builtin_prompts, read_prompts
+from jax_lm.data.sources import HubDataset
 from jax_lm.data.token_shards import Kind, TokenShards
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.rewards import weighted_sum
 from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -52,6 +54,7 @@ def run_sft(arguments: Sft) -> int:
     return target.end(finished, model)
 
 
+JSON_LINES = (".jsonl", ".json")
 SANDBOXED = {"code", "binary_code", "completed_code"}
 
 
@@ -62,8 +65,10 @@ def run_grpo(arguments: Grpo) -> int:
     if SANDBOXED & set(settings.reward_funcs):
         # A host that cannot contain programs is better told before the model has written them.
         choose_tier("auto", allow_unsafe=False)
+    # So is whoever mistyped a reward.
+    weighted_sum(dict(zip(settings.reward_funcs, settings.reward_weights, strict=True)))
     if arguments.data == BUILTIN:
-        rows = builtin_prompts(arguments.prompts, settings.training.seed)
+        rows = builtin_prompts(arguments.limit, settings.training.seed)
     else:
         rows = read_prompts(Path(arguments.data))
         if SANDBOXED & set(settings.reward_funcs):
@@ -235,14 +240,22 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
 def open_samples(
     data: Path, kind: Kind, tokenizer: DiffuCoderTokenizer, max_length: int
 ) -> tuple[Sequence[Row] | TokenShards, str, list | None]:
-    """Read the samples of a file, or open a tokenised folder; with their digest, and the lines that a file refused."""
-    if data.is_dir():
+    """Read the samples of a file or data set, or open a tokenised folder; with their digest, and the refused lines."""
+    if data.is_dir() and not holds_dataset(data):
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None
     to_rows = {"text": text_rows, "conversations": conversation_rows}[kind]
-    samples = read_samples(data, to_rows(tokenizer, max_length))
+    rows_of = to_rows(tokenizer, max_length)
+    # A JSONL file is read by lines, which its refusals name; everything else by the library that knows it.
+    is_file = data.suffix in JSON_LINES or (data.is_file() and data.suffix != ".parquet")
+    samples = read_samples(data, rows_of) if is_file else read_source(HubDataset(str(data)), data, rows_of)
     return samples.rows, samples.digest, samples.refused
+
+
+def holds_dataset(folder: Path) -> bool:
+    """Tell whether a folder is one that the library `datasets` loads: saved by it, or with Parquet files."""
+    return (folder / "state.json").is_file() or any(folder.rglob("*.parquet"))
 
 
 def write_refused(refused: list | None, out: Path) -> None:

@@ -23,6 +23,7 @@ from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, 
 from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
 from jax_lm.config import DreamConfig, stored_in
 from jax_lm.diffusion.sampler import run_forward
+from jax_lm.interruption import unfinished
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, wanted_tensors
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError, write_json
 
@@ -117,12 +118,10 @@ def replacing_folder(destination: Path) -> Iterator[Path]:
     folder = destination.absolute().parent / f".{destination.name}.converting"
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-    folder.mkdir()
-    try:
+    with unfinished(folder):
+        folder.mkdir()
         yield folder
         folder.rename(destination)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_others(source: Path, folder: Path) -> None:

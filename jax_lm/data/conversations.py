@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jax_lm.data.batches import Row
+from jax_lm.data.sources import Source
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -57,11 +58,27 @@ class Samples:
 def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
     """Read the samples that each line gives; ValueError: no file, or no line of it can be used."""
     read, refused = read_lines(path, to_rows)
-    samples = Samples([row for rows in read for row in rows], refused)
+    return usable(Samples([row for rows in read for row in rows], refused), path)
+
+
+def usable(samples: Samples, name: Path) -> Samples:
+    """Return samples and log how many there are; ValueError if there is none."""
     if not samples.rows:
-        raise ValueError(f"data={samples.describe(path)}: nothing to learn from")
-    logger.log(logging.WARNING if samples.refused else logging.INFO, samples.describe(path))
+        raise ValueError(f"data={samples.describe(name)}: nothing to learn from")
+    logger.log(logging.WARNING if samples.refused else logging.INFO, samples.describe(name))
     return samples
+
+
+def read_source(source: Source, name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
+    """Read the samples of a data set in memory; ValueError: it cannot be loaded, or no row of it can be used."""
+    samples = Samples([], [])
+    lines = (line for part in range(source.parts) for _, line in source.read(part))
+    for number, line in enumerate(lines, 1):
+        try:
+            samples.rows.extend(to_rows(row_fields(line)))
+        except (BadRowError, TokenizerError) as error:
+            samples.refused.append((number, str(error)))
+    return usable(samples, name)
 
 
 def read_lines(path: Path, read: Callable[[dict[str, Any]], Read]) -> tuple[list[Read], list[tuple[int, str]]]:
@@ -78,6 +95,16 @@ def read_lines(path: Path, read: Callable[[dict[str, Any]], Read]) -> tuple[list
         except (BadRowError, TokenizerError) as error:
             refused.append((number, str(error)))
     return found, refused
+
+
+def row_fields(line: bytes | dict[str, Any]) -> dict[str, Any]:
+    """Read what a source gives for a line; BadRowError if it is no JSON object."""
+    if isinstance(line, dict):
+        return dict(line)
+    try:
+        return json_object(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadRowError(f"not UTF-8: {error}") from error
 
 
 def json_object(line: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
     tasks = list(shipped_tasks("training"))
     if seed:
         random.Random(seed).shuffle(tasks)
-    return _first(count, tasks, option="prompts")
+    return _first(count, tasks, option="limit")
 
 
 @cache
@@ -72,8 +72,10 @@ def _first(count: int, tasks: Sequence[BuiltinTask], *, option: str) -> list[Bui
     return list(tasks[:count])
 
 
-def read_prompts(path: Path) -> list[dict[str, Any]]:
+def read_prompts(path: Path, *, plain: bool = False) -> list[dict[str, Any]]:
     """Read the rows of a JSONL file: "prompt" (text, or chat messages) and columns such as "test_cases".
+
+    `plain` takes a line that is a string for its prompt.
 
     Raises:
         ValueError: the file cannot be read, is empty, or has a line that is no such row.
@@ -90,6 +92,8 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: line {number} is not JSON ({error})") from error
+        if plain and isinstance(row, str):
+            row = {"prompt": row}
         if not isinstance(row, dict) or not row.get("prompt"):
             raise ValueError(f"{path}: line {number} has no 'prompt' (text or chat messages)")
         rows.append(row)

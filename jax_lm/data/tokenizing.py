@@ -9,6 +9,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from array import array
@@ -23,9 +24,11 @@ from typing import Any
 import numpy as np
 
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import NAMED, BadRowError, conversation_rows, json_object, text_rows
+from jax_lm.data.conversations import NAMED, BadRowError, conversation_rows, row_fields, text_rows
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, digest_of
+from jax_lm.files import output_folder
+from jax_lm.interruption import discard_unfinished, unfinished
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -65,7 +68,7 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     Raises:
         ValueError: `out` holds shards of other data or settings, or no line could be used.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    output_folder(out)
     agree(job.plan(), out)
     for path in out.glob(f"*{HALF_WRITTEN}"):
         path.unlink()
@@ -109,9 +112,20 @@ def workers_of(count: int) -> Iterator[Callable]:
     if count <= 1:
         yield map
         return
+    # Python's tracker of semaphores removes them after an interrupt, and warns of it.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
-        yield pool.map
+
+        def mapped(*arguments: Any) -> Iterator:
+            # Processes inherit it: Ctrl-C is for the one that started them, and they end with it.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                return pool.map(*arguments)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        yield mapped
 
 
 def end_with_parent() -> None:
@@ -121,6 +135,7 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
+        discard_unfinished()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -134,14 +149,14 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     path = out / f"{shard_name(part)}{TOKENS}"
     # Named by the process: another one may write the same shard, if it is being ended while this run begins.
     half = out / f"{path.name}.{os.getpid()}{HALF_WRITTEN}"
-    with half.open("wb") as file:
+    with unfinished(half), half.open("wb") as file:
         for where, line in job.source.read(part):
             try:
-                fields = dict(line) if isinstance(line, dict) else json_object(line.decode("utf-8"))
+                fields = row_fields(line)
                 if job.text_column != "text":
                     fields["text"] = fields.get(job.text_column)
                 rows = to_rows(fields)
-            except (BadRowError, TokenizerError, UnicodeDecodeError) as error:
+            except (BadRowError, TokenizerError) as error:
                 refused.append((where, str(error)))
                 continue
             for row in rows:
@@ -152,7 +167,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
                 visible.append(row.canvas.index(True))
         file.flush()
         os.fsync(file.fileno())
-    half.replace(path)
+        half.replace(path)
     index = np.concatenate([np.array(ends[1:], "<i8"), np.array(visible, "<i8")]).tobytes()
     digest.update(index)
     write_synced(path.with_suffix(INDEX), index)
@@ -165,11 +180,11 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file that appears whole or not at all, and stays when the machine goes down."""
     half = path.with_name(f"{path.name}.{os.getpid()}{HALF_WRITTEN}")
-    with half.open("wb") as file:
+    with unfinished(half), half.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    half.replace(path)
+        half.replace(path)
 
 
 @cache

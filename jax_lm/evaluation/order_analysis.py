@@ -19,11 +19,12 @@ from jax_lm import terminal
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problem
+from jax_lm.files import output_folder, write_whole
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import Template
 from jax_lm.options import EXACT, Decoding, GenerationOptions
 from jax_lm.reports.charts import Series, heat_chart, line_chart, render, write_picture
-from jax_lm.reports.run_folder import Record, write_whole
+from jax_lm.reports.run_folder import Record
 from jax_lm.sandbox import Executor
 
 LOCAL_K, GLOBAL_K = range(1, 10), range(1, 5)
@@ -126,7 +127,7 @@ class OrderAnalysis:
 
     def write(self, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]) -> None:
         """Write analysis.json (which begins with `facts`), analysis.html and the pictures."""
-        folder.mkdir(parents=True, exist_ok=True)
+        output_folder(folder)
         result = {
             **facts,
             "ordered_by_confidence": self.by_confidence,

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from jax_lm.files import write_whole
 from jax_lm.reports.charts import render, write_picture
-from jax_lm.reports.run_folder import write_whole
 
 
 @dataclass(frozen=True)

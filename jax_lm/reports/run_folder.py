@@ -7,11 +7,12 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
+
+from jax_lm.files import output_folder, write_whole
 
 SETTINGS = "settings.json"
 SAMPLED_BYTES = 2**20
@@ -35,7 +36,7 @@ class RunLog(ABC):
         self.file: IO[str] | None = None
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        output_folder(folder)
         path = folder / self.name
         self.file = path.open("a+", encoding="utf-8")
         try:
@@ -124,19 +125,6 @@ def flat(settings: Record) -> Record:
     for name, value in settings.items():
         found |= flat(value) if isinstance(value, dict) else {name: value}
     return found
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        try:
-            file.write(text)
-        except BaseException:  # whatever stopped it, nothing half-written stays
-            os.unlink(file.name)
-            raise
-    # Temporary files are for their owner alone.
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
 
 
 def file_digest(path: Path) -> str:

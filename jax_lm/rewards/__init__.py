@@ -7,9 +7,13 @@ docs/rewards.md describes each of them.
 """
 
 import difflib
+import importlib.util
+import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
@@ -60,7 +64,9 @@ soft_overlong_punishment = REWARDS["soft_overlong_punishment"]
 
 
 def find_reward(name: str, **settings: Any) -> RewardFunction:
-    """Find a reward of this package ("code"), or a callable of the user's ("package.module:function"), with settings.
+    """Find a reward of this package ("code"), or a callable of the user's, with settings.
+
+    The user's is named "package.module:function", or "folder/file.py:function".
 
     Raises:
         ValueError: no such reward or module, no callable, or a setting that it does not have.
@@ -74,22 +80,44 @@ def find_reward(name: str, **settings: Any) -> RewardFunction:
     if name not in REWARDS:
         similar = difflib.get_close_matches(name, REWARDS, n=1)
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
-        raise ValueError(
-            f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, or 'package.module:function'"
-        )
+        others = "or 'package.module:function', or 'file.py:function'"
+        raise ValueError(f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, {others}")
     return REWARDS[name](**settings)
 
 
 def imported(path: str) -> Any:
-    """Import the callable at "package.module:function"."""
-    module, _, attribute = path.partition(":")
+    """Import the callable at "package.module:function" or "folder/file.py:function", also of the current folder."""
+    module, _, attribute = path.rpartition(":")
     try:
-        found = getattr(import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        found = getattr(module_of_file(Path(module)) if module.endswith(".py") else module_of_name(module), attribute)
+    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
         raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
     if not callable(found):
         raise ValueError(f"reward {path!r} is not callable: {found!r:.80}")
     return found
+
+
+def module_of_name(name: str) -> ModuleType:
+    """Import a module that is installed, or lies in the current folder as with `python -m`."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    return import_module(name)
+
+
+def module_of_file(path: Path) -> ModuleType:
+    """Import a file; modules beside it can be imported by it."""
+    if not path.is_file():
+        raise ValueError("there is no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    if (beside := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(beside)
+    module = importlib.util.module_from_spec(spec)
+    # Under its name, as pickles and dataclasses look it up there.
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None) -> WeightedSum:

@@ -63,7 +63,7 @@ class EngineOptions:
         context: tokens that prompt and answer may take together; None is 2048, or less if the model holds less.
         max_tokens: longest hole.
         draft: steps that are guessed ahead, of every sequence (`jax_lm.options.GenerationOptions`); 0 is off.
-        seconds: time that a request may take from its arrival.
+        timeout: seconds that a request may take from its arrival.
     """
 
     slots: int = 16
@@ -71,7 +71,7 @@ class EngineOptions:
     context: int | None = None
     max_tokens: int = 1024
     draft: int = 0
-    seconds: float = 120.0
+    timeout: float = 120.0
 
     def __post_init__(self) -> None:
         for name in ("slots", "queue", "context", "max_tokens"):
@@ -79,8 +79,8 @@ class EngineOptions:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         GenerationOptions(draft=self.draft)
-        if not self.seconds > 0:
-            raise ValueError(f"seconds={self.seconds}: must be positive")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout}: must be positive")
 
 
 class Engine:
@@ -157,7 +157,7 @@ class Engine:
             QueueFullError: there is no place.
             ClosingError: the engine is shutting down.
         """
-        deadline = time.monotonic() + min(seconds or self.options.seconds, self.options.seconds)
+        deadline = time.monotonic() + min(seconds or self.options.timeout, self.options.timeout)
         jobs = [Job(request=one, sequence=self.sequence(one), listen=listen, deadline=deadline) for one in requests]
         if len(jobs) > self.options.queue:
             raise ValueError(f"{len(jobs)} completions at once: at most {self.options.queue}")

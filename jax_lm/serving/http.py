@@ -6,6 +6,7 @@ Knows nothing of what is asked.
 """
 
 import asyncio
+import errno
 import math
 import socket
 from collections.abc import Callable
@@ -56,6 +57,19 @@ class ListenOptions:
     def http(self) -> float:
         """Seconds after which requests are answered though their sequences are still on the device."""
         return self.grace - 3 * self.margin
+
+
+def require_free_address(host: str, port: int) -> None:
+    """Raise ValueError unless a server can listen there, which is better known before a model is loaded."""
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in places:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(address)
+    except OSError as error:
+        taken = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
+        raise ValueError(f"host={host}, port={port}: nothing can listen there ({error.strerror}){taken}") from error
 
 
 class HttpServer(uvicorn.Server):

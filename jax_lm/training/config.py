@@ -60,7 +60,8 @@ class OptimizerConfig:
         warmup_ratio: share of the steps over which the learning rate rises from 0; `warmup_steps` overrides it.
         warmup_steps: number of those steps.
         min_lr_ratio: share of the peak to which the cosine falls.
-        adam_beta1, adam_beta2: decay of the two moments.
+        adam_beta1: decay of the first moment.
+        adam_beta2: decay of the second moment.
         adam_epsilon: added to the root of the second moment.
         weight_decay: decoupled; on the model's matrices alone, never on biases, norms and adapters.
         max_grad_norm: bound of the global norm of the gradient.
@@ -104,8 +105,7 @@ class TrainerConfig:
         max_steps: updates of the whole schedule; None is as many as the epochs need.
         optimizer: AdamW or Muon, and the schedule.
         stop_after: end the run before its schedule does.
-        gradient_accumulation_steps: parts into which a batch is split, one after the other; the gradient stays that of
-            the batch.
+        gradient_accumulation_steps: parts of a batch, one after the other; the gradient stays that of the batch.
         compute_dtype: float32 or bfloat16, of the weights that the loss sees (and coupled-GRPO samples with); masters
             and moments are float32. None is bfloat16 for models of 250 million parameters and more.
         seed: of data and the loss's random numbers.
@@ -303,7 +303,8 @@ class Estimator:
             `decoupled` draws the second mask on its own at 1 - t, `full_mask` scores the fully masked copy alone: the
             paper's controls.
         num_mask_pairs: mask pairs per completion, the paper's lambda; more costs two forwards each and varies less.
-        min_mask_ratio, max_mask_ratio: bounds of t, the share of the completion that m1 masks.
+        min_mask_ratio: lower bound of t, the share of the completion that m1 masks.
+        max_mask_ratio: upper bound of t.
     """
 
     estimator: str = "coupled"
@@ -364,14 +365,16 @@ class GRPOConfig:
     updates. The defaults are Apple's recipe.
 
     Attributes:
-        num_generations, prompts_per_step: completions per prompt, whose rewards are compared, and prompts per rollout.
+        num_generations: completions per prompt, whose rewards are compared.
+        prompts_per_step: prompts per rollout.
         num_iterations: updates per rollout, each with masks of its own.
         num_train_epochs: how often every prompt is used; `max_steps` overrides it.
         max_prompt_length: longer prompts are dropped, and counted.
         held_out_prompts: prompts, drawn by the seed, that are not learnt from; their mean reward is measured every
             `evaluate_every` updates and at the end, always with the same random numbers.
         generation_batch_size: completions sampled together; None is all of a rollout.
-        reward_funcs, reward_weights: names (or package.module:function) and weights of the rewards.
+        reward_funcs: names of rewards, or functions of yours, as file.py:function or package.module:function.
+        reward_weights: their weights, in this order; on the command line 1 for a single reward if not given.
         shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
         baseline: of the advantages: leave_one_out, or mean.
         scale_rewards: divide advantages by the standard deviation of their group.
@@ -429,10 +432,8 @@ class GRPOConfig:
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
         parts = self.training.gradient_accumulation_steps
-        for name, size in (
-            ("generation_batch_size", self.generation_batch_size),
-            ("gradient_accumulation_steps", parts),
-        ):
+        sizes = {"generation_batch_size": self.generation_batch_size, "gradient_accumulation_steps": parts}
+        for name, size in sizes.items():
             if self.completions % (size or 1):
                 raise ValueError(f"{name}={size}: must divide {self.completions}, the completions that it splits")
 

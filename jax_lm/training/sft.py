@@ -6,6 +6,7 @@ only seen the past is not confronted with the future at once. Knows samples, no 
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,11 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, train
 
+logger = logging.getLogger(__name__)
+
 HELD_OUT_SEED = 1
+MANY_PASSES = 30
+"""Passes over the samples beyond which a small model has learnt them by heart."""
 
 
 def fine_tune(
@@ -49,6 +54,7 @@ def fine_tune(
     training = config.training
     if config.num_train_epochs is not None:
         training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
+    warn_of_many_passes(training.steps / stream().steps(1.0))
     vary = revealed(round(config.condition_share * training.steps)) if config.condition_share else None
     return train(
         model,
@@ -60,6 +66,16 @@ def fine_tune(
         held_out=held_out,
         identity=settings_without(config, "loss", "training") | dict(identity or {}),
     )
+
+
+def warn_of_many_passes(passes: float) -> None:
+    """Warn of a run that learns its samples by heart."""
+    if passes > MANY_PASSES:
+        logger.warning(
+            "the run passes %.0f times over the samples and learns them by heart: take fewer max_steps or "
+            "num_train_epochs, or held_out_share with metric_for_best_model loss and early_stopping_patience",
+            passes,
+        )
 
 
 def adapt(

@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array
 
 from jax_lm import terminal
+from jax_lm.files import output_folder
 from jax_lm.metrics import Meter, Write, open_writers
 from jax_lm.roofline import peak_flops
 from jax_lm.training.best import BestEvaluation
@@ -151,12 +152,12 @@ class Trainer:
         config = self.config
         if evaluate is None and config.metric_for_best_model is not None:
             raise ValueError(f"metric_for_best_model={config.metric_for_best_model!r}: nothing is held out to evaluate")
-        self.out.mkdir(parents=True, exist_ok=True)
+        output_folder(self.out)
         folder, in_background = self.out / "checkpoints", config.async_checkpointing
         with (
             RunCheckpoints(folder, config.keep, in_background=in_background) as checkpoints,
             termination() as terminated,
-            terminal.progress("training") as bar,
+            terminal.progress("training", "the first step compiles") as bar,
         ):
             self.resume(checkpoints, source)
             with self.writer() as write, self.profiler() as profile:

@@ -1,0 +1,18 @@
+"""`python -m jax_lm` and the console command: Ctrl-C is looked after before anything else is imported."""
+
+from typing import NoReturn
+
+from jax_lm import interruption
+
+
+def start_command() -> NoReturn:
+    """Run the command that was typed."""
+    interruption.hear_interrupts()
+    # After that, as it takes a tenth of a second and more.
+    from jax_lm import cli
+
+    cli.entry()
+
+
+if __name__ == "__main__":
+    start_command()

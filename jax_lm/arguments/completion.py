@@ -1,0 +1,22 @@
+"""Arguments of `diffucoder completion`. Imports no JAX."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """Print what makes a shell complete commands and options.
+
+    Examples:
+        diffucoder completion bash > ~/.local/share/bash-completion/completions/diffucoder
+        diffucoder completion zsh > ~/.zfunc/_diffucoder               (with fpath+=~/.zfunc before compinit)
+        diffucoder completion fish > ~/.config/fish/completions/diffucoder.fish
+
+    Attributes:
+        shell: whose.
+    """
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]

@@ -1,0 +1,26 @@
+"""Arguments of `diffucoder models`. Imports no JAX."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """List the models in the hub's cache, what each is and how much disk it takes; or delete one.
+
+    Examples:
+        diffucoder models
+        diffucoder models --delete apple/DiffuCoder-7B-Base --yes
+
+    Attributes:
+        delete: hub id, or owner/name@revision, to delete from the cache; says what would go unless `yes` is given.
+        yes: do delete it.
+        json: print a JSON list instead of a table.
+    """
+
+    delete: str | None = None
+    yes: bool = False
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.yes and self.delete is None:
+            raise ValueError("yes: needs --delete MODEL")

@@ -1,0 +1,33 @@
+"""Files that appear whole or not at all, with the permissions that the user's umask gives any other file."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jax_lm.interruption import unfinished
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Name a new file beside `target` to be written, which takes its place when the block ends well."""
+    with unfinished(target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")) as temporary:
+        yield temporary
+        temporary.replace(target)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there as a whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def output_folder(out: Path) -> Path:
+    """Make the folder that a command writes to; ValueError if it cannot be one."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "is a file" if out.is_file() else error.strerror
+        raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})") from error
+    return out

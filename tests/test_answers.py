@@ -1,0 +1,89 @@
+"""A file of prompts: every line is answered as if alone, a killed run goes on, nothing foreign is overwritten."""
+
+import json
+
+import pytest
+
+from jax_lm import cli
+from jax_lm.commands import answers
+
+PROMPTS = ["def add(a, b):", "def is_even(n):", "def gcd(a, b):\n    while b:", "def f(", "def last(items):"]
+
+
+@pytest.fixture
+def files(tmp_path, tiny_folder):
+    lines = [{"prompt": PROMPTS[0], "id": "first"}, PROMPTS[1], {"prompt": [{"role": "user", "content": PROMPTS[2]}]}]
+    rows = [*lines, *PROMPTS[3:]]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", tiny_folder
+
+
+def answer(files, *options, size=2):
+    prompts, out, model = files
+    words = ["--prompts", prompts, "--out", out, "--model", model, "--batch-size", size, "--max-new-tokens", "8"]
+    status = cli.main(["generate", *map(str, words), *options])
+    return status, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def test_every_line_is_answered_whatever_the_batch(files, capsys, tiny_inference):
+    status, written = answer(files)
+    assert status == 0
+    assert capsys.readouterr().out == f"wrote 5 answers to {files[1]}\n"
+    assert [row["line"] for row in written] == [1, 2, 3, 4, 5]
+    assert [row["prompt"] for row in written][:2] == PROMPTS[:2]
+    assert written[0]["id"] == "first"
+    assert written[2]["prompt"] == [{"role": "user", "content": PROMPTS[2]}]
+    files[1].unlink()
+    _, alone = answer(files, size=1)
+    assert alone == written
+
+
+@pytest.mark.parametrize("cut", [0, 9])
+def test_a_killed_run_goes_on_to_the_same_answers(files, capsys, monkeypatch, cut):
+    _, whole = answer(files)
+    lines = files[1].read_text().splitlines(keepends=True)
+    # As after a kill: two answers, out of order, and perhaps a third one's beginning.
+    files[1].write_text(lines[3] + lines[1] + lines[0][:cut])
+    seen = []
+    described = answers.answer_line
+    monkeypatch.setattr(
+        answers, "answer_line", lambda number, *rest: (seen.append(number), described(number, *rest))[1]
+    )
+    status, again = answer(files)
+    assert (status, again) == (0, whole)
+    assert sorted(seen) == [0, 2, 4]
+    assert "going on after 2 answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"line": 1, "run": "another"}\n', "holds answers to other prompts or by other settings"),
+        ("my thesis\n", "line 1 is no answer of this command"),
+        ("[]\n", "line 1 is no answer of this command"),
+    ],
+)
+def test_nothing_foreign_is_overwritten(files, capsys, content, said):
+    files[1].write_text(content)
+    prompts, out, model = files
+    status = cli.main(["generate", "--prompts", str(prompts), "--out", str(out), "--model", str(model)])
+    assert status == 2
+    assert said in capsys.readouterr().err
+    assert out.read_text() == content
+
+
+def test_other_settings_are_another_run(files, capsys):
+    answer(files)
+    before = files[1].read_text()
+    status, _ = answer(files, "--seed", "1")
+    assert status == 2
+    assert "by other settings" in capsys.readouterr().err
+    assert files[1].read_text() == before
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_answered(files, capsys):
+    with files[0].open("a") as file:
+        file.write(json.dumps("x " * 600) + "\n")
+    status, written = answer(files)
+    assert (status, written) == (2, [])
+    assert "prompts.jsonl: prompt 6: prompt and new tokens take" in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""What a careless user types: one line, status 2, nothing written.
+
+They type in a folder with a file `taken`, a folder `empty`, a text `words.txt`, a recipe with a typo, models that are
+none.
+"""
+
+import errno
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from jax_lm import cli, terminal
+from jax_lm.arguments import table
+from jax_lm.conversion import convert
+from jax_lm.inference import BUILTIN_MODEL
+
+CARELESS = [
+    # Commands and options that do not exist.
+    ("genrate 'def f():'", "command 'genrate': must be one of generate, chat, info"),
+    ("genrate x", "(perhaps generate)"),
+    ("data tokenise", "must be one of data prepare-acecode, data show, data tokenize (perhaps data tokenize)"),
+    ("sandbox", "command 'sandbox': must be one of sandbox check, sandbox run, sandbox serve"),
+    ("generate --max-token 8 x", "--max-token: no option of generate (perhaps --max-new-tokens)"),
+    ("generate --temprature 0 x", "--temprature: no option of generate (perhaps --temperature)"),
+    ("generate --steps 4 x", "--steps: no option of generate (perhaps --num-steps)"),
+    ("sft --learning_rat 1 --data d --out o", "--learning_rat: no option of sft (perhaps --learning-rate)"),
+    ("sft --epoch 3 --data d --out o", "--epoch: no option of sft"),
+    ("grpo --num-generation 4 --out o", "(perhaps --num-generations)"),
+    ("serve --prot 80", "--prot: no option of serve (perhaps --port)"),
+    ("info -x", "-x: no option of info"),
+    ("bench --config words.txt", "--config: no option of bench"),
+    # Values of the wrong kind.
+    ("generate --max-new-tokens many x", "--max-new-tokens 'many': must be INT"),
+    ("generate --max-new-tokens 3.5 x", "--max-new-tokens '3.5': must be INT"),
+    ("generate --max-new-tokens", "--max-new-tokens: needs a value"),
+    ("generate --model --chat x", "--model: needs a value"),
+    ("generate --temperature warm x", "--temperature 'warm': must be FLOAT"),
+    ("generate --preset trubo x", "preset='trubo': must be one of exact, fast, turbo (perhaps turbo)"),
+    ("generate --seed -1 x", "seed=-1: must not be negative"),
+    ("generate --watch=perhaps x", "--watch 'perhaps': must be true or false"),
+    ("generate def f(n):", "'f(n):': generate takes no more without a name; a text with spaces is put in quotes"),
+    ("generate --prefix a --prompts words.txt --out o", "prefix/suffix and prompts given"),
+    ("generate --prompts words.txt", "answers of a file go to a file, give both"),
+    ("generate --prompts absent.jsonl --out o", "absent.jsonl"),
+    ("generate --prompts words.txt --out o", "words.txt: line 1 is not JSON"),
+    ("generate --file absent.py", "absent.py"),
+    ("generate --file empty", "Is a directory"),
+    ("generate --file words.txt", "template has no hole"),
+    ("chat --seed -1", "seed=-1"),
+    ("eval humanevil", "invalid choice 'humanevil' for argument 'suite'. Expected one of ('builtin', 'humaneval'"),
+    ("eval", "eval needs SUITE"),
+    ("plan --topology v5e:2x2 --model-config 7b --batch-size 0", "batch_size=0: must be at least 1"),
+    ("info --max-length 0", "max_length=0: must be at least 1"),
+    ("bench --batch-sizes 0", "batch_sizes=(0,): must name at least one number"),
+    ("bench --batch-sizes one", "--batch-sizes 'one': must be INT"),
+    ("sandbox run words.txt --timeout soon", "--timeout 'soon': must be FLOAT"),
+    ("completion powershell", "invalid choice 'powershell' for argument 'shell'."),
+    # Models that are none.
+    ("generate --model taken x", "model 'taken' is a file; expected a folder"),
+    ("generate --model empty x", "empty has no config.json"),
+    ("generate --model absent x", "model 'absent': no such folder, and not a hub id"),
+    ("generate --model gpt x", "config model_type='gpt2': not a model of this package, only Dream"),
+    ("info --model gpt", "config model_type='gpt2'"),
+    ("generate --model qwen x", "config.json names no mask_token_id, while the tokenizer has <|mask|> at"),
+    ("verify absent", "model 'absent'"),
+    ("models --delete me/nothing", "delete='me/nothing': not in the hub's cache"),
+    ("models --yes", "yes: needs --delete MODEL"),
+    # Places where nothing can be written, or something is.
+    ("convert absent words.txt", "model 'absent'"),
+    ("experiment --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
+    ("experiment", "experiment needs --out"),
+    ("eval builtin --limit 1 --out taken", "out='taken': must be a folder"),
+    ("sft --data good.jsonl --out taken --max-steps 1", "out='taken': must be a folder"),
+    ("sft --data absent.jsonl --out o", "absent.jsonl"),
+    ("sft --data empty --out o", "empty"),
+    (
+        "data tokenize --data good.jsonl --model builtin --out taken --kind conversations --workers 1",
+        "must be a folder",
+    ),
+    # Recipes and rewards.
+    (
+        "sft --config typo.yaml --data d --out o",
+        "config='typo.yaml': learning_rte: no option of sft (perhaps learning_rate)",
+    ),
+    ("sft --config absent.yaml --data d --out o", "config='absent.yaml': cannot be read"),
+    ("grpo --reward-funcs code,format --out o", "no reward named 'code,format'"),
+    ("grpo --reward-funcs code accuracy --out o", "must have one weight per reward ('code', 'accuracy')"),
+    (
+        "grpo --reward-funcs mine.py:score --out o --limit 8",
+        "reward 'mine.py:score' cannot be imported: there is no such file",
+    ),
+    ("serve --port 70000", "port=70000: must lie in [0, 65535]"),
+]  # fmt: skip
+assert len(CARELESS) >= 40
+
+
+@pytest.fixture
+def seat(tmp_path, monkeypatch, builtin_folder):
+    """The folder in which somebody types."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "taken").write_text("taken")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "words.txt").write_text("some words\n")
+    (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
+    (tmp_path / "typo.yaml").write_text("learning_rte: 1e-4\n")
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "n_embd": 768, "vocab_size": 50257})
+    )
+    (tmp_path / "qwen").mkdir()
+    for path in builtin_folder.iterdir():
+        if path.name != "config.json":
+            (tmp_path / "qwen" / path.name).symlink_to(path)
+    fields = json.loads((builtin_folder / "config.json").read_text()) | {"model_type": "qwen2", "mask_token_id": None}
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "builtin").symlink_to(builtin_folder)
+    return tmp_path
+
+
+def listing(folder):
+    return sorted((str(path), path.stat().st_size) for path in folder.rglob("*"))
+
+
+def one_line(capsys):
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len([line for line in lines if line.startswith("error: ")]) == 1, captured.err
+    assert "Traceback" not in captured.err
+    assert "__tyro" not in captured.err
+    assert len(lines[-1]) < 700
+    return lines[-1]
+
+
+@pytest.mark.parametrize(("typed", "said"), CARELESS, ids=[typed for typed, _ in CARELESS])
+def test_carelessness_is_one_line(seat, capsys, monkeypatch, typed, said):
+    before = listing(seat)
+    words = typed.replace("'", "").split()
+    assert cli.main(words) == 2
+    assert said in one_line(capsys)
+    assert listing(seat) == before
+
+
+def test_a_taken_port_is_told_before_a_model_is_loaded(seat, capsys, monkeypatch):
+    pytest.importorskip("uvicorn")
+    loaded = []
+    monkeypatch.setattr("jax_lm.commands.serving.DiffuCoderInference", lambda *_: loaded.append(1))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert cli.main(["serve", "--port", str(port)]) == 2
+    line = one_line(capsys)
+    refusal = "nothing can listen there (Address already in use); --port 0 takes a free one"
+    assert line == f"error: host=127.0.0.1, port={port}: {refusal}"
+    assert loaded == []
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("INTERNAL: write failed: No space left on device [tensorstore]\n  File x\n  File y"),
+    ],
+)
+def test_a_full_disk_is_one_line_whoever_says_so(capsys, error):
+    def command():
+        raise error
+
+    assert terminal.guarded(command, debug=False) == 2
+    assert one_line(capsys).startswith(("error: No space left on device: ", "error: Disk quota exceeded: "))
+
+
+def test_a_full_disk_below_another_error_is_found(capsys):
+    def command():
+        try:
+            raise FULL
+        except OSError as error:
+            raise RuntimeError("a checkpoint was not written") from error
+
+    assert terminal.guarded(command, debug=False) == 2
+    assert one_line(capsys) == "error: No space left on device: model.safetensors"
+
+
+def test_a_full_disk_leaves_no_folder_of_a_conversion(seat, capsys, monkeypatch):
+    def full(*_):
+        raise FULL
+
+    before = listing(seat)
+    monkeypatch.setattr(convert, "write_weights", full)
+    assert cli.main(["convert", str(BUILTIN_MODEL), "copy"]) == 2
+    assert "No space left on device" in one_line(capsys)
+    assert listing(seat) == before
+
+
+def test_what_is_not_installed_is_named_with_its_extra(capsys):
+    def command():
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn.config")
+
+    assert terminal.guarded(command, debug=False) == 2
+    assert (
+        one_line(capsys)
+        == "error: this needs uvicorn.config, which is not installed: pip install 'jax-diffucoder[serve]'"
+    )
+    extras = {"math_verify": "math", "tensorboardX": "tensorboard", "torch": "parity", "numpy": None, "this": None}
+    assert {name: terminal.extra_of(name) for name in extras} == extras
+
+
+def test_a_defect_of_ours_keeps_its_traceback():
+    def command():
+        raise ModuleNotFoundError("No module named 'jax_lm.absent'", name="jax_lm.absent")
+
+    with pytest.raises(ModuleNotFoundError):
+        terminal.guarded(command, debug=False)
+
+
+def test_every_command_is_in_a_module_that_can_be_imported():
+    for name, entry in table.COMMANDS.items():
+        module = Path(cli.__file__).parent / "commands" / f"{entry.place.partition('.')[0]}.py"
+        assert f"def run_{name.replace(' ', '_').replace('-', '_')}(" in module.read_text()

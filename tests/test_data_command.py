@@ -1,0 +1,87 @@
+"""`diffucoder data show`: what a training will see, before an hour is spent."""
+
+import json
+
+import pytest
+
+from jax_lm import cli
+
+PROMPT, RESPONSE = "def double(x):", "    return 2 * x"
+
+
+@pytest.fixture
+def file(tmp_path):
+    def make(*rows):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        return str(path)
+
+    return make
+
+
+def show(capsys, *words):
+    status = cli.main(["data", "show", *words])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_prompt_is_visible_and_the_response_is_learnt(file, capsys):
+    path = file({"prompt": PROMPT, "response": RESPONSE})
+    status, bare, _ = show(capsys, path, "--mask-ratio", "0")
+    assert status == 0
+    assert f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n{RESPONSE}<|im_end|>" in bare
+    assert ", 0 masked here" in bare
+    _, all_masked, _ = show(capsys, path, "--mask-ratio", "1")
+    learnt = int(all_masked.partition(" tokens, ")[2].partition(" of them")[0])
+    assert f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n{'░' * learnt}\n" in all_masked
+    assert f"{learnt} of them learnt, {learnt} masked here" in all_masked
+
+
+def test_masks_are_drawn_by_the_seed(file, capsys):
+    path = file({"prompt": PROMPT, "response": RESPONSE * 20})
+    first, again, other = (show(capsys, path, "--seed", seed)[1] for seed in ("0", "0", "1"))
+    assert first == again != other
+
+
+def test_texts_are_learnt_as_wholes_and_in_pieces(file, capsys):
+    status, out, _ = show(
+        capsys, file({"text": "x = 1\n" * 40}), "--kind", "text", "--max-length", "32", "--limit", "2"
+    )
+    assert status == 0
+    assert out.count("32 tokens, 32 of them learnt") == 2
+
+
+def test_refused_lines_are_named_and_nothing_reaches_the_terminal(file, capsys):
+    path = file("no json", {"text": "\x1b[31mred"}, {"prompt": "\x1b[31m" + PROMPT, "response": RESPONSE})
+    status, out, _ = show(capsys, path)
+    assert status == 0
+    assert "byte 0: refused: not JSON" in out
+    assert "refused: has neither messages nor prompt" in out
+    assert "\x1b" not in out
+    assert show(capsys, path, "--limit", "2")[0] == 1
+
+
+def test_other_data_needs_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    status, out, err = show(capsys, "owner/name")
+    assert (status, out) == (2, "")
+    assert "pip install 'jax-diffucoder[datasets]'" in err
+
+
+@pytest.mark.parametrize("form", ["rows.parquet", "folder"])
+def test_a_parquet_file_and_a_folder_of_the_hub_are_shown_and_learnt(file, tmp_path, capsys, monkeypatch, form):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [{"prompt": PROMPT, "response": f"    return {number} * x"} for number in range(4)]
+    target = tmp_path / form
+    (target / "data").mkdir(parents=True) if form == "folder" else None
+    path = target / "data" / "train-00000-of-00001.parquet" if form == "folder" else target
+    datasets.Dataset.from_list(rows).to_parquet(str(path))
+    _, shown, _ = show(capsys, str(target), "--mask-ratio", "0", "--limit", "4")
+    assert [f"return {number} * x" in shown for number in range(4)] == [True] * 4
+    words = ["--max-steps", "1", "--batch-size", "2", "--max-length", "64", "--warmup-steps", "0"]
+    losses = []
+    for name, data in (("from_rows", file(*rows)), ("from_parquet", str(target))):
+        assert cli.main(["sft", "--data", data, "--out", str(tmp_path / name), *words]) == 0
+        losses.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == losses[1]

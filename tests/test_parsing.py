@@ -1,0 +1,214 @@
+"""The words of a command line: what they become, and which option of the command a mistake is near to."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import tyro
+
+from jax_lm import cli
+from jax_lm.arguments.table import COMMANDS, classes
+from jax_lm.config_file import RENAMED
+from jax_lm.declared import SHORT, declared_options, help_text
+from jax_lm.parsing import SYNONYMS, parse_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """Say how.
+
+    Attributes:
+        rate: speed.
+        sizes: several.
+    """
+
+    rate: float
+    sizes: Annotated[tuple[int, ...], tyro.conf.arg(name="batch-size")] = (1, 8)
+
+    def __post_init__(self) -> None:
+        if not all(size > 0 for size in self.sizes):
+            raise ValueError(f"sizes={self.sizes}: must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """Do it.
+
+    Attributes:
+        prompt: what.
+        out: where to.
+        kind: which, of two
+            kinds.
+        length: number or auto.
+        watch: look on.
+        wait: do, or not, or as it comes.
+        inner: how.
+    """
+
+    prompt: tyro.conf.Positional[str | None] = None
+    out: Path
+    kind: Literal["fast", "slow"] = "fast"
+    length: int | Literal["auto"] | None = None
+    watch: bool = False
+    wait: bool | None = None
+    inner: Inner = field(default_factory=lambda: Inner(rate=0.5))
+
+
+TOO_MANY = "do takes no more without a name; a text with spaces is put in quotes"
+
+
+def read(*words):
+    return parse_words(Outer, words, "do")
+
+
+def test_every_kind_of_value():
+    words = [
+        "a text",
+        "--out",
+        "x",
+        "--kind=slow",
+        "--length",
+        "3",
+        "--watch",
+        "--rate",
+        "-1e-3",
+        "--batch-size",
+        "2",
+        "4",
+    ]
+    found = read(*words)
+    assert found == Outer(
+        prompt="a text", out=Path("x"), kind="slow", length=3, watch=True, inner=Inner(rate=-1e-3, sizes=(2, 4))
+    )
+
+
+def test_forms_that_mean_the_same():
+    for words in (
+        ["--prompt", "p", "--out", "o"],
+        ["-p", "p", "-o", "o"],
+        ["--output=o", "p"],
+        ["p", "--output_dir", "o"],
+    ):
+        assert read(*words) == Outer(prompt="p", out=Path("o"))
+    assert read("--out=o", "--", "--watch") == Outer(prompt="--watch", out=Path("o"))
+    assert read("--out=o", "--prompt=--watch") == Outer(prompt="--watch", out=Path("o"))
+    assert read("--out", "o", "- a list") == Outer(prompt="- a list", out=Path("o"))
+    assert read("--out", "o", "-") == Outer(prompt="-", out=Path("o"))
+    assert read("--out", "a", "--out", "b").out == Path("b")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], False),
+        (["--watch"], True),
+        (["--watch", "true"], True),
+        (["--watch=False"], False),
+        (["--no-watch"], False),
+    ],
+)
+def test_flags(words, value):
+    assert read("--out", "o", *words).watch is value
+
+
+@pytest.mark.parametrize(("words", "value"), [(["--wait"], True), (["--no-wait"], False), (["--wait=none"], None)])
+def test_a_flag_that_may_be_left_open(words, value):
+    assert read("--out", "o", *words).wait is value
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("none", None), ("7", 7)])
+def test_a_union_takes_the_first_type_that_fits(text, value):
+    assert read("--out", "o", "--length", text).length == value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["p"], "do needs --out; diffucoder do --help says more"),
+        (["--out"], "--out: needs a value"),
+        (["--out", "--watch"], "--out: needs a value"),
+        (["--out", "o", "--wacth"], "--wacth: no option of do (perhaps --watch)"),
+        (["--out", "o", "--bacth_size", "1"], "--bacth_size: no option of do (perhaps --batch-size)"),
+        (["--out", "o", "--output-dri", "1"], "--output-dri: no option of do (perhaps --out)"),
+        (["--out", "o", "--zzz"], "--zzz: no option of do; diffucoder do --help lists them"),
+        (["--out", "o", "-x"], "-x: no option of do; diffucoder do --help lists them"),
+        (["--out", "o", "--sizes", "1"], "--sizes: no option of do (perhaps --batch-size)"),
+        (["--out=o", "--kind=x"], "invalid choice 'x' for argument '--kind'. Expected one of ('fast', 'slow')."),
+        (["--out", "o", "--length", "x"], "--length 'x': must be INT|{auto}"),
+        (["--out", "o", "--rate", "x"], "--rate 'x': must be FLOAT"),
+        (["--out", "o", "--watch=x"], "--watch 'x': must be true or false"),
+        (["--out", "o", "--batch-size", "1.5"], "--batch-size '1.5': must be INT ..."),
+        (["--out", "o", "--batch-size", "0"], "sizes=(0,): must be positive"),
+        (["--out", "o", "p", "q"], f"'q': {TOO_MANY}"),
+        (["--out", "o", "--prompt", "q", "r"], f"'q': {TOO_MANY}"),
+    ],
+)  # fmt: skip
+def test_mistakes(words, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read(*words)
+
+
+def test_what_is_declared():
+    options = {option.name: option for option in declared_options(Outer, "do")}
+    assert set(options) == {
+        "prompt", "--out", "--kind", "--length", "--watch", "--wait", "--rate", "--batch-size",
+    }  # fmt: skip
+    assert options["--kind"].help == "which, of two kinds."
+    assert [name for name, option in options.items() if option.is_required] == ["--out"]
+    assert (options["--rate"].default, options["--batch-size"].default) == ("0.5", "1 8")
+    assert [options[name].metavar for name in ("--out", "--length", "--watch", "--batch-size", "--kind")] == [
+        "PATH", "INT|{auto}", "", "INT ...", "{fast,slow}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_every_command_is_explained_and_counted_once(command):
+    kind = COMMANDS[command].arguments
+    options = declared_options(kind, command)
+    assert [option.name for option in options if not option.help] == []
+    first = getattr(kind, "FIRST", ())
+    assert len(first) <= 10
+    text = help_text(kind, command)
+    assert text.startswith(f"usage: diffucoder {command}")
+    assert "Examples:" in text or "Example:" in text
+    assert "{None" not in text
+    shown = re.findall(r"^  (?:-\w(?: \S+)?, )?(--[\w-]+|[A-Z]+)(?![\w-])", text, re.MULTILINE)
+    names = [option.name.upper() if option.is_positional else option.name for option in options]
+    assert sorted(name for name in shown if name in names) == sorted(names)
+    named = [name for name in shown if name.startswith("--")]
+    assert named[: len(first)] == [f"--{name.replace('_', '-')}" for name in first]
+
+
+def test_old_and_foreign_names_lead_somewhere():
+    names = {option.name for name, kind in classes().items() for option in declared_options(kind, name)}
+    assert set(SYNONYMS.values()) <= names
+    assert {"--model", "--out"} <= set(SHORT.values()) & names
+    # What is another name somewhere is a name of its own nowhere.
+    assert not set(SYNONYMS) & names
+    for command, table in RENAMED.items():
+        known = {option.name for option in declared_options(COMMANDS[command].arguments, command)}
+        for old, new in table.items():
+            assert set(new.split()) <= known
+            # grpo's own --epsilon is not that of the optimizer.
+            assert old not in known
+
+
+def test_one_name_means_one_kind_of_value():
+    """`--model` is always text, `--timeout` always a number: a name that changes its kind is two names."""
+    kinds = {}
+    for command, kind in classes().items():
+        for option in declared_options(kind, command):
+            kinds.setdefault(option.name, {}).setdefault(option.metavar.removesuffix(" ..."), []).append(command)
+    known = {"--data", "--dtype", "--executor", "--kind", "--middle-length", "--presets", "suite"}
+    assert {name: found for name, found in kinds.items() if len(found) > 1 and name not in known} == {}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_option(shell, capsys):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for name, kind in classes().items():
+        for option in declared_options(kind, name):
+            assert option.is_positional or option.name in script

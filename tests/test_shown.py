@@ -1,0 +1,84 @@
+"""What README, the quick start and the guides show for the built-in model prints programs that pass their tests."""
+
+import io
+import json
+import shlex
+import shutil
+import subprocess
+
+import pytest
+from documentation import ROOT, SAMPLES, blocks, commands
+
+from jax_lm import cli, sandbox
+from jax_lm.sandbox.runner import why_not
+from jax_lm.sandbox.tiers import SAFE
+
+PAGES = ["README.md", "docs/quickstart.md", "docs/guides/editor.md"]
+TRUTHS = {
+    "fibonacci": "assert fibonacci(7) == [0, 1, 1, 2, 3, 5, 8]",
+    "gcd": "assert gcd(12, 18) == 6",
+    "is_even": "assert is_even(4) and not is_even(3)",
+    "is_prime": "assert [n for n in range(12) if is_prime(n)] == [2, 3, 5, 7, 11]",
+    "quicksort": "assert quicksort([3, 1, 2, 1]) == [1, 1, 2, 3]",
+}
+
+pytestmark = [
+    pytest.mark.usefixtures("for_release"),
+    pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing"),
+]
+
+
+def check(program):
+    """Run a program against the tests of the functions that it defines; there must be one that is known."""
+    tests = [test for name, test in TRUTHS.items() if f"def {name}(" in program]
+    assert tests, program
+    result = sandbox.run(program, tests)
+    assert result.outcome == "passed", program
+
+
+def shown(page):
+    """The commands of a page that prepare a file, or generate with what is here."""
+    for block in blocks(ROOT / page):
+        for command in commands(block):
+            if command.needs is None and command.expected is None and block.language == "sh":
+                yield command.text.partition("  #")[0].strip()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_line_prints_what_is_right(page, capsys, monkeypatch, tmp_path):
+    for path in SAMPLES.glob("*.*"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    seen = 0
+    for text in shown(page):
+        if text.startswith("printf") and "> " in text and "|" not in text.rpartition("'")[2]:
+            subprocess.run(["bash", "-c", text], check=True)
+        if "diffucoder generate" not in text:
+            continue
+        words = shlex.split(text[text.index("diffucoder generate") :])[1:]
+        piped = shlex.split(text)[1] if text.startswith("cat ") else words.pop() if words[-2:-1] == ["<"] else None
+        words = [word for word in words if word != "<"]
+        if piped:
+            (tmp_path / "stdin").write_text((tmp_path / piped).read_text())
+            monkeypatch.setattr("sys.stdin", io.StringIO((tmp_path / piped).read_text()))
+            words = [str(tmp_path / "stdin") if word == "/dev/stdin" else word for word in words]
+        assert cli.main(words) == 0
+        seen += 1
+        printed = capsys.readouterr().out
+        if "--prompts" in words:
+            for line in (tmp_path / "answers.jsonl").read_text().splitlines():
+                answer = json.loads(line)
+                check(answer["prompt"] + answer["completion"])
+        else:
+            check(printed)
+    assert seen >= 1
+
+
+def test_the_lines_of_python():
+    (block, *_) = [block for block in blocks(ROOT / "README.md") if block.language == "python"]
+    printed = []
+    exec(compile(block.text, block.name, "exec"), {"print": printed.append})
+    first, several, _ = printed
+    check(first)
+    for prompt, completion in zip(("def gcd(a, b):", "def is_even(n):"), several, strict=True):
+        check(prompt + completion)
