@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import jax
 
 EVENTS = "/jax/core/compile/"
+COMPILE_EVENT = f"{EVENTS}backend_compile_duration"
+"""Of the compiler alone, without tracing and lowering."""
 
 
 class CompileClock:

@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jax_lm.compile_clock import COMPILE_EVENT
+
 CACHE_SWITCH = "jax_enable_compilation_cache"
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 Result = TypeVar("Result")
 

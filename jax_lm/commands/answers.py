@@ -33,7 +33,7 @@ def answer_file(arguments: Generate) -> int:
     """Answer the prompts that have no answer yet; returns the exit status."""
     assert arguments.prompts is not None
     assert arguments.out is not None
-    rows, out = read_prompts(arguments.prompts, plain=True), arguments.out
+    rows, out = read_prompts(arguments.prompts, option="prompts", plain=True), arguments.out
     run = settings_digest(arguments, rows)
     answers = read_answers(out, run)
     engine = DiffuCoderInference(

@@ -72,10 +72,10 @@ def _first(count: int, tasks: Sequence[BuiltinTask]) -> list[BuiltinTask]:
     return list(tasks[:count])
 
 
-def read_prompts(path: Path, *, plain: bool = False) -> list[dict[str, Any]]:
+def read_prompts(path: Path, *, option: str = "data", plain: bool = False) -> list[dict[str, Any]]:
     """Read the rows of a JSONL file: "prompt" (text, or chat messages) and columns such as "test_cases".
 
-    `plain` takes a line that is a string for its prompt.
+    `option` is what an error calls the file; `plain` takes a line that is a string for its prompt.
 
     Raises:
         ValueError: the file cannot be read, is empty, or has a line that is no such row.
@@ -84,7 +84,7 @@ def read_prompts(path: Path, *, plain: bool = False) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"data={str(path)!r}: cannot be read ({error})") from error
+        raise ValueError(f"{option}={str(path)!r}: cannot be read ({error})") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -98,7 +98,7 @@ def read_prompts(path: Path, *, plain: bool = False) -> list[dict[str, Any]]:
             raise ValueError(f"{path}: line {number} has no 'prompt' (text or chat messages)")
         rows.append(row)
     if not rows:
-        raise ValueError(f"data={str(path)!r}: holds no prompt")
+        raise ValueError(f"{option}={str(path)!r}: holds no prompt")
     return rows
 
 

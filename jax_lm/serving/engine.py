@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from jax_lm.compile_clock import COMPILE_EVENT
 from jax_lm.diffusion.canvas import Block
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
@@ -38,7 +39,6 @@ LONGEST_PAUSE = 300.0
 """Seconds to which that time doubles with every compilation that fails, say for want of descriptors."""
 STEPS_PER_CALL = 4
 """Steps between two looks at the queue; also how often progress is told."""
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class QueueFullError(Exception):
