@@ -176,10 +176,11 @@ class Session:
         for child in children:
             self.selector.register(child.socket, selectors.EVENT_READ, child)
         try:
+            # They are there before they are asked for, which each is when it has been confined.
+            for child in children:
+                self.give(child)
             if not self.wait(lambda: all(child.started for child in children), START_SECONDS):
                 raise SandboxFailureError("the sandbox did not confine a process in time")
-            for child in children:
-                self.give(child, seconds)
             answered = self.wait(lambda: self.is_done(children), seconds)
         finally:
             told = self.collect()
@@ -234,21 +235,22 @@ class Session:
                 socket.send_fds(self.control, [json.dumps(request).encode()], ends)
             finally:
                 os.close(source)
-            self.reply()
-        except (OSError, SandboxFailureError) as error:
+        except OSError as error:
             near.close()
-            if isinstance(error, SandboxFailureError):
-                raise
             raise SandboxFailureError(f"cannot start a process: {error}") from error
         finally:
             far.close()
         return Child(near, job)
 
-    def give(self, child: Child, seconds: float) -> None:
-        """Hand a confined process its job. It reads the job whole before anything else."""
-        child.socket.settimeout(seconds + START_SECONDS)
+    def give(self, child: Child) -> None:
+        """Hand a process its job, which it reads whole, before anything else, when it has been confined."""
+        child.socket.settimeout(START_SECONDS)
         try:
             child.socket.sendall(json.dumps(child.job).encode() + b"\n")
+        except ConnectionError:
+            # It has ended, and may have said why.
+            self.wait(lambda: child.ended, START_SECONDS)
+            raise SandboxFailureError("a process ended before it took its job") from None
         except OSError as error:
             raise SandboxFailureError(f"a process did not take its job: {error}") from error
 

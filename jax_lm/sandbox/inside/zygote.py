@@ -98,7 +98,6 @@ class Zygote:
             settings = json.loads(request)
             load(settings["load"], packages)
             self.spawn(descriptors, settings)
-            self.control.sendall(b"{}\n")
         return True
 
     def spawn(self, descriptors: list[int], request: dict[str, Any]) -> None:
