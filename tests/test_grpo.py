@@ -60,7 +60,7 @@ def test_the_published_recipe_is_the_preset_and_the_default():
         "remat", "rollout_mesh", "draft", "profile", "warmup_steps", "adam_epsilon", "muon_learning_rate",
         "tokens_per_step", "alg_temp", "early_stop",
         "held_out_prompts", "min_p", "optim", "async_checkpointing", "metric_for_best_model", "load_best_model_at_end",
-        "early_stopping_patience", "draft",
+        "early_stopping_patience",
     }  # fmt: skip
     # Of decoding, the preset says everything.
     overrides = {field.name for field in dataclasses.fields(Decoding)} - {"preset"}
