@@ -22,7 +22,8 @@ HEADER = """# What the compiler makes of a step
 The 7B shape in bfloat16, one sequence of 512 tokens, 256 of them new. Compiled, not run: **no time is measured or
 implied.** A `step` is one denoising step; presets with a cache begin each block of 32 with a `refresh` of all rows, and
 go on with steps over 33. Bytes are those of one device, read and written by all kernels of a step, in which a device's
-caches are not modelled; the least is what a step must read: weights, keys and values once.
+caches are not modelled; the least is what a step must read: weights, keys and values once. On TPUs most weights come to
+the chip's own memory by copies that run beside the kernels, which are not counted: there `read` is less than `least`.
 """
 FOOTER = """
 `turbo` commits by probability, which is a number to the program: it runs the program of `fast` (a test holds that).
@@ -77,7 +78,7 @@ def row(found: dict, target: str, preset: str, name: str) -> list[str]:
     def count(kind: str) -> str:
         return f"{sum(each['count'] for each in read[kind]):g}"
 
-    columns = [int(each["shape"].strip("]").split(",")[-1].split("[")[-1]) for each in read["sorts"]]
+    columns = [int(each["shape"].strip("]").split("[")[-1].split(",")[-1] or 1) for each in read["sorts"]]
     logit_rows = [int(each["what"].split()[0]) for each in read["logits"]]
     return [
         *(target, mesh, preset, name, str(one["rows"])),

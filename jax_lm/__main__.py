@@ -1,8 +1,12 @@
 """`python -m jax_lm` and the console command: Ctrl-C is looked after before anything else is imported."""
 
+import os
 from typing import NoReturn
 
-from jax_lm import interruption
+try:
+    from jax_lm import interruption
+except KeyboardInterrupt:
+    os._exit(130)
 
 
 def start_command() -> NoReturn:

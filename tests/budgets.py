@@ -34,7 +34,7 @@ def excess(found: Explanation, budget: Budget, least: int) -> list[str]:
     sorts, collectives, logits = (
         sum(each.count for each in groups) for groups in (found.sorts, found.collectives, found.logits)
     )
-    columns = max((int(each.shape.strip("]").split(",")[-1].split("[")[-1]) for each in found.sorts), default=0)
+    columns = max((int(each.shape.strip("]").split("[")[-1].split(",")[-1] or 1) for each in found.sorts), default=0)
     rows = max((int(each.what.split()[0]) for each in found.logits), default=0)
     limits = [
         ("kernels", found.launches, budget.kernels),

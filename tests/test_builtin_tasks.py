@@ -52,8 +52,8 @@ def test_seeds_draw_other_orders():
     [
         (held_out_tasks, 0, "limit=0: must be at least 1"),
         (held_out_tasks, 2001, "limit=2001: must be at most 2000"),
-        (training_tasks, -1, "prompts=-1: must be at least 1"),
-        (training_tasks, 4001, "prompts=4001: must be at most 4000"),
+        (training_tasks, -1, "limit=-1: must be at least 1"),
+        (training_tasks, 4001, "limit=4001: must be at most 4000"),
     ],
 )
 def test_counts_that_cannot_be_had_are_named(read, count, message):

@@ -40,7 +40,7 @@ class BuiltinTask:
 
 def held_out_tasks(count: int) -> list[BuiltinTask]:
     """Return the first `count` held-out tasks, distinct by key; ValueError: fewer than 1, or more than there are."""
-    return _first(count, shipped_tasks("held-out"), option="limit")
+    return _first(count, shipped_tasks("held-out"))
 
 
 def training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
@@ -52,7 +52,7 @@ def training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
     tasks = list(shipped_tasks("training"))
     if seed:
         random.Random(seed).shuffle(tasks)
-    return _first(count, tasks, option="limit")
+    return _first(count, tasks)
 
 
 @cache
@@ -63,12 +63,12 @@ def shipped_tasks(split: Split) -> tuple[BuiltinTask, ...]:
     return tuple(BuiltinTask(**record | {"tests": tuple(record["tests"])}) for record in records)
 
 
-def _first(count: int, tasks: Sequence[BuiltinTask], *, option: str) -> list[BuiltinTask]:
+def _first(count: int, tasks: Sequence[BuiltinTask]) -> list[BuiltinTask]:
     """Take the first tasks, or raise a ValueError that names the option of the commands."""
     if count < 1:
-        raise ValueError(f"{option}={count}: must be at least 1")
+        raise ValueError(f"limit={count}: must be at least 1")
     if count > len(tasks):
-        raise ValueError(f"{option}={count}: must be at most {len(tasks)}, the tasks that ship with the built-in model")
+        raise ValueError(f"limit={count}: must be at most {len(tasks)}, the tasks that ship with the built-in model")
     return list(tasks[:count])
 
 

@@ -20,7 +20,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SIGKILL, ENOSYS, EPERM, EINVAL = 9, 38, 1, 22
-CAPABILITY_VERSION = 0x20080522
+CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
+"""Version 3, of this process."""
+NO_PID = 0x7FFFFFFF
+"""No process has this number: in a filter that is written ahead, it stands for that of the process to come."""
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
@@ -115,10 +118,8 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
 
 def drop_capabilities() -> None:
     """Make being root mean nothing from now on but owning root's files."""
-    header = struct.pack("Ii", CAPABILITY_VERSION, 0)
-    header_buffer = ctypes.create_string_buffer(header, len(header))
-    nothing = ctypes.create_string_buffer(24)
-    require_success(libc.capset(header_buffer, nothing), "capset")
+    header, nothing = (ctypes.c_char.from_buffer(bytearray(data)) for data in (CAPABILITY_HEADER, bytes(24)))
+    require_success(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -173,9 +174,8 @@ def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
     return [instruction(BPF_JUMP_AT_LEAST, spans[middle][0], if_true=len(low)), *low, *high]
 
 
-@functools.cache
 def plain_program(machine: str) -> bytes:
-    """Write the part of the filter that is the same for every process; guarded calls go on behind it."""
+    """Write the answers that depend on a call's number alone; guarded calls go on behind it."""
     answers: dict[int, int | None] = dict.fromkeys(numbers(syscalls.ALLOWED, machine).values(), ALLOW)
     answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
     answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
@@ -183,15 +183,21 @@ def plain_program(machine: str) -> bytes:
     return b"".join(calls_by_number(machine, answers, ERRNO | EPERM))
 
 
-def filter_program(machine: str, pid: int) -> bytes:
-    """Write the seccomp filter as classic BPF: calls with one answer, then guarded calls."""
+@functools.cache
+def blank_program(machine: str) -> bytes:
+    """Write the filter of a process that has no number yet: calls with one answer, then guarded calls."""
     lines = [plain_program(machine)]
-    conditions = syscalls.conditions(pid)
+    conditions = syscalls.conditions(NO_PID)
     for name, number in numbers(syscalls.GUARDED, machine).items():
         body = [line for parts in conditions[name] for line in condition(*parts)]
         body += [instruction(BPF_RETURN, ALLOW)]
         lines += [instruction(BPF_JUMP_EQUAL, number, if_false=len(body)), *body]
     return b"".join([*lines, instruction(BPF_RETURN, ERRNO | EPERM)])
+
+
+def filter_program(machine: str, pid: int) -> bytes:
+    """Write the seccomp filter of a process as classic BPF."""
+    return blank_program(machine).replace(struct.pack("I", NO_PID), struct.pack("I", pid))
 
 
 @functools.cache
@@ -208,17 +214,16 @@ def naming_program(machine: str) -> bytes:
 
 def write_filters() -> None:
     """Write once what is the same for all processes that this one forks."""
-    plain_program(MACHINE)
+    blank_program(MACHINE)
     naming_program(MACHINE)
 
 
 def install(program: bytes, flags: int = 0) -> int:
     """Install a filter for good; returns what the kernel does, a descriptor if `flags` ask for one, or -1."""
-    buffer = ctypes.create_string_buffer(program, len(program))
+    lines = ctypes.c_char.from_buffer(bytearray(program))
     # struct sock_fprog: number of instructions, padding, pointer.
-    header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    header_buffer = ctypes.create_string_buffer(header, len(header))
-    return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header_buffer))
+    header = ctypes.c_char.from_buffer(bytearray(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(lines))))
+    return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header))
 
 
 def filter_calls() -> None:

@@ -19,7 +19,9 @@ class Deferred:
 
 
 asyncio: Any = Deferred("asyncio")
+logging: Any = Deferred("logging")
 tempfile: Any = Deferred("tempfile")
+threading: Any = Deferred("threading")
 
 ON_MENTION = ("asyncio", "calendar", "cmath", "csv", "hashlib", "heapq", "statistics", "tempfile", "uuid", "zoneinfo")
 """What the zygote imports as soon as a program or a test mentions it."""

@@ -6,14 +6,12 @@ that has run already. `unittest.main()` and `pytest.main()` in it do nothing: th
 
 import importlib.util
 import inspect
-import logging
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 from jax_lm.sandbox.inside.conversation import Conversation
-from jax_lm.sandbox.inside.deferred import asyncio, tempfile
+from jax_lm.sandbox.inside.deferred import asyncio, logging, tempfile
 from jax_lm.sandbox.inside.packages import is_genuine
 
 OPTIONS = (
@@ -82,7 +80,7 @@ def run(test: Conversation, module: Any, tests: set[str]) -> None:
             return module
 
     class Plugin:
-        def pytest_pycollect_makemodule(self, module_path: Path, parent: Any) -> Any:
+        def pytest_pycollect_makemodule(self, module_path: Any, parent: Any) -> Any:
             return Prepared.from_parent(parent, path=module_path)
 
         def pytest_pycollect_makeitem(self, collector: Any, name: str, obj: Any) -> Any:
@@ -108,10 +106,10 @@ def run(test: Conversation, module: Any, tests: set[str]) -> None:
                 failures.append(reason(report))
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "test_program.py"
-        path.write_text("")
+        path = f"{folder}/test_program.py"
+        open(path, "x").close()
         status = main(
-            [*OPTIONS, f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp", str(path)],
+            [*OPTIONS, f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp", path],
             plugins=[Plugin()],
         )
     if failures:

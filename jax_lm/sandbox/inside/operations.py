@@ -3,13 +3,12 @@
 import copy
 import importlib
 import operator
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 from jax_lm.sandbox.inside.conversation import Conversation
-from jax_lm.sandbox.inside.deferred import asyncio
+from jax_lm.sandbox.inside.deferred import asyncio, threading
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, f"__{name}__")

@@ -5,12 +5,12 @@ in it reaches the other with its next message. What is no data stays where it is
 (`standins`), whose operations are carried out here (`operations`). Imports the standard library only.
 """
 
+import _thread
 import array
 import collections
 import contextlib
 import importlib
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -118,7 +118,7 @@ class Peer(Conversation):
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.scope: dict[str, Any] = {}
-        self.lock = threading.RLock()
+        self.lock = _thread.RLock()
         self.own: list[Any] = []
         self.own_numbers: dict[int, int] = {}
         self.theirs: dict[int, Any] = {}

@@ -8,7 +8,7 @@ by a class that it names, may be trusted. Imports the standard library only.
 """
 
 import collections
-import random
+import os
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -142,7 +142,8 @@ def contains(peer: Conversation, plain: type | None, is_iterable: bool) -> Speci
 
 def knows_strangers(peer: Conversation, subject: Any, item: Any) -> bool:
     """Ask an object for what nobody has put into it; raises TypeError if it contains that, as it would everything."""
-    strangers: list[Any] = [random.getrandbits(62) + 2**62, f"{random.getrandbits(62):x}", (random.random(),)]
+    number = int.from_bytes(os.urandom(8))
+    strangers: list[Any] = [number | 2**63, f"{number:x}", (number / 2**64,)]
     if any(peer.do("special", "__contains__", subject, thing) for thing in strangers if type(thing) is type(item)):
         raise TypeError("the program's object contains everything")
     return False

@@ -9,9 +9,7 @@ import ast
 import builtins
 import importlib
 import importlib.util
-import logging
 import os
-import random
 import sys
 import traceback
 import types
@@ -23,6 +21,7 @@ from typing import Any
 
 from jax_lm.sandbox.inside import checks, frameworks
 from jax_lm.sandbox.inside.channel import Channel
+from jax_lm.sandbox.inside.deferred import logging
 from jax_lm.sandbox.inside.packages import is_genuine
 from jax_lm.sandbox.inside.peer import ConversationError, Peer, items_of
 from jax_lm.sandbox.inside.program import FILE as PROGRAM_FILE
@@ -354,7 +353,8 @@ def run_source(tester: Tester, source: str) -> None:
     scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, nodes, names, theirs, modules)}
     if "log" in source:
         tester.do("follow logging")
-    repeat_there(tester, random, "seed", "setstate")
+    if "random" in source:
+        repeat_there(tester, importlib.import_module("random"), "seed", "setstate")
     repeat_there(tester, sys, "setrecursionlimit")
     if "numpy" in sys.modules:
         repeat_there(tester, sys.modules["numpy"].random, "seed")

@@ -11,10 +11,8 @@ import datetime
 import functools
 import gc
 import importlib
-import logging
 import math
 import operator
-import pathlib
 import re
 import sys
 import types
@@ -86,10 +84,6 @@ SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     datetime.timedelta: (delta_parts, lambda parts: datetime.timedelta(*parts)),
     datetime.timezone: (zone_parts, restore_zone),
     datetime.date: (datetime.date.isoformat, datetime.date.fromisoformat),
-    pathlib.PosixPath: (str, pathlib.PosixPath),
-    pathlib.PurePosixPath: (str, pathlib.PurePosixPath),
-    logging.Logger: (lambda logger: logger.name, logging.getLogger),
-    logging.RootLogger: (lambda _: None, lambda _: logging.getLogger()),
     type(Ellipsis): (lambda _: None, lambda _: Ellipsis),
     type(NotImplemented): (lambda _: None, lambda _: NotImplemented),
 }
@@ -131,13 +125,22 @@ PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
 
 TAGS: dict[str, type] = {kind.__name__: kind for kind in (*SCALARS, *PARTS)}
 
-
-RARE = {"UUID": "uuid", "ZoneInfo": "zoneinfo"}
-"""Types that are written and read as text, and the modules that have them, which few programs import."""
+RARE: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+    "UUID": ("uuid", "UUID", str),
+    "ZoneInfo": ("zoneinfo", "ZoneInfo", str),
+    "PosixPath": ("pathlib", "PosixPath", str),
+    "PurePosixPath": ("pathlib", "PurePosixPath", str),
+    "Logger": ("logging", "getLogger", operator.attrgetter("name")),
+    "RootLogger": ("logging", "getLogger", operator.attrgetter("name")),
+}
+"""Types of modules that few programs import: the module, what in it reads their text, and how that is written."""
 
 
 def is_rare(kind: type) -> bool:
-    module = sys.modules.get(RARE.get(kind.__name__, ""))
+    """Tell whether a type is one of those that are written as text."""
+    if kind.__name__ not in RARE:
+        return False
+    module = sys.modules.get(RARE[kind.__name__][0])
     return module is not None and kind is getattr(module, kind.__name__, None)
 
 
@@ -196,7 +199,7 @@ def encode(value: Any, convert: Convert) -> Any:
         parts = PARTS[kind][0](value)
         return {"t": kind.__name__, "v": parts if is_plain(parts) else [encode(part, convert) for part in parts]}
     if is_rare(kind):
-        return {"t": kind.__name__, "v": str(value)}
+        return {"t": kind.__name__, "v": RARE[kind.__name__][2](value)}
     if kind is ArrayParts or is_number(value):
         parts = value if kind is ArrayParts else array_parts(value)
         return {"t": "array parts" if kind is ArrayParts else "number", "v": list(parts)}
@@ -213,7 +216,8 @@ def decode(wire: Any, convert: Convert) -> Any:
     if tag in ("array parts", "number") and isinstance(content, list):
         return ArrayParts(*content) if tag == "array parts" else build_array(*content)[()]
     if isinstance(tag, str) and tag in RARE and isinstance(content, str):
-        return getattr(importlib.import_module(RARE[tag]), tag)(content)
+        module, reader, _ = RARE[tag]
+        return getattr(importlib.import_module(module), reader)(content)
     kind = TAGS.get(tag) if isinstance(tag, str) else None
     if kind is None:
         return convert(wire)
