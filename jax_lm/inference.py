@@ -34,6 +34,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.planning import PlannedStep, explained, parameter_count
 from jax_lm.precision import DTYPES, fitting_dtype
+from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
@@ -158,7 +159,7 @@ class DiffuCoderInference:
         )
         with terminal.progress("generating", FIRST_NOTE) as report:
             completions = self.complete(prompts, options, seed=seed, on_progress=report)
-        texts = [p + c for p, c in zip(prompts, completions, strict=True)] if return_full_text else completions
+        texts: list[str] = [each.full if return_full_text else each for each in completions]
         return texts[0] if isinstance(prompt_or_list, str) else texts
 
     def chat(
@@ -196,10 +197,12 @@ class DiffuCoderInference:
 
     def complete(
         self, prompts: Sequence[str], options: GenerationOptions, *, seed: int = 0, on_progress: Progress | None = None
-    ) -> list[str]:
+    ) -> list[ReplayedText]:
         """Completions of prompts, up to their stop tokens; `on_progress` gets positions decided, and all."""
         templates = [Template.completion(prompt, options.max_new_tokens) for prompt in require_prompts(prompts)]
-        return [row.text for row in self.decode(templates, options, seed=seed, on_progress=on_progress).rows]
+        rows, read = self.decode(templates, options, seed=seed, on_progress=on_progress).rows, self.tokenizer.decode
+        replays = (Replay.of(each, row, read, options.temperature) for each, row in zip(prompts, rows, strict=True))
+        return [ReplayedText.of(row.text, replay) for row, replay in zip(rows, replays, strict=True)]
 
     def infill(
         self,

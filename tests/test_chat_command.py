@@ -2,11 +2,19 @@
 
 import io
 import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from jax_lm import cli, interruption
 from jax_lm.commands.chat import Dialogue
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 
 OPTIONS = GenerationOptions(max_new_tokens=16, temperature=0.0)
@@ -110,3 +118,68 @@ def test_a_piped_conversation(monkeypatch, capsys):
     status, out, err = talk(monkeypatch, capsys, "/nothing\n")
     assert (status, out) == (2, "")
     assert "error: /nothing: no command" in err
+
+
+@pytest.fixture
+def screen(tmp_path, for_release):
+    """A terminal of tmux, in a folder of its own: types a line, and waits for what is to be seen behind it."""
+    tmux = shutil.which("tmux")
+    if tmux is None:
+        pytest.skip("no tmux: apt-get install tmux")
+    socket = [tmux, "-S", str(tmp_path / "tmux"), "-f", os.devnull]
+    places = {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jax_lm", "chat", *QUICK]
+    start = ["new-session", "-d", "-x", "120", "-y", "200", "-c", str(tmp_path), shlex.join(command)]
+    subprocess.run([*socket, *start], check=True, env={**os.environ, **places, "TERM": "xterm-256color"})
+
+    def seen():
+        return subprocess.run(
+            [*socket, "capture-pane", "-p", "-t", "0"], check=False, capture_output=True, text=True
+        ).stdout.rstrip()
+
+    def typed(line, is_there):
+        if line is not None:
+            subprocess.run([*socket, "send-keys", "-t", "0", "-l", line], check=True)
+            subprocess.run([*socket, "send-keys", "-t", "0", "Enter"], check=True)
+        until = time.monotonic() + 120
+        while not is_there(now := seen()):
+            assert time.monotonic() < until, f"after {line!r} the screen shows:\n{now}"
+            time.sleep(0.1)
+        return now
+
+    yield typed
+    subprocess.run([*socket, "kill-server"], check=False, capture_output=True)
+
+
+def test_a_conversation_in_a_terminal(screen, tmp_path):
+    def asks(count):
+        """The prompt is there again, behind so many lines that were typed."""
+        return lambda seen: seen.endswith("\n>") and seen.count("\n>") == count + 1
+
+    begun = screen(None, asks(0))
+    assert "the built-in model saw few conversations and answers them badly" in " ".join(begun.split())
+    assert "/help lists the commands" in begun
+    screen("Write gcd.", asks(1))
+    screen("And lcm.", asks(2))
+    screen("/save chat.json", asks(3))
+    engine = DiffuCoderInference(verbose=False)
+    messages = json.loads((tmp_path / "chat.json").read_text())
+    assert [each["content"] for each in messages[::2]] == ["Write gcd.", "And lcm."]
+    assert messages[1]["content"] == engine.chat(messages[:1], OPTIONS)
+    assert messages[3]["content"] == engine.chat(messages[:3], OPTIONS, seed=1)
+    screen("/reset", asks(4))
+    screen("/save empty.json", asks(5))
+    assert json.loads((tmp_path / "empty.json").read_text()) == []
+    draft = "def add(a, b):\n    return <|hole:4|>\n"
+    (tmp_path / "add.py").write_text(draft)
+    shown = screen("/infill add.py", asks(6))
+    assert [line.rstrip() for line in shown.splitlines() if line.startswith("> ")] == [
+        *("> Write gcd.", "> And lcm.", "> /save chat.json", "> /reset", "> /save empty.json", "> /infill add.py")
+    ]
+    for each in messages[1::2]:
+        for line in filter(None, each["content"].splitlines()):
+            assert line.rstrip() in shown
+    filled = shown.partition("/infill add.py")[2]
+    assert engine.fill(draft, OPTIONS, seed=2) in filled
+    assert "forward passes in" in filled
+    assert "░" not in shown

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jax_lm.data.batches import Row, closed
-from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
+from jax_lm.data.conversations import BadRowError, conversation_rows, read_samples, rows_reader, text_rows
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 MESSAGES = [
@@ -111,3 +111,63 @@ def test_digest_tells_samples_apart(tokenizer, tmp_path):
 def test_closed_samples_end_in_their_own_pads():
     row = closed(Row((1, 2, 3), (False, True, True)), 2, 9)
     assert row == Row((1, 2, 3, 9, 9), (False, True, True, True, True), open=False)
+
+
+def test_every_form_of_a_conversation_is_the_same_sample(tokenizer, tmp_path):
+    speakers = {"system": "system", "user": "human", "assistant": "gpt"}
+    turns = [{"from": speakers[each["role"]], "value": each["content"]} for each in MESSAGES]
+    forms = [{"messages": MESSAGES}, {"conversations": turns}, {"conversations": MESSAGES}, {"messages": turns}]
+    to_rows = conversation_rows(tokenizer, 512)
+    expected, *others = read_samples(write(tmp_path / "a.jsonl", *forms), to_rows).rows
+    assert others == [expected] * 3
+    answered, completed = [{"prompt": "Two?", name: "2"} for name in ("response", "completion")]
+    assert to_rows(answered) == to_rows(completed)
+
+
+@pytest.mark.parametrize("text", ["[\n{row},\n{row}, 5]", "\n [{row},{row},5]\n"])
+def test_a_json_array_gives_what_lines_give(tokenizer, tmp_path, caplog, text):
+    row = json.dumps({"messages": MESSAGES}, indent=1)
+    (tmp_path / "a.json").write_text(text.replace("{row}", row))
+    to_rows = conversation_rows(tokenizer, 512)
+    found = read_samples(tmp_path / "a.json", to_rows)
+    assert found.rows == read_samples(write(tmp_path / "a.jsonl", *[{"messages": MESSAGES}] * 2), to_rows).rows
+    assert found.refused == [(3, "expected a JSON object, not int")]
+    assert "2 samples, 1 refused (row 3: expected a JSON object" in caplog.messages[0]
+    lines = write(tmp_path / "lines.json", {"messages": MESSAGES})
+    assert read_samples(lines, to_rows).rows == found.rows[:1]
+    (tmp_path / "a.json").write_text(f"[{row},")
+    with pytest.raises(ValueError, match=r"a\.json'\: begins as a JSON array and is no JSON \("):
+        read_samples(tmp_path / "a.json", to_rows)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"conversations": [{"from": "bot", "value": "a"}] * 2}, "from='bot' must be one of system, human, user, gpt"),
+        ({"conversations": "a"}, "conversations: must be at least two objects with role and content, or with from"),
+        ({"conversations": [{"from": "human"}] * 2}, "conversations: all must be objects with role and content, or"),
+        ({"conversations": [{"from": "human", "value": "a"}] * 2}, "conversations: must end with what the assistant"),
+        ({"prompt": "a", "response": "b", "completion": "c"}, "both a response and a completion"),
+        ({"prompt": "a", "completion": 5}, "no completion that is text"),
+    ],
+)
+def test_what_is_wrong_with_a_form_is_named(tokenizer, fields, reason):
+    with pytest.raises(BadRowError) as refused:
+        conversation_rows(tokenizer, 512)(fields)
+    assert reason in str(refused.value)
+
+
+def test_columns_of_other_names(tokenizer):
+    fields = {"question": "Two?", "answer": "2", "chat": MESSAGES, "messages": [], "completion": "3", "body": "x = 1"}
+
+    def read(kind, *columns):
+        return rows_reader(kind, tokenizer, 512, columns)(fields)
+
+    plain = conversation_rows(tokenizer, 512)
+    assert read("conversations", ("prompt", "question"), ("response", "answer")) == plain(
+        {"prompt": "Two?", "response": "2"}
+    )
+    assert read("conversations", ("messages", "chat")) == plain({"messages": MESSAGES})
+    assert read("text", ("text", "body")) == text_rows(tokenizer, 512)({"text": "x = 1"})
+    with pytest.raises(BadRowError, match="has no column 'code', only question, answer, chat, messages, completion"):
+        read("text", ("text", "code"))

@@ -85,3 +85,64 @@ def test_a_parquet_file_and_a_folder_of_the_hub_are_shown_and_learnt(file, tmp_p
         assert cli.main(["sft", "--data", data, "--out", str(tmp_path / name), *words]) == 0
         losses.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"])
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("form", ["hub's layout", "saved"])
+def test_split_and_columns_choose_what_is_shown_and_learnt(file, tmp_path, capsys, monkeypatch, form):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    splits, folder = {}, tmp_path / "folder"
+    (folder / "data").mkdir(parents=True)
+    for split, sign in (("train", "+"), ("test", "-")):
+        rows = [
+            {"question": PROMPT, "answer": f"    return {number} {sign} x", "response": "no"} for number in range(4)
+        ]
+        splits[split] = datasets.Dataset.from_list(rows)
+        if form != "saved":
+            splits[split].to_parquet(str(folder / "data" / f"{split}-00000-of-00001.parquet"))
+    if form == "saved":
+        datasets.DatasetDict(splits).save_to_disk(str(folder))
+    chosen = ["--split", "test", "--prompt-column", "question", "--response-column", "answer"]
+    _, shown, _ = show(capsys, str(folder), "--mask-ratio", "0", "--limit", "4", *chosen)
+    assert [f"return {number} - x" in shown for number in range(4)] == [True] * 4
+    words = ["--max-steps", "1", "--batch-size", "2", "--max-length", "64", "--warmup-steps", "0"]
+    plain = file(*({"prompt": row["question"], "response": row["answer"]} for row in splits["test"]))
+    losses = []
+    for name, *data in (("from_lines", plain), ("from_split", str(folder), *chosen)):
+        assert cli.main(["sft", "--data", *data, "--out", str(tmp_path / name), *words]) == 0
+        losses.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("command", ["show", "sft"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--split", "test"], "split='test': data="),
+        (["--subset", "python"], "has no subsets; a hub id, a folder in the hub's layout and Parquet have them"),
+        (["--prompt-column", "q"], "prompt_column='q': prompt_column and response_column need each other"),
+        (["--messages-column", "m", "--prompt-column", "q", "--response-column", "a"], "messages_column='m': excludes"),
+        (["--prompt-column", "q", "--response-column", "a"], "has no column 'q', only prompt, response"),
+    ],
+)
+def test_a_part_or_column_that_is_not_there_is_one_line(file, tmp_path, capsys, command, words, said):
+    path = file({"prompt": PROMPT, "response": RESPONSE})
+    if command == "show":
+        status, out, err = show(capsys, path, *words)
+    else:
+        status = cli.main(["sft", "--data", path, "--out", str(tmp_path / "out"), "--max-steps", "1", *words])
+        out, err = capsys.readouterr()
+        assert not (tmp_path / "out").exists()
+    if command == "show" and "has no column" in said:
+        assert (status, said in out) == (1, True)
+        return
+    assert (status, out) == (2, "")
+    assert said in err.splitlines()[-1]
+
+
+def test_columns_of_the_other_kind_are_refused(file, capsys):
+    path = file({"text": "x = 1"})
+    status, _, err = show(capsys, path, "--kind", "text", "--messages-column", "chat")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "messages_column='chat': kind=text has no such column" in err
+    assert show(capsys, path, "--text-column", "body")[0] == 2

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from jax_lm.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, TextColumn
 from jax_lm.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.config_file import values
 from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
@@ -98,9 +99,12 @@ class Sft:
         diffucoder sft --data more.jsonl --out out/more --adapter out/lora/adapter --learning-rate 1e-4 --max-steps 500
 
     Attributes:
-        data: JSONL file; a row has "messages" ([{"role": …, "content": …}, …]), or "prompt" and "response". Or a folder
-            that `data tokenize --kind conversations` wrote; or Parquet, a folder or hub id for the extra datasets.
+        data: JSONL file, or JSON with an array; a row has "messages" ([{"role": …, "content": …}, …]), "conversations"
+            ([{"from": "human", "value": …}, …]), or "prompt" and "response" (or "completion"). Or a folder that
+            `data tokenize --kind conversations` wrote; or Parquet, a folder or hub id for the extra datasets.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/ or adapter/.
+        part: of a data set of `datasets`.
+        columns: what they are called.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
@@ -115,6 +119,8 @@ class Sft:
 
     data: Path
     out: Path
+    part: DatasetPart = ONE_SPLIT
+    columns: ConversationColumns = field(default_factory=ConversationColumns)
     model_arguments: ModelArguments = ONE_MODEL
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
@@ -178,10 +184,12 @@ class Adapt:
         diffucoder adapt --data code.jsonl --model ./shape --from-scratch --out out/base --max-length 512
 
     Attributes:
-        data: JSONL file; a row has "text". Or a folder that `data tokenize` wrote; or Parquet, a folder or hub id for
-            the extra datasets.
+        data: JSONL file, or JSON with an array; a row has "text". Or a folder that `data tokenize` wrote; or Parquet, a
+            folder or hub id for the extra datasets.
         model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
         out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
+        part: of a data set of `datasets`.
+        columns: what they are called.
         from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
         save_dtype: of the model that is written; bfloat16 rounds small updates away.
         mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
@@ -198,6 +206,8 @@ class Adapt:
     data: Path
     model: str
     out: Path
+    part: DatasetPart = ONE_SPLIT
+    columns: TextColumn = field(default_factory=TextColumn)
     from_scratch: bool = False
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None

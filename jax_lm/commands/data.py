@@ -1,6 +1,7 @@
 """The commands about data: `diffucoder data prepare-acecode`, `data show`, `data tokenize`."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import numpy as np
 from rich.console import Console
@@ -12,7 +13,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.commands.watching import MASK_GLYPH
 from jax_lm.data.acecode import prepare_acecode
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import BadRowError, conversation_rows, row_fields, text_rows
+from jax_lm.data.conversations import BadRowError, row_fields, rows_reader
 from jax_lm.data.sources import open_source
 from jax_lm.data.tokenizing import Tokenization, tokenize
 from jax_lm.inference import BUILTIN_MODEL
@@ -47,8 +48,8 @@ def run_data_show(arguments: Show) -> int:
 
 def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tuple[str, Row | str]]:
     """Yield so many samples and where each stands, or in place of one why a line gives none."""
-    source = open_source(arguments.data, None, split=arguments.split, subset=arguments.subset, streaming=True)
-    to_rows = {"text": text_rows, "conversations": conversation_rows}[arguments.kind](tokenizer, arguments.max_length)
+    source = open_source(arguments.data, None, **asdict(arguments.part), streaming=True)
+    to_rows = rows_reader(arguments.kind, tokenizer, arguments.max_length, arguments.columns.of(arguments.kind))
     left = arguments.limit
     for part in range(source.parts):
         for where, line in source.read(part):
@@ -76,14 +77,15 @@ def run_data_tokenize(arguments: Tokenize) -> int:
     """Write the shards that are missing, and say what there is."""
     terminal.show_log()
     folder = huggingface.resolve(arguments.model, with_weights=False)
-    options = {"split": arguments.split, "subset": arguments.subset, "streaming": arguments.streaming}
     job = Tokenization(
-        source=open_source(arguments.data, arguments.num_shards, **options),
+        source=open_source(
+            arguments.data, arguments.num_shards, **asdict(arguments.part), streaming=arguments.streaming
+        ),
         tokenizer=str(folder),
         fingerprint=DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text").fingerprint,
         kind=arguments.kind,
         max_length=arguments.max_length,
-        text_column=arguments.text_column,
+        columns=arguments.columns.of(arguments.kind),
     )
     print(tokenize(job, arguments.out, arguments.processes))
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 from flax import nnx
 
 from jax_lm import distributed, terminal
+from jax_lm.arguments.data import DatasetPart
 from jax_lm.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, SavedDtype, Sft
 from jax_lm.base_model import find_model
 from jax_lm.checkpoints import huggingface
@@ -17,9 +18,9 @@ from jax_lm.checkpoints.checksums import sha256
 from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import conversation_rows, read_samples, read_source, text_rows
+from jax_lm.data.conversations import Columns, read_samples, read_source, rows_reader
 from jax_lm.data.prompts import builtin_prompts, read_prompts
-from jax_lm.data.sources import HubDataset
+from jax_lm.data.sources import holds_dataset, open_source, require_whole
 from jax_lm.data.token_shards import Kind, TokenShards
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -40,7 +41,10 @@ def run_sft(arguments: Sft) -> int:
     model_arguments, settings = arguments.model_arguments, arguments.settings
     distributed.start(**asdict(model_arguments.hosts))
     model, target = load_for_training(model_arguments, arguments.out, settings.training.seed)
-    rows, digest, refused = open_samples(arguments.data, "conversations", target.tokenizer, settings.max_length)
+    rows, digest, refused = open_samples(
+        *(arguments.data, arguments.part, arguments.columns.given),
+        *("conversations", target.tokenizer, settings.max_length),
+    )
     finished = fine_tune(
         model,
         rows,
@@ -54,7 +58,7 @@ def run_sft(arguments: Sft) -> int:
     return target.end(finished, model)
 
 
-JSON_LINES = (".jsonl", ".json")
+JSON_FILES = (".jsonl", ".json")
 SANDBOXED = {"code", "binary_code", "completed_code"}
 
 
@@ -111,7 +115,9 @@ def run_adapt(arguments: Adapt) -> int:
         config = replace(config, model_type="Dream", **ids)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
-    rows, digest, refused = open_samples(arguments.data, "text", tokenizer, arguments.settings.max_length)
+    rows, digest, refused = open_samples(
+        *(arguments.data, arguments.part, arguments.columns.given), *("text", tokenizer, arguments.settings.max_length)
+    )
     mesh = training_mesh(config, arguments.mesh)
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(arguments.settings.training.seed))
@@ -238,24 +244,29 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
 
 
 def open_samples(
-    data: Path, kind: Kind, tokenizer: DiffuCoderTokenizer, max_length: int
+    data: Path, part: DatasetPart, columns: Columns, kind: Kind, tokenizer: DiffuCoderTokenizer, max_length: int
 ) -> tuple[Sequence[Row] | TokenShards, str, list | None]:
-    """Read the samples of a file or data set, or open a tokenised folder; with their digest, and the refused lines."""
+    """Read the samples of a file or data set, or open a tokenised folder; with their digest, and the refused lines.
+
+    Raises:
+        ValueError: they cannot be read, none can be used, or they have no such split or columns.
+    """
     if data.is_dir() and not holds_dataset(data):
+        require_whole(str(data), part.split, part.subset)
+        for name, column in columns:
+            raise ValueError(f"{name}_column={column!r}: data={str(data)!r} is tokenised, and has no columns")
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None
-    to_rows = {"text": text_rows, "conversations": conversation_rows}[kind]
-    rows_of = to_rows(tokenizer, max_length)
+    to_rows = rows_reader(kind, tokenizer, max_length, columns)
     # A JSONL file is read by lines, which its refusals name; everything else by the library that knows it.
-    is_file = data.suffix in JSON_LINES or (data.is_file() and data.suffix != ".parquet")
-    samples = read_samples(data, rows_of) if is_file else read_source(HubDataset(str(data)), data, rows_of)
+    if data.suffix in JSON_FILES or (data.is_file() and data.suffix != ".parquet"):
+        require_whole(str(data), part.split, part.subset)
+        samples = read_samples(data, to_rows)
+    else:
+        source = open_source(str(data), None, **asdict(part), streaming=False)
+        samples = read_source(source, data, to_rows)
     return samples.rows, samples.digest, samples.refused
-
-
-def holds_dataset(folder: Path) -> bool:
-    """Tell whether a folder is one that the library `datasets` loads: saved by it, or with Parquet files."""
-    return (folder / "state.json").is_file() or any(folder.rglob("*.parquet"))
 
 
 def write_refused(refused: list | None, out: Path) -> None:

@@ -1,16 +1,20 @@
-"""Where lines of data come from: JSONL files by ranges of bytes, and what the library `datasets` reads, in parts.
+"""Where lines of data come from: JSONL files by ranges of bytes, a JSON array, what `datasets` reads; in parts.
 
 A part is read alone, by any process, and always gives the same lines. Knows lines, nothing of what they mean.
 """
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 PART_BYTES, PART_ROWS = 2**28, 2**17
 """Size of a part where no number of them is given."""
+
+WHOLE = "train"
+"""The split that is read where none is named, and that `datasets` gives to data without splits."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,43 @@ def lines_from(path: Path, start: int, stop: int) -> Iterator[tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
+class JsonArray:
+    """A file with one JSON array, whose elements are the lines; it is read whole.
+
+    Attributes:
+        path: of the file.
+        size, changed: bytes and time of change (ns).
+    """
+
+    path: str
+    size: int
+    changed: int
+    parts: int = field(default=1, init=False)
+
+    @classmethod
+    def of(cls, path: Path) -> "JsonArray":
+        stat = path.stat()
+        return cls(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+
+    def read(self, part: int) -> Iterator[tuple[str, Any]]:
+        """Read the elements; ValueError if the file is no JSON."""
+        try:
+            elements = json.loads(Path(self.path).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"data={self.path!r}: begins as a JSON array and is no JSON ({error})") from error
+        name = Path(self.path).name
+        return ((f"{name}, element {number}", element) for number, element in enumerate(elements, 1))
+
+
+def holds_array(path: Path) -> bool:
+    """Tell whether a .json file begins as an array; such files may also hold JSON lines."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return next((line.lstrip()[:1] == b"[" for line in file if line.strip()), False)
+
+
+@dataclass(frozen=True)
 class HubDataset:
     """What `datasets` loads: from the hub, a folder that it saved, or Parquet and other files; needs its extra.
 
@@ -72,7 +113,7 @@ class HubDataset:
     """
 
     data: str
-    split: str = "train"
+    split: str = WHOLE
     subset: str | None = None
     streaming: bool = False
     num_shards: int | None = None
@@ -89,8 +130,12 @@ class HubDataset:
         return ((f"part {part}, row {number}", fields) for number, fields in enumerate(lines))
 
 
-Source = JsonFiles | HubDataset
-"""Lines in parts: `read` gives those of a part, each with where it stands, as text or as fields."""
+Source = JsonFiles | JsonArray | HubDataset
+"""Lines in parts: `read` gives those of a part, each with where it stands, as text or as what JSON has there."""
+
+
+SAVED = ("state.json", "dataset_dict.json")
+"""What `datasets` leaves in a folder that it saved."""
 
 
 @cache
@@ -103,7 +148,7 @@ def opened(source: HubDataset) -> Any:
         raise ValueError(f"data={source.data!r}: {wants}") from error
     path, options = Path(source.data), {"split": source.split, "streaming": source.streaming}
     try:
-        if (path / "state.json").is_file():
+        if any((path / name).is_file() for name in SAVED):
             saved = datasets.load_from_disk(source.data)
             return saved[source.split] if isinstance(saved, datasets.DatasetDict) else saved
         if path.suffix == ".parquet":
@@ -119,17 +164,32 @@ def opened(source: HubDataset) -> Any:
     return loaded.reshard() if source.streaming and (source.num_shards or 0) > loaded.num_shards else loaded
 
 
-def open_source(data: str, num_shards: int | None, **options: Any) -> Source:
-    """Find out what `data` is: a JSONL file, a folder of such files, or something for `datasets`, with these options.
+def holds_dataset(folder: Path) -> bool:
+    """Tell whether a folder has JSONL files, or is one that the library `datasets` loads."""
+    names = (*SAVED, "*.jsonl", "*.parquet")
+    return any(path.is_file() for name in names for path in folder.rglob(name))
+
+
+def open_source(data: str, num_shards: int | None, *, split: str, subset: str | None, streaming: bool) -> Source:
+    """Find out what `data` is: a JSON file, a folder of JSONL files, or something for `datasets`, with these options.
 
     Raises:
-        ValueError: a JSONL file that is not there.
+        ValueError: a JSON file that is not there, or is to have a split.
     """
     path = Path(data)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if path.suffix in (".jsonl", ".json") else []
     if not files:
-        return HubDataset(data, num_shards=num_shards, **options)
+        return HubDataset(data, split, subset, streaming, num_shards)
+    require_whole(data, split, subset)
     for file in files:
         if not file.is_file():
             raise ValueError(f"data={data!r} cannot be read: there is no such file")
-    return JsonFiles.of(files, num_shards)
+    return JsonArray.of(path) if holds_array(path) else JsonFiles.of(files, num_shards)
+
+
+def require_whole(data: str, split: str, subset: str | None) -> None:
+    """ValueError if a split or subset is asked for of what has none."""
+    for name, value, default in (("split", split, WHOLE), ("subset", subset, None)):
+        if value != default:
+            kinds = "a hub id, a folder in the hub's layout and Parquet have them"
+            raise ValueError(f"{name}={value!r}: data={data!r} has no {name}s; {kinds}")

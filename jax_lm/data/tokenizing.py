@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import NAMED, BadRowError, conversation_rows, row_fields, text_rows
+from jax_lm.data.conversations import NAMED, BadRowError, Columns, row_fields, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, digest_of
 from jax_lm.files import output_folder
@@ -47,7 +47,7 @@ class Tokenization:
         fingerprint: of the tokenizer.
         kind: what a line is: a text, or a conversation with what is learnt at its end.
         max_length: longest conversation; longer ones are refused. Texts have any length.
-        text_column: where a line has its text.
+        columns: of the lines, where they have other names than ours.
     """
 
     source: Source
@@ -55,7 +55,7 @@ class Tokenization:
     fingerprint: str
     kind: Kind
     max_length: int
-    text_column: str = "text"
+    columns: Columns = ()
 
     def plan(self) -> dict[str, Any]:
         """Describe it as JSON: what a run must have in common with the shards that it finds."""
@@ -152,10 +152,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     with unfinished(half), half.open("wb") as file:
         for where, line in job.source.read(part):
             try:
-                fields = row_fields(line)
-                if job.text_column != "text":
-                    fields["text"] = fields.get(job.text_column)
-                rows = to_rows(fields)
+                rows = to_rows(row_fields(line))
             except (BadRowError, TokenizerError) as error:
                 refused.append((where, str(error)))
                 continue
@@ -196,9 +193,7 @@ def tokenizer_of(job: Tokenization) -> DiffuCoderTokenizer:
 @cache
 def rows_of(job: Tokenization) -> Callable[[dict[str, Any]], list[Row]]:
     """Make what turns a line's fields into samples."""
-    if job.kind == "text":
-        return text_rows(tokenizer_of(job), sys.maxsize)
-    return conversation_rows(tokenizer_of(job), job.max_length)
+    return rows_reader(job.kind, tokenizer_of(job), sys.maxsize if job.kind == "text" else job.max_length, job.columns)
 
 
 def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:

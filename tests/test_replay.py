@@ -1,0 +1,41 @@
+"""A generated text in a notebook: the replay of its canvas, with everything that was decided."""
+
+import html
+import json
+import pickle
+import re
+
+from jax_lm.infilling import Template
+from jax_lm.options import GenerationOptions
+from jax_lm.reports.replay import ReplayedText
+
+PROMPT = "def double(x): # <b>&"
+
+
+def traces(text):
+    [frame] = re.findall(r'<iframe sandbox="allow-scripts" [^>]*srcdoc="([^"]*)"></iframe>', text._repr_html_())
+    page = html.unescape(frame)
+    assert "<h2>Pictures</h2>" not in page
+    assert "default-src 'none'" in page
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_a_notebook_replays_what_was_generated(tiny_inference):
+    options = GenerationOptions(max_new_tokens=16, temperature=0.0)
+    [row] = tiny_inference.decode([Template.completion(PROMPT, 16)], options).rows
+    text = tiny_inference.generate(PROMPT, 16, temperature=0.0)
+    assert isinstance(text, str)
+    assert text == PROMPT + row.text
+    [trace] = traces(text)
+    assert trace["prompt"] == PROMPT
+    assert trace["pieces"] == [tiny_inference.tokenizer.decode([token]) for token in row.token_ids]
+    assert (trace["commit_step"], trace["end"]) == (list(row.commit_step), len(row.token_ids))
+    assert trace["confidence"] == [round(value, 4) for value in row.confidence]
+    assert traces(tiny_inference.generate([PROMPT], 16, temperature=0.0, return_full_text=False)[0]) == [trace]
+
+
+def test_it_is_a_string_to_everybody_else(tiny_inference):
+    text = tiny_inference.generate(PROMPT, 8, temperature=0.0)
+    assert json.loads(json.dumps([text])) == [str(text)]
+    assert traces(pickle.loads(pickle.dumps(text))) == traces(text)
+    assert ReplayedText("x")._repr_html_() is None
