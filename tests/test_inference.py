@@ -20,7 +20,8 @@ def test_a_string_gives_a_string_and_a_list_a_list(engine):
     text = engine.generate("def add(a, b):", **GREEDY)
     assert text.startswith("def add(a, b):")
     texts = engine.generate(["def add(a, b):", "def is_even(n):"], **GREEDY)
-    assert isinstance(texts, list) and [isinstance(item, str) for item in texts] == [True, True]
+    assert isinstance(texts, list)
+    assert [isinstance(item, str) for item in texts] == [True, True]
     assert texts[0] == text
 
 
