@@ -22,6 +22,7 @@ from jax_lm.data.conversations import Columns, read_samples, read_source, rows_r
 from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.sources import holds_dataset, open_source, require_whole
 from jax_lm.data.token_shards import Kind, TokenShards
+from jax_lm.files import require_place
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards import weighted_sum
@@ -148,6 +149,7 @@ def run_adapt(arguments: Adapt) -> int:
 
 def run_merge_lora(arguments: MergeLora) -> int:
     """Load model and adapter, and write the sum as a checkpoint."""
+    require_place(arguments.out)
     found = find_model(arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base)
     assert found.adapter is not None
     require_elsewhere(arguments.out, found.folder)
@@ -185,6 +187,7 @@ class TrainedModel:
 
     def __post_init__(self) -> None:
         # Better told before the training than after it.
+        require_place(self.out)
         require_elsewhere(self.folder, self.start.folder if self.start else self.source)
 
     @property
