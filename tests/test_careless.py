@@ -89,6 +89,7 @@ CARELESS = [
     ("sft --data good.jsonl --out taken/run --max-steps 1", "taken takes no folder)"),
     ("sft --data absent.jsonl --out o", "absent.jsonl"),
     ("sft --data empty --out o", "empty"),
+    ("data tokenize --data empty --model builtin --out o", "data='empty'"),
     (
         "data tokenize --data good.jsonl --model builtin --out taken --kind conversations --workers 1",
         "must be a folder",
