@@ -234,14 +234,10 @@ def is_ready(port: int) -> bool:
 
 
 class Workplace:
-    """A folder in which the blocks of a page run, with the servers that they start.
-
-    `printed` is what the last command wrote that was run to its end.
-    """
+    """A folder in which the blocks of a page run, with the servers that they start."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.printed = ""
         self.servers: list[subprocess.Popen] = []
         entries = [
             path for path in ROOT.iterdir() if not path.name.startswith(".") and path.name not in ("out", "site")
@@ -280,7 +276,7 @@ class Workplace:
         line = [sys.executable, "-c", text] if command.block.language == "python" else ["bash", "-c", text]
         merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": SECONDS}
         result = subprocess.run(line, cwd=self.folder, env=self.environment, **merged)
-        self.printed = printed = result.stdout
+        printed = result.stdout
         if command.expected is not None:
             assert matches(command.expected, printed), f"printed\n{printed}"
             return "ran, printed what the page says"
