@@ -23,6 +23,14 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def require_place(out: Path) -> None:
+    """ValueError if `output_folder` could not make this folder; makes nothing, as what is written comes much later."""
+    place = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        reason = "is a file" if place == out else f"{place} takes no folder"
+        raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})")
+
+
 def output_folder(out: Path) -> Path:
     """Make the folder that a command writes to; ValueError if it cannot be one."""
     try:

@@ -7,6 +7,7 @@
 import contextlib
 import difflib
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ SYNONYMS = {
 }
 """Names of Hugging Face and TRL for options that have another one here; understood in every command that has it."""
 
+WORD_SIZE = 2**63
 BOX_RULE = re.compile("─{3}|-{3}")
 """Between the parts of what tyro prints in a box, in Unicode or ASCII: title, message, perhaps an option, help."""
 
@@ -142,6 +144,7 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
     if lacking := [name for name in lacking if name not in names_in(whole)]:
         raise ValueError(f"{command} needs {', '.join(lacking)}; diffucoder {command} --help says more")
     try:
+        require_numbers(whole, vocabulary)
         return instance_of(kind, whole, vocabulary)
     except ValueError as error:
         name = re.match(r"(?:--)?([\w-]+)", str(error))
@@ -151,10 +154,27 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
         raise
 
 
+def require_numbers(words: Sequence[str], vocabulary: Vocabulary) -> None:
+    """ValueError for a number that is not finite, or that no machine word holds."""
+    for option in vocabulary.options:
+        kind = option.metavar.partition(" ")[0]
+        for value in config_file.values(words, option.name) if kind in ("INT", "FLOAT") else ():
+            try:
+                is_fit = math.isfinite(float(value)) if kind == "FLOAT" else -WORD_SIZE <= int(value) < WORD_SIZE
+            except (ValueError, OverflowError):
+                # No number at all, of which tyro says so.
+                continue
+            if not is_fit:
+                rule = "a finite number" if kind == "FLOAT" else "a number of 64 bits"
+                raise ValueError(f"{option.name} {value!r:.80}: must be {rule}")
+
+
 def recipe_words(vocabulary: Vocabulary, path: Path, overruled: set[str]) -> list[str]:
     """Read a recipe as uniform words, without the options that are overruled; ValueError if it is wrong."""
     words: list[str] = []
     for flags in config_file.flags(path):
+        if flags[0] == config_file.FLAG:
+            raise ValueError(f"{config_file.FLAG}: a recipe is read as it stands, and takes nothing from another one")
         present = vocabulary.uniform(config_file.renamed(flags, vocabulary.command))
         for name in names_in(present):
             option, _ = vocabulary.find(name)

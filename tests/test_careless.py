@@ -7,6 +7,7 @@ none.
 import errno
 import json
 import os
+import shlex
 import socket
 from pathlib import Path
 
@@ -39,6 +40,13 @@ CARELESS = [
     ("generate --max-new-tokens", "--max-new-tokens: needs a value"),
     ("generate --model --chat x", "--model: needs a value"),
     ("generate --temperature warm x", "--temperature 'warm': must be FLOAT"),
+    ("generate --temperature nan x", "--temperature 'nan': must be a finite number"),
+    ("generate --temperature inf x", "--temperature 'inf': must be a finite number"),
+    ("sft --learning-rate=-inf --data d --out o", "--learning-rate '-inf': must be a finite number"),
+    ("generate --seed 99999999999999999999999 x", "--seed '99999999999999999999999': must be a number of 64 bits"),
+    ("bench --batch-sizes 1 99999999999999999999999", "must be a number of 64 bits"),
+    ("sft --config endless.yaml --data d --out o", "config='endless.yaml': learning_rate 'inf': must be"),
+    ('generate " "', "prompt=' ': must hold more than blanks"),
     ("generate --preset trubo x", "preset='trubo': must be one of exact, fast, turbo (perhaps turbo)"),
     ("generate --seed -1 x", "seed=-1: must not be negative"),
     ("generate --watch=perhaps x", "--watch 'perhaps': must be true or false"),
@@ -75,8 +83,13 @@ CARELESS = [
     ("experiment", "experiment needs --out"),
     ("eval builtin --limit 1 --out taken", "out='taken': must be a folder"),
     ("sft --data good.jsonl --out taken --max-steps 1", "out='taken': must be a folder"),
+    ("analyze --limit 1 --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
+    ("merge-lora --adapter absent --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
+    ("merge-lora --adapter absent --out taken/model", "out='taken/model': must be a folder, or not exist yet ("),
+    ("sft --data good.jsonl --out taken/run --max-steps 1", "taken takes no folder)"),
     ("sft --data absent.jsonl --out o", "absent.jsonl"),
     ("sft --data empty --out o", "empty"),
+    ("data tokenize --data empty --model builtin --out o", "data='empty'"),
     (
         "data tokenize --data good.jsonl --model builtin --out taken --kind conversations --workers 1",
         "must be a folder",
@@ -86,6 +99,7 @@ CARELESS = [
         "sft --config typo.yaml --data d --out o",
         "config='typo.yaml': learning_rte: no option of sft (perhaps learning_rate)",
     ),
+    ("sft --config nested.yaml --data good.jsonl --out o", "config='nested.yaml': config: a recipe is read"),
     ("sft --config absent.yaml --data d --out o", "config='absent.yaml': cannot be read"),
     ("grpo --reward-funcs code,format --out o", "no reward named 'code,format'"),
     ("grpo --reward-funcs code accuracy --out o", "must have one weight per reward ('code', 'accuracy')"),
@@ -108,6 +122,8 @@ def seat(tmp_path, monkeypatch, builtin_folder):
     (tmp_path / "words.txt").write_text("some words\n")
     (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
     (tmp_path / "typo.yaml").write_text("learning_rte: 1e-4\n")
+    (tmp_path / "nested.yaml").write_text("config: typo.yaml\n")
+    (tmp_path / "endless.yaml").write_text("learning_rate: inf\n")
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text(
         json.dumps({"model_type": "gpt2", "n_embd": 768, "vocab_size": 50257})
@@ -140,7 +156,7 @@ def one_line(capsys):
 @pytest.mark.parametrize(("typed", "said"), CARELESS, ids=[typed for typed, _ in CARELESS])
 def test_carelessness_is_one_line(seat, capsys, monkeypatch, typed, said):
     before = listing(seat)
-    words = typed.replace("'", "").split()
+    words = shlex.split(typed)
     assert cli.main(words) == 2
     assert said in one_line(capsys)
     assert listing(seat) == before

@@ -114,6 +114,83 @@ def test_split_and_columns_choose_what_is_shown_and_learnt(file, tmp_path, capsy
     assert losses[0] == losses[1]
 
 
+CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: old.jsonl
+  - split: test
+    path: new/*.jsonl
+---
+# Rows
+"""
+
+
+def brevity(prompts, completions, **columns):
+    """A reward that needs no sandbox."""
+    return [-float(len(text)) for text in completions]
+
+
+@pytest.mark.parametrize("form", ["rows.parquet", "hub's layout", "card", "named"])
+def test_grpo_learns_from_what_sft_takes(file, tmp_path, capsys, monkeypatch, form):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [{"question": f"def f{number}(x):", "tests": [f"assert f{number}(1)"]} for number in range(4)]
+    made, target, chosen = datasets.Dataset.from_list(rows), tmp_path / form, ["--split", "test"]
+    if form == "rows.parquet":
+        made.to_parquet(str(target))
+        chosen = []
+    else:
+        (target / "data").mkdir(parents=True)
+        (target / "new").mkdir()
+        other = json.dumps({"question": "other", "tests": ["assert False"]}) + "\n"
+        if form == "card":
+            (target / "README.md").write_text(CARD)
+            (target / "old.jsonl").write_text(other)
+            made.to_json(str(target / "new" / "rows.jsonl"))
+        elif form == "named":
+            (target / "train.jsonl").write_text(other)
+            (target / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            (target / "data" / "train-00000-of-00001.jsonl").write_text(other)
+            made.to_json(str(target / "data" / "test-00000-of-00001.jsonl"))
+    words = [
+        *("--max-steps", "1", "--num-generations", "2", "--prompts-per-step", "2", "--max-new-tokens", "8"),
+        *("--num-steps", "4", "--num-iterations", "1", "--max-prompt-length", "64", "--warmup-steps", "0"),
+        *("--reward-funcs", "test_data_command:brevity", "--preset", "turbo", "--save-dtype", "bfloat16"),
+    ]
+    named = ["--prompt-column", "question", "--test-cases-column", "tests"]
+    plain = file(*({"prompt": row["question"], "test_cases": row["tests"]} for row in rows))
+    sampled = []
+    for name, *data in (("from_lines", plain), ("from_data", str(target), *chosen, *named)):
+        assert cli.main(["grpo", "--data", *data, "--out", str(tmp_path / name), *words]) == 0, capsys.readouterr().err
+        (path,) = (tmp_path / name / "completions").iterdir()
+        sampled.append(path.read_text())
+    assert sampled[0] == sampled[1]
+    assert "def f2(x):" in sampled[0]
+    assert "other" not in sampled[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--split", "test"], "split='test': data="),
+        (["--prompt-column", "q"], "line 1 has no column 'q', only prompt, response"),
+        (["--data", "builtin", "--prompt-column", "q"], "prompt_column='q': data='builtin' has our names of columns"),
+        (["--data", "builtin", "--subset", "x"], "subset='x': data='builtin' has no subsets"),
+    ],
+)
+def test_what_grpo_cannot_read_is_one_line(file, tmp_path, capsys, words, said):
+    path = file({"prompt": PROMPT, "response": RESPONSE})
+    out = tmp_path / "out"
+    options = ["--reward-funcs", "test_data_command:brevity"]
+    assert cli.main(["grpo", "--data", path, "--out", str(out), *options, *words]) == 2
+    err = capsys.readouterr().err
+    assert (said in err, len(err.splitlines())) == (True, 1)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("command", ["show", "sft"])
 @pytest.mark.parametrize(
     ("words", "said"),

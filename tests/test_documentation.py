@@ -1,11 +1,14 @@
 """The documentation: its commands parse, its error messages are what is printed, every page is in the site."""
 
+import os
 import re
 import shlex
 import subprocess
+import tomllib
 
 import options
 import pytest
+import yaml
 from documentation import ROOT, SAMPLES, Block, Command, blocks, check, commands, matches, pages, shortened
 
 from jax_lm import cli
@@ -37,6 +40,32 @@ def test_every_page_can_be_found():
         name = str(page.relative_to(folder))
         is_linked = any(name in text for other, text in texts.items() if other != page)
         assert name in named or is_linked, f"docs/{name} is neither in mkdocs.yml nor linked from a page"
+
+
+def test_long_lines_of_code_wrap():
+    """What runs out of its box is neither read nor found by a browser's search."""
+    (name,) = re.findall(r"(?m)^extra_css: \[(.*)\]$", NAVIGATION.read_text())
+    style = (ROOT / "docs" / name).read_text()
+    assert "white-space: pre-wrap" in style
+    assert "overflow-wrap: anywhere" in style
+
+
+def test_forks_run_what_developers_run():
+    """The workflow is YAML that GitHub takes, runs .ci/run, and has the Pythons of pyproject.toml."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    # YAML 1.1 reads the word on as true.
+    assert set(workflow) == {"name", True, "permissions", "jobs"}
+    assert set(workflow[True]) == {"push", "pull_request"}
+    (job,) = workflow["jobs"].values()
+    assert [step.get("run") or step["uses"].partition("@")[0] for step in job["steps"]] == [
+        "actions/checkout", "actions/setup-python", ".ci/run",
+    ]  # fmt: skip
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    stated = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert job["strategy"]["matrix"]["python"] == stated
+    assert len(stated) == 3
+    assert job["steps"][1]["with"]["python-version"] == "${{ matrix.python }}"
 
 
 def test_error_messages_are_those_of_the_troubleshooting_page(capsys, monkeypatch, tmp_path):

@@ -1,9 +1,11 @@
-"""Every example runs with the built-in model, on canvases of a few tokens: one of them always, all with --release."""
+"""Every example runs with the built-in model, and what it writes passes its tests: one always, all with --release."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
+from test_shown import check
 
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.sandbox.runner import why_not
@@ -11,13 +13,24 @@ from jax_lm.sandbox.tiers import SAFE
 
 FOLDER = Path(__file__).parent.parent / "examples"
 GRPO = ("grpo_training", "grpo_inference")
-PLAIN = {
-    "basic": ({"max_new_tokens": 16}, "def is_prime(n):"),
-    "batch": ({"prompts": ("def gcd(a, b):", "def double(x):"), "max_new_tokens": 16}, "2 forwards"),
-    "streaming": ({"max_new_tokens": 16}, "settled: '\\n    return n % 2"),
-    "infilling": ({}, "        result *= i\n    return result\ndef gcd(a, b):\n    while b:\n"),
-    "chat": ({"max_new_tokens": 16}, "> Now write lcm(a, b)."),
-    "tpu": ({"rows": 2, "max_new_tokens": 16, "preset": "turbo"}, "no TPU here: 1 device(s) of cpu instead"),
+SMALL = {"streaming": {"max_new_tokens": 16}, "tpu": {"rows": 2, "max_new_tokens": 16, "preset": "turbo"}}
+"""Arguments of those that show as much on a small canvas."""
+
+FUNCTIONS = {
+    "basic": ["is_prime"],
+    "batch": ["gcd", "factorial", "word_count", "transpose"],
+    "streaming": ["is_even"],
+    "infilling": ["gcd", "factorial", "gcd"],
+    "chat": ["gcd"],
+    "tpu": [],
+}
+"""What each example writes, in this order; `check` runs it against its tests."""
+
+SAID = {
+    "batch": "2 forwards",
+    "streaming": "settled: '\\n    return n % 2",
+    "chat": "> Write a function gcd(a, b).",
+    "tpu": "no TPU here: 1 device(s) of cpu instead",
 }
 
 
@@ -26,16 +39,23 @@ def example(name):
 
 
 def test_every_example_is_run_here():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*PLAIN, *GRPO}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*FUNCTIONS, *GRPO}
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing")
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_example(name, capsys, request):
     if name != "streaming":
         request.getfixturevalue("for_release")
-    arguments, said = PLAIN[name]
-    example(name)(**arguments)
-    assert said in capsys.readouterr().out
+    example(name)(**SMALL.get(name, {}))
+    printed = capsys.readouterr().out
+    assert SAID.get(name, "") in printed
+    # Beside the programs: steps, questions, numbers.
+    code = re.sub(r"(?m)^(step |> |\d+ tokens ).*$", "", printed)
+    programs = re.split(r"(?m)^(?=def )", code)[1:]
+    assert [program[4 : program.index("(")] for program in programs] == FUNCTIONS[name]
+    for program in programs:
+        check(program)
 
 
 @pytest.mark.usefixtures("for_release")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jax_lm.data.prompts import builtin_prompts, held_out_tasks, read_prompts
+from jax_lm.data.prompts import builtin_prompts, held_out_tasks, open_prompts, read_prompts
 
 
 def test_rows_of_a_file(tmp_path):
@@ -14,12 +14,55 @@ def test_rows_of_a_file(tmp_path):
     assert read_prompts(path) == rows
 
 
+ROWS = [{"prompt": "a", "test_cases": ["assert True"]}, {"prompt": "b\u2028c", "test_cases": []}]
+WHOLE = {"split": "train", "subset": None}
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "lines.json", "array.json", "rows.txt"])
+def test_lines_and_arrays_give_the_same_rows(tmp_path, name):
+    path = tmp_path / name
+    texts = [json.dumps(row, ensure_ascii=False) for row in ROWS]
+    path.write_text(f"[{', '.join(texts)}]" if name == "array.json" else "\n".join(texts), encoding="utf-8")
+    assert open_prompts(str(path), **WHOLE) == ROWS
+    with pytest.raises(ValueError, match=r"split='test': data=.* has no splits"):
+        open_prompts(str(path), split="test", subset=None)
+
+
+def test_columns_are_given_our_names(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "a", "tests": ["assert True"], "response": "r"}) + "\n")
+    (row,) = open_prompts(str(path), (("prompt", "question"), ("test_cases", "tests")), **WHOLE)
+    assert (row["prompt"], row["test_cases"], row["response"]) == ("a", ["assert True"], "r")
+    with pytest.raises(ValueError, match="line 1 has no column 'q', only question, tests, response"):
+        open_prompts(str(path), (("prompt", "q"),), **WHOLE)
+
+
+def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
+    for name, prompt in (("train-0", "a"), ("train-1", "b"), ("test", "c"), ("my_dev", "d")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n")
+
+    def prompts(split):
+        return [row["prompt"] for row in open_prompts(str(tmp_path), split=split, subset=None)]
+
+    assert [prompts(split) for split in ("train", "test", "validation")] == [["a", "b"], ["c"], ["d"]]
+    with pytest.raises(ValueError, match=r"split='tests': data=.* has only validation, test, train"):
+        prompts("tests")
+    (tmp_path / "more.jsonl").write_text(json.dumps({"prompt": "e"}) + "\n")
+    with pytest.raises(ValueError, match=r"has the name of a split and more\.jsonl has not"):
+        prompts("train")
+    for path in tmp_path.glob("t*.jsonl"):
+        path.unlink()
+    (tmp_path / "my_dev.jsonl").rename(tmp_path / "latest.jsonl")
+    assert prompts("train") == ["d", "e"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"prompt": "a"}\n{"prompt": ', "line 2 is not JSON"),
         ('{"prompt": "a"}\n{"question": "b"}\n', "line 2 has no 'prompt'"),
         ('{"prompt": "a"}\n["b"]\n', "line 2 has no 'prompt'"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2 has no 'prompt'"),
         ("\n", "holds no prompt"),
         (None, "cannot be read"),
     ],

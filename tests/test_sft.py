@@ -485,3 +485,17 @@ def test_runs_of_version_0_1_are_continued_by_the_same_settings_alone():
     for name, value in present["optimizer"].items():
         other = present | {"optimizer": present["optimizer"] | {name: 0.123}}
         assert differing_setting(FORMER_IDENTITY, other) == f"optimizer.{name}={value!r}, not 0.123"
+
+
+def test_rows_that_parts_do_not_divide_are_filled_up(tmp_path):
+    """Three rows in two parts on one device: the loss is that of three rows."""
+    data = tmp_path / "three.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"Add {i}.", "response": f"x = {i}"}) + "\n" for i in range(3)))
+    options = ["--max-steps", "1", "--batch-size", "3", "--max-length", "32", "--warmup-steps", "0"]
+    losses = []
+    for parts in ("1", "2"):
+        words = [*options, "--gradient-accumulation-steps", parts, "--out", str(tmp_path / parts)]
+        assert main(["sft", "--data", str(data), *words]) == 0
+        (line,) = (tmp_path / parts / "metrics.jsonl").read_text().splitlines()
+        losses.append(json.loads(line)["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -15,11 +15,14 @@ from jax_lm.sandbox.tiers import SAFE
 
 PAGES = ["README.md", "docs/quickstart.md", "docs/guides/editor.md"]
 TRUTHS = {
+    "factorial": "assert factorial(5) == 120",
     "fibonacci": "assert fibonacci(7) == [0, 1, 1, 2, 3, 5, 8]",
     "gcd": "assert gcd(12, 18) == 6",
     "is_even": "assert is_even(4) and not is_even(3)",
     "is_prime": "assert [n for n in range(12) if is_prime(n)] == [2, 3, 5, 7, 11]",
     "quicksort": "assert quicksort([3, 1, 2, 1]) == [1, 1, 2, 3]",
+    "transpose": "assert [list(row) for row in transpose([[1, 2], [3, 4]])] == [[1, 3], [2, 4]]",
+    "word_count": "assert word_count('one two  three') == 3",
 }
 
 pytestmark = [

@@ -34,7 +34,8 @@ class DatasetPart:
     """Which part of a data set of `datasets` is read.
 
     Attributes:
-        split: of a hub id, or of a folder in the hub's layout; files of JSON have none.
+        split: of a hub id, of a folder in the hub's layout, or of one with train.jsonl and test.jsonl; a file of JSON
+            has none.
         subset: of a data set that has several.
     """
 
@@ -84,6 +85,25 @@ class TextColumn:
     def given(self) -> tuple[tuple[str, str], ...]:
         """Our name of the column and theirs, where they differ."""
         return () if self.text_column == "text" else (("text", self.text_column),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptColumns:
+    """What the columns of prompts with tests are called, where that is not prompt and test_cases.
+
+    Attributes:
+        prompt_column: text, or chat messages.
+        test_cases_column: what the rewards for code read.
+    """
+
+    prompt_column: str | None = None
+    test_cases_column: str | None = None
+
+    @property
+    def given(self) -> tuple[tuple[str, str], ...]:
+        """Our names of columns, and theirs."""
+        names = ("prompt", "test_cases")
+        return tuple((name, column) for name in names if (column := getattr(self, f"{name}_column")) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,8 @@ class Generate:
             raise ValueError(f"prompts={self.prompts}, out={self.out}: answers of a file go to a file, give both")
         if self.prompts is not None and (self.watch or self.json):
             raise ValueError("prompts: watch and json are for one prompt; the file of answers is JSONL already")
+        if self.prompt is not None and not self.prompt.strip():
+            raise ValueError(f"prompt={self.prompt!r}: must hold more than blanks")
         self.require_one_source()
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from jax_lm.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, TextColumn
+from jax_lm.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, PromptColumns, TextColumn
 from jax_lm.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.config_file import values
 from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
@@ -13,6 +13,7 @@ from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
 BUILTIN = "builtin"
 """In place of a file of prompts: tasks of the built-in corpus."""
 
+OUR_PROMPTS = PromptColumns()
 SavedDtype = Literal["float32", "bfloat16"]
 """Of trained weights. A short training moves most weights by less than half a step of bfloat16."""
 
@@ -142,13 +143,17 @@ class Grpo:
         diffucoder grpo --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
         diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/out --learning-rate 2e-6
         diffucoder grpo --config runs/grpo_builtin.yaml --out out/grpo
+        diffucoder grpo --data owner/name --split test --prompt-column question --out runs/out
         diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/lora --lora-rank 16 --quantize int8
 
     Attributes:
         out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
-        data: JSONL file whose rows have "prompt" (text, or chat messages) and the columns that rewards read, such as
-            "test_cases", or those of LiveCodeBench, APPS, TACO and open-r1; or builtin, tasks of the built-in corpus.
+        data: JSONL file, or JSON with an array, whose rows have "prompt" (text, or chat messages) and the columns that
+            rewards read, such as "test_cases", or those of LiveCodeBench, APPS, TACO and open-r1. Or Parquet, a folder
+            or hub id for the extra datasets; or builtin, tasks of the built-in corpus.
         limit: how many tasks of the built-in corpus, up to 4,000.
+        part: of a data set of `datasets`.
+        columns: what they are called.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; what is typed wins.
         settings: of the run.
@@ -162,6 +167,8 @@ class Grpo:
     out: Path
     data: str = BUILTIN
     limit: int = 2000
+    part: DatasetPart = ONE_SPLIT
+    columns: PromptColumns = OUR_PROMPTS
     model_arguments: ModelArguments = ONE_MODEL
     config: Path | None = None
     settings: GRPOConfig = field(default_factory=GRPOConfig)

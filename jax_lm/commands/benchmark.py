@@ -27,7 +27,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.evaluation.problems import suite_problems
-from jax_lm.files import output_folder, write_whole
+from jax_lm.files import output_folder, require_place, write_whole
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import parameter_count
@@ -120,6 +120,8 @@ def run_compare(arguments: Compare) -> int:
     if lacking := comparison.missing_packages():
         missing = " and ".join(lacking)
         raise ValueError(f"compare needs {missing}, which this environment lacks: {comparison.EXTRA}")
+    if out:
+        require_place(out)
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     with terminal.progress("comparing") as report:
         result = comparison.compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)

@@ -19,9 +19,10 @@ from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.data.batches import Row
 from jax_lm.data.conversations import Columns, read_samples, read_source, rows_reader
-from jax_lm.data.prompts import builtin_prompts, read_prompts
+from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.sources import holds_dataset, open_source, require_whole
 from jax_lm.data.token_shards import Kind, TokenShards
+from jax_lm.files import require_place
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.rewards import weighted_sum
@@ -71,12 +72,7 @@ def run_grpo(arguments: Grpo) -> int:
         choose_tier("auto", allow_unsafe=False)
     # So is whoever mistyped a reward.
     weighted_sum(dict(zip(settings.reward_funcs, settings.reward_weights, strict=True)))
-    if arguments.data == BUILTIN:
-        rows = builtin_prompts(arguments.limit, settings.training.seed)
-    else:
-        rows = read_prompts(Path(arguments.data))
-        if SANDBOXED & set(settings.reward_funcs):
-            check_tests(rows, arguments.data)
+    rows = prompts_of(arguments)
     distributed.start(**asdict(model_arguments.hosts))
     model, target = load_for_training(model_arguments, arguments.out, settings.training.seed)
     trainer = DiffuGRPOTrainer(
@@ -92,6 +88,20 @@ def run_grpo(arguments: Grpo) -> int:
     del model
     finished = trainer.train()
     return target.end(finished, trainer.model)
+
+
+def prompts_of(arguments: Grpo) -> list[dict[str, Any]]:
+    """Read the prompts; ValueError if they cannot be, or their tests, where a reward runs these."""
+    part, columns = arguments.part, arguments.columns.given
+    if arguments.data == BUILTIN:
+        require_whole(BUILTIN, part.split, part.subset)
+        for name, column in columns:
+            raise ValueError(f"{name}_column={column!r}: data={BUILTIN!r} has our names of columns")
+        return builtin_prompts(arguments.limit, arguments.settings.training.seed)
+    rows = open_prompts(arguments.data, columns, **asdict(part))
+    if SANDBOXED & set(arguments.settings.reward_funcs):
+        check_tests(rows, arguments.data)
+    return rows
 
 
 def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
@@ -139,6 +149,7 @@ def run_adapt(arguments: Adapt) -> int:
 
 def run_merge_lora(arguments: MergeLora) -> int:
     """Load model and adapter, and write the sum as a checkpoint."""
+    require_place(arguments.out)
     found = find_model(arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base)
     assert found.adapter is not None
     require_elsewhere(arguments.out, found.folder)
@@ -176,6 +187,7 @@ class TrainedModel:
 
     def __post_init__(self) -> None:
         # Better told before the training than after it.
+        require_place(self.out)
         require_elsewhere(self.folder, self.start.folder if self.start else self.source)
 
     @property

@@ -150,11 +150,16 @@ def in_our_names(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
     """Give columns our names; what is named hides all other messages. BadRowError names a column that is not there."""
     if not columns:
         return fields
+    require_columns(fields, columns)
+    others = {name: value for name, value in fields.items() if name not in HIDDEN}
+    return others | {name: fields[column] for name, column in columns}
+
+
+def require_columns(fields: Mapping[str, Any], columns: Columns) -> None:
+    """BadRowError names a column that the fields lack."""
     for _, column in columns:
         if column not in fields:
             raise BadRowError(f"has no column {column!r}, only {', '.join(map(str, fields)) or 'none'}")
-    others = {name: value for name, value in fields.items() if name not in HIDDEN}
-    return others | {name: fields[column] for name, column in columns}
 
 
 def conversation_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:

@@ -1,13 +1,16 @@
-"""Prompts for reinforcement learning, with the columns that rewards read: from a JSONL file or the built-in tasks."""
+"""Prompts for reinforcement learning, with what rewards read: from files, `datasets`, or the built-in tasks."""
 
 import gzip
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from jax_lm.data.conversations import BadRowError, Columns, require_columns
+from jax_lm.data.sources import open_source, require_whole
 
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"
 """One JSON object a line: the fields of a task, and "split"."""
@@ -72,7 +75,24 @@ def _first(count: int, tasks: Sequence[BuiltinTask]) -> list[BuiltinTask]:
     return list(tasks[:count])
 
 
-def read_prompts(path: Path, *, option: str = "data", plain: bool = False) -> list[dict[str, Any]]:
+def open_prompts(data: str, columns: Columns = (), *, split: str, subset: str | None) -> list[dict[str, Any]]:
+    """Read the rows of JSON files, or of what the library `datasets` loads, with our names for these columns.
+
+    Raises:
+        ValueError: they cannot be read, have no such split or column, or one is no row with a prompt.
+    """
+    path = Path(data)
+    if path.suffix == ".jsonl" or (path.is_file() and path.suffix not in (".json", ".parquet")):
+        require_whole(data, split, subset)
+        return read_prompts(path, columns=columns)
+    source = open_source(data, None, split=split, subset=subset, streaming=False)
+    lines = (line for part in range(source.parts) for line in source.read(part))
+    return prompt_rows(lines, path, columns=columns)
+
+
+def read_prompts(
+    path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
+) -> list[dict[str, Any]]:
     """Read the rows of a JSONL file: "prompt" (text, or chat messages) and columns such as "test_cases".
 
     `option` is what an error calls the file; `plain` takes a line that is a string for its prompt.
@@ -80,22 +100,38 @@ def read_prompts(path: Path, *, option: str = "data", plain: bool = False) -> li
     Raises:
         ValueError: the file cannot be read, is empty, or has a line that is no such row.
     """
-    rows = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        # By bytes: a text may hold line ends of Unicode's, which do not end a row.
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise ValueError(f"{option}={str(path)!r}: cannot be read ({error})") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    numbered = ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
+    return prompt_rows(numbered, path, option=option, plain=plain, columns=columns)
+
+
+def prompt_rows(
+    lines: Iterable[tuple[str, Any]], path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
+) -> list[dict[str, Any]]:
+    """Read rows with a prompt from lines of JSON, or what such lines say, each with where it stands; else ValueError.
+
+    An element of an array, and a row of a data set, is what a line says.
+    """
+    rows = []
+    for where, line in lines:
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: line {number} is not JSON ({error})") from error
+            row = json.loads(line.decode("utf-8-sig")) if isinstance(line, bytes) else line
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: {where} is not JSON ({error})") from error
         if plain and isinstance(row, str):
             row = {"prompt": row}
-        if not isinstance(row, dict) or not row.get("prompt"):
-            raise ValueError(f"{path}: line {number} has no 'prompt' (text or chat messages)")
+        if isinstance(row, dict) and columns:
+            try:
+                require_columns(row, columns)
+            except BadRowError as error:
+                raise ValueError(f"{path}: {where} {error}") from error
+            row = row | {name: row[column] for name, column in columns}
+        if not isinstance(row, dict) or not row.get("prompt") or not isinstance(row["prompt"], str | list):
+            raise ValueError(f"{path}: {where} has no 'prompt' (text or chat messages)")
         rows.append(row)
     if not rows:
         raise ValueError(f"{option}={str(path)!r}: holds no prompt")

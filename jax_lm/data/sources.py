@@ -4,7 +4,8 @@ A part is read alone, by any process, and always gives the same lines. Knows lin
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,14 @@ PART_BYTES, PART_ROWS = 2**28, 2**17
 
 WHOLE = "train"
 """The split that is read where none is named, and that `datasets` gives to data without splits."""
+
+
+NAMES_OF_SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Words in the names of files by which `datasets` knows the splits of a folder."""
 
 
 @dataclass(frozen=True)
@@ -174,17 +183,47 @@ def open_source(data: str, num_shards: int | None, *, split: str, subset: str | 
     """Find out what `data` is: a JSON file, a folder of JSONL files, or something for `datasets`, with these options.
 
     Raises:
-        ValueError: a JSON file that is not there, or is to have a split.
+        ValueError: a JSON file that is not there or is to have a split, or a folder without files of this split.
     """
     path = Path(data)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if path.suffix in (".jsonl", ".json") else []
-    if not files:
+    if not files or describes_configs(path):
         return HubDataset(data, split, subset, streaming, num_shards)
+    if found := files_by_split(files):
+        if split not in found:
+            raise ValueError(f"split={split!r}: data={data!r} has only {', '.join(found)}")
+        files, split = found[split], WHOLE
     require_whole(data, split, subset)
     for file in files:
         if not file.is_file():
             raise ValueError(f"data={data!r} cannot be read: there is no such file")
     return JsonArray.of(path) if holds_array(path) else JsonFiles.of(files, num_shards)
+
+
+def describes_configs(folder: Path) -> bool:
+    """Tell whether a card says which files of a folder are which split, which `datasets` reads."""
+    card = folder / "README.md"
+    return card.is_file() and re.search(r"\A---\n(.*\n)*?configs:", card.read_text(encoding="utf-8")) is not None
+
+
+def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Sort the files of a folder by the split that their names tell; empty if they tell none.
+
+    Raises:
+        ValueError: some tell one and some do not, so that nobody knows what is to be read.
+    """
+    found: dict[str, list[Path]] = {}
+    for file in files if len(files) > 1 else ():
+        words = set(re.split(r"[-._ \d]+", file.stem))
+        split = next((split for split, names in NAMES_OF_SPLITS.items() if words & set(names)), "")
+        found.setdefault(split, []).append(file)
+    if found.keys() - {""} and "" in found:
+        named, other = (next(iter(group)).name for group in (found[max(found)], found[""]))
+        raise ValueError(
+            f"data={str(files[0].parent)!r}: {named} has the name of a split and {other} has not; name all files by "
+            "train, validation or test, or none"
+        )
+    return {} if "" in found else found
 
 
 def require_whole(data: str, split: str, subset: str | None) -> None:

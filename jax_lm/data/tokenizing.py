@@ -68,11 +68,12 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     Raises:
         ValueError: `out` holds shards of other data or settings, or no line could be used.
     """
+    # Before anything is made: data that cannot be read leave nothing.
+    parts = job.source.parts
     output_folder(out)
     agree(job.plan(), out)
     for path in out.glob(f"*{HALF_WRITTEN}"):
         path.unlink()
-    parts = job.source.parts
     missing = [part for part in range(parts) if not (out / f"{shard_name(part)}{DONE}").is_file()]
     with workers_of(min(workers, len(missing))) as each:
         for done, shard in enumerate(each(partial(write_shard, job, out), missing), parts - len(missing) + 1):

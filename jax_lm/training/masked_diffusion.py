@@ -155,7 +155,7 @@ def train(
     objective = diffusion_loss(graph, loss, model.config.mask_token_id)
     identity = where | {"loss": dataclasses.asdict(loss)} | dict(identity or {})
     parts = config.gradient_accumulation_steps
-    place = partial(spread, model.mesh, parts) if model.mesh else lambda batch: batch
+    place = partial(spread, model.mesh, parts) if model.mesh else partial(filled_up, multiple=parts)
     trainer = Trainer(
         objective,
         ours,
