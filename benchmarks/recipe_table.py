@@ -41,7 +41,7 @@ and chunks.
 - TFLOP are those of the traced program's products. What is planned (`jax_lm.planning`) is four passes, three with
   adapters, which is a little more: the last product of a layer is not computed again.
 - Rows with `without` are compiled without that: `remat`, layers computed again for the gradient; `blocks`, the head in
-  blocks of the vocabulary; `lookup`, the embedding looked up where its parts lie.
+  blocks of the vocabulary; `lookup`, the embedding looked up where its parts lie, instead of gathering it.
 """
 FOOTER = """
     pip install 'jax-diffucoder[plan,plan-gpu]'

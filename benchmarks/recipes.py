@@ -25,6 +25,8 @@ from unittest.mock import patch
 
 from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh
+from jaxtyping import Array
 
 from jax_lm import cli
 from jax_lm.arguments.training import ModelArguments
@@ -37,7 +39,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import add_lora, is_lora
 from jax_lm.planning import PlannedStep, training_bound
 from jax_lm.roofline import Topology
-from jax_lm.sharding import MeshShape
+from jax_lm.sharding import MeshShape, shard_rows
 from jax_lm.training.config import GRPOConfig
 from jax_lm.training.program import Settings, training_program
 from jax_lm.training.rollouts import WIDTH_BUCKET
@@ -88,12 +90,17 @@ def without(savings: list[str], settings: Settings, stack: ExitStack) -> Setting
     if "blocks" in savings:
         stack.enter_context(patch.object(token_likelihood, "LOGIT_BYTES", 2**62))
     if "lookup" in savings:
-        stack.enter_context(patch.object(dream, "lookup", lambda table, ids, mesh: table[ids]))
+        stack.enter_context(patch.object(dream, "lookup", gathered))
     if "remat" not in savings:
         return settings
     if isinstance(settings, GRPOConfig):
         return replace(settings, remat=False)
     return replace(settings, loss=replace(settings.loss, remat=False))
+
+
+def gathered(table: Array, ids: Array, mesh: Mesh | None) -> Array:
+    """Look up as version 0.1 did, its rows on the devices of theirs."""
+    return shard_rows(table[shard_rows(ids, mesh)], mesh)
 
 
 def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
@@ -111,6 +118,7 @@ def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
     start = time.monotonic()
     program = compiler.compile_lowered(traced.lower())
     seconds, memory = time.monotonic() - start, program.memory_analysis()
+    assert memory is not None
     kept = memory.argument_size_in_bytes
     working = max(memory.peak_memory_in_bytes - kept, memory.temp_size_in_bytes) + memory.generated_code_size_in_bytes
     about = StepShape(
@@ -125,7 +133,7 @@ def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
         "operations": traced_operations(traced.jaxpr) // topology.devices,
         "least_operations_all": least.flops,
         "least_bytes_all": least.bytes,
-        **figures(explain(program.as_text(), about)),
+        **figures(explain(program.as_text() or "", about)),
     }
 
 

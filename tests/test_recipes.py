@@ -17,14 +17,14 @@ import pytest
 from flax import nnx
 
 from benchmarks.recipe_table import LAYERS, read_found
-from benchmarks.recipes import abstract, extrapolated, read, traced_operations, without
+from benchmarks.recipes import abstract, extrapolated, planned, read, traced_operations, without
 from jax_lm.arguments.training import ModelArguments
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import LoraConfig, add_lora, is_lora
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import RESERVED, parameter_count
+from jax_lm.planning import RESERVED, estimated_memory, parameter_count
 from jax_lm.roofline import GIB
 from jax_lm.sharding import MeshShape, row_devices
 from jax_lm.training import sft, trainer
@@ -137,6 +137,18 @@ def test_line_through_two_and_three_layers_hits_what_all_take():
     traffic = [by_line(name) / whole[name] for name in ("kernels", "read", "written")]
     assert traffic == pytest.approx([1, 1, 1], abs=2e-3)
     assert by_line("working") >= whole["working"]
+
+
+@pytest.mark.parametrize("name", ["sft_h100x8", "sft_80gb", "grpo_24gb", "grpo_v5e-16"])
+def test_estimate_of_an_update_is_near_what_is_compiled(name):
+    """Recipes that score one completion per device, as the estimate takes it, and SFT."""
+    topology, command = read(ROOT / "runs" / f"{name}.yaml")
+    step = planned(command.settings, command.model_arguments)
+    if step.kind == "sft":
+        step = replace(step, batch=step.batch // command.settings.training.gradient_accumulation_steps)
+    estimate = estimated_memory(DIFFUCODER_7B, step, step.default_mesh(DIFFUCODER_7B, topology.devices))
+    totals = {layers: sum(PUBLISHED[f"{name}.yaml", layers, ()][of] for of in ("kept", "working")) for layers in LAYERS}
+    assert estimate.total == pytest.approx(extrapolated(totals, 28), rel=0.1)
 
 
 def test_no_device_holds_a_whole_table_in_an_update(for_release):
