@@ -171,6 +171,8 @@ def whole_tables() -> dict[str, dict[str, int]]:
     for name, taken_back in (("ours", []), ("whole", ["blocks", "lookup"])):
         model = abstract(config, command.model_arguments, 0)
         model.model.mesh = MeshShape(fsdp=8).mesh()
+        # What was traced otherwise is not taken again.
+        jax.clear_caches()
         with ExitStack() as stack:
             settings = without(taken_back, command.settings, stack)
             update, shapes = training_program(settings, model)
