@@ -1,36 +1,52 @@
 """What the recipes of runs/ take on their machines, from XLA's own plan of their updates; nothing is computed.
 
-python benchmarks/recipes.py runs/sft_v5e-16.yaml runs/grpo_v5e-16.yaml --layers 2 3
+    python benchmarks/recipes.py runs/sft_v5e-16.yaml runs/grpo_v5e-16.yaml --layers 2 3
+    python benchmarks/recipes.py runs/grpo_h100x8.yaml --without remat blocks lookup
 
 Reads each recipe as `diffucoder` does and compiles its update at full width for the machine that it names, with so many
-layers; memory at all 28 follows along a line. Needs the compiler: extra `plan` for TPUs, `plan-gpu` for GPUs.
+layers; what all 28 take follows along a line. Needs the compiler: extra `plan` for TPUs, `plan-gpu` for GPUs. Prints a
+JSON object per recipe; `benchmarks/recipe_table.py` makes the table of docs/results/scale of them.
 """
 
 import argparse
 import json
+import math
 import re
 import sys
 import time
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from flax import nnx
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh
+from jaxtyping import Array
 
 from jax_lm import cli
 from jax_lm.arguments.training import ModelArguments
 from jax_lm.commands.training import lora_config
 from jax_lm.compilation import compiler
+from jax_lm.compilation.explanation import Explanation, StepShape, explain
 from jax_lm.config import DIFFUCODER_7B, DreamConfig
+from jax_lm.models import dream, token_likelihood
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import add_lora, is_lora
+from jax_lm.planning import PlannedStep, training_bound
 from jax_lm.roofline import Topology
-from jax_lm.sharding import MeshShape
-from jax_lm.training.program import training_program
+from jax_lm.sharding import MeshShape, shard_rows
+from jax_lm.training.config import GRPOConfig
+from jax_lm.training.program import Settings, training_program
+from jax_lm.training.rollouts import WIDTH_BUCKET
 
 MACHINE = re.compile(r"^# machine: (\S+)$", re.MULTILINE)
-COLLECTIVE = re.compile(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+SAVINGS = ("remat", "blocks", "lookup")
+LISTED = 8
 
 
 def read(recipe: Path) -> tuple[Topology, Any]:
@@ -57,22 +73,113 @@ def abstract(config: DreamConfig, arguments: ModelArguments, seed: int) -> Dream
     return nnx.eval_shape(build)
 
 
-def compiled(recipe: Path, layers: int) -> dict[str, Any]:
-    """Compile the update of a recipe with so many layers; bytes per device, collectives in its text, seconds."""
+def planned(settings: Settings, arguments: ModelArguments) -> PlannedStep:
+    """Describe the update of a recipe to `jax_lm.planning`."""
+    precision = "int8" if arguments.quantize == "int8" else "bfloat16"
+    if isinstance(settings, GRPOConfig):
+        new = settings.generation.max_new_tokens
+        width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
+        rows = {"kind": "grpo", "batch": settings.completions, "canvas": width + new, "new_tokens": new}
+    else:
+        rows = {"kind": "sft", "batch": settings.batch_size, "canvas": settings.max_length}
+    return PlannedStep(precision=precision, lora_rank=arguments.lora_rank, **rows)
+
+
+def without(savings: list[str], settings: Settings, stack: ExitStack) -> Settings:
+    """Take back what saves memory: layers computed again, the head in blocks, the embedding looked up in its parts."""
+    if "blocks" in savings:
+        stack.enter_context(patch.object(token_likelihood, "LOGIT_BYTES", 2**62))
+    if "lookup" in savings:
+        stack.enter_context(patch.object(dream, "lookup", gathered))
+    if "remat" not in savings:
+        return settings
+    if isinstance(settings, GRPOConfig):
+        return replace(settings, remat=False)
+    return replace(settings, loss=replace(settings.loss, remat=False))
+
+
+def gathered(table: Array, ids: Array, mesh: Mesh | None) -> Array:
+    """Look up as version 0.1 did, its rows on the devices of theirs."""
+    return shard_rows(table[shard_rows(ids, mesh)], mesh)
+
+
+def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
+    """Compile the update of a recipe with so many layers; figures of one device, and seconds of the compiler."""
     topology, command = read(recipe)
     config, arguments = replace(DIFFUCODER_7B, num_hidden_layers=layers), command.model_arguments
     shape = MeshShape.parse(arguments.mesh) if arguments.mesh else MeshShape.for_training(config, topology.devices)
     model = abstract(config, arguments, command.settings.training.seed)
     model.model.mesh = compiler.topology_mesh(topology, shape)
     trained = is_lora if arguments.lora_rank else lambda name: True
-    update, shapes = training_program(command.settings, model, trained=trained)
+    with ExitStack() as stack:
+        settings = without(savings, command.settings, stack)
+        update, shapes = training_program(settings, model, trained=trained)
+        traced = update.trace(*shapes)
     start = time.monotonic()
-    program = update.lower(*shapes).compile()
+    program = compiler.compile_lowered(traced.lower())
     seconds, memory = time.monotonic() - start, program.memory_analysis()
+    assert memory is not None
     kept = memory.argument_size_in_bytes
     working = max(memory.peak_memory_in_bytes - kept, memory.temp_size_in_bytes) + memory.generated_code_size_in_bytes
-    collectives = dict(Counter(COLLECTIVE.findall(program.as_text())))
-    return {"mesh": str(shape), "kept": kept, "working": working, "collectives": collectives, "seconds": round(seconds)}
+    about = StepShape(
+        vocabulary=config.vocab_size, hidden=config.hidden_size, memory=topology.chip.memory, in_loop=False
+    )
+    least = training_bound(DIFFUCODER_7B, planned(settings, arguments), shape, topology).step
+    return {
+        "mesh": str(shape),
+        "kept": kept,
+        "working": working,
+        "seconds": round(seconds),
+        "operations": traced_operations(traced.jaxpr) // topology.devices,
+        "least_operations_all": least.flops,
+        "least_bytes_all": least.bytes,
+        **figures(explain(program.as_text() or "", about)),
+    }
+
+
+def figures(found: Explanation) -> dict[str, Any]:
+    """Sum up what the compiler has made of an update."""
+    collectives: dict[str, list[int]] = {}
+    for each in found.collectives:
+        kind = each.what.removesuffix("-start")
+        count, size = collectives.get(kind, (0, 0))
+        collectives[kind] = [count + int(each.count), size + int(each.count) * each.bytes]
+    large = [f"{each.count:g} x {each.what} {each.shape}" for each in found.buffers if each.source != "argument"]
+    return {
+        "kernels": found.launches,
+        "collectives": collectives,
+        "read": found.read,
+        "written": found.written,
+        "unknown_loops": len(found.unknown_loops),
+        "buffers": large[:LISTED],
+    }
+
+
+def traced_operations(jaxpr: Any) -> int:
+    """Count the multiplications and additions of all products of a program, on all devices together."""
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    return sum(operations(equation) for equation in jaxpr.eqns)
+
+
+def operations(equation: Any) -> int:
+    """Count those of one equation, and of what it runs; of branches, those of the one with most."""
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+        return 2 * depth * math.prod(equation.outvars[0].aval.shape)
+    inner = [traced_operations(each) for each in programs(equation.params.values())]
+    if equation.primitive.name == "cond":
+        return max(inner)
+    return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)
+
+
+def programs(values: Any) -> Iterator[Any]:
+    """Yield the programs among the parameters of an equation."""
+    for value in values:
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from programs(value)
 
 
 def extrapolated(found: dict[int, int], layers: int) -> int:
@@ -85,13 +192,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", type=Path, nargs="+")
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--without", choices=SAVINGS, nargs="+", default=[], help="compile as if it did not exist")
     arguments = parser.parse_args()
     for recipe in arguments.recipes:
         topology, _ = read(recipe)
         compiler.prepare_compiler(topology)
-        found = {layers: compiled(recipe, layers) for layers in arguments.layers}
+        found = {layers: compiled(recipe, layers, arguments.without) for layers in arguments.layers}
         totals = {layers: report["kept"] + report["working"] for layers, report in found.items()}
-        report = {"recipe": recipe.name, "machine": str(topology), "memory": topology.chip.memory, "by_layers": found}
+        report = {
+            "recipe": recipe.name,
+            "machine": str(topology),
+            "memory": topology.chip.memory,
+            "without": arguments.without,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "jax": version("jax"),
+            "compiler": str(compiler.CompilerPackage.of(topology)),
+            "by_layers": found,
+        }
         if len(totals) > 1:
             report["total"] = extrapolated(totals, DIFFUCODER_7B.num_hidden_layers)
         elif DIFFUCODER_7B.num_hidden_layers in totals:

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from jax_lm.checkpoints.stored import is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
+from jax_lm.models.token_likelihood import LOGIT_BYTES
 from jax_lm.options import PRESETS, Decoding, require_one_of
 from jax_lm.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
@@ -34,11 +35,14 @@ def parameter_count(config: DreamConfig) -> int:
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
-def memory_estimate(config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas: int) -> tuple[int, int]:
+def memory_estimate(
+    config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas: int, logit_bytes: int | None = None
+) -> tuple[int, int]:
     """Estimate the bytes of the weights, and of the working memory of a denoising step; ValueError if it has no rows.
 
     The second counts what lives at the widest point: either the float32 logits and their filtered copy, or
-    the activations of one layer (float32 attention scores, and the two feed-forward branches).
+    the activations of one layer (float32 attention scores, and the two feed-forward branches). `logit_bytes` are
+    those of float32 logits that are held at most, where the vocabulary is gone through in blocks.
     """
     for name, value in (("batch", batch), ("canvas", canvas)):
         if value < 1:
@@ -47,7 +51,8 @@ def memory_estimate(config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas
     rows = batch * canvas
     # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate and up branch. XLA
     # reuses the space of one point for the next, so that only the widest counts, over the residual and its copies.
-    logits = 2 * 4 * rows * config.vocab_size
+    all_logits = 4 * rows * config.vocab_size
+    logits = 2 * min(all_logits, logit_bytes or all_logits)
     scores = 2 * 4 * rows * canvas * config.num_attention_heads
     branches = 2 * 4 * rows * config.intermediate_size
     hidden = 4 * size * rows * config.hidden_size
@@ -198,21 +203,19 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     """Estimate the memory of an update with AdamW, of all weights or of adapters, on one device.
 
     Masters and moments are exact, as are frozen weights. The rest is float32 gradients, weights and gradients in the
-    compute dtype, what layers keep for their gradient, and the widest point of a forward pass with its gradient. SFT
-    keeps the input of each layer and computes the rest again; coupled-GRPO keeps all of a layer, but of one sample's
-    copies at a time.
+    compute dtype, the inputs of layers, the widest point of a layer with its gradient (of coupled-GRPO, for one
+    sample's copies), and on a mesh two matrices that are gathered whole: the one in use, and the next.
     """
     masters = master_bytes(config, planned, mesh)
     size = jnp.dtype(planned.dtype).itemsize
-    rows, width = rows_per_device(planned, mesh), config.hidden_size
-    if planned.kind == "grpo":
-        # About what a layer makes: eight arrays of the hidden width, and three of the feed-forward's.
-        rows, width = COPIES, 8 * config.hidden_size + 3 * config.intermediate_size
-    kept = rows * planned.canvas * width * config.num_hidden_layers * size
-    _, widest = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
+    rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
+    kept = rows * planned.canvas * config.hidden_size * config.num_hidden_layers * size
+    _, widest = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES)
+    gathered = 2 * config.vocab_size * config.hidden_size * size if mesh.fsdp > 1 else 0
     gradients = masters + 2 * masters * size // 4
     frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
-    return Memory(frozen + 3 * masters, 0, gradients + kept // mesh.tensor + 2 * widest // mesh.tensor)
+    working = gradients + gathered + (kept + 2 * widest) // mesh.tensor
+    return Memory(frozen + 3 * masters, 0, working)
 
 
 def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 from budgets import STEPS_7B, excess, read_explanation
 from documentation import ROOT
 
 from jax_lm import config
-from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
+from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER, compile_lowered
 
 needs_libtpu = pytest.mark.skipif(not TPU_COMPILER.is_installed, reason="needs libtpu: the extra plan")
 needs_cuda = pytest.mark.skipif(not GPU_COMPILER.is_installed, reason="needs the extra plan-gpu")
@@ -117,3 +118,30 @@ def test_a_7b_step_is_within_its_budget(for_release, tmp_path, target, preset):
 @pytest.mark.skipif(not (TPU_COMPILER.is_installed or GPU_COMPILER.is_installed), reason="needs plan or plan-gpu")
 def test_compilers_without_their_device_are_quiet():
     assert "cpu" in diffucoder("info")
+
+
+class Untiled(jax.stages.Lowered):
+    """A lowered program of which the compiler complains unless it is given options."""
+
+    def __init__(self, message):
+        self.message, self.options = message, []
+
+    def compile(self, compiler_options=None):
+        self.options.append(compiler_options)
+        if compiler_options is None:
+            raise jax.errors.JaxRuntimeError(self.message)
+        return jax.jit(lambda x: x + 1).lower(1).compile()
+
+
+def test_a_product_without_tiles_is_compiled_again_and_said(caplog):
+    lowered = Untiled("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.124")
+    assert compile_lowered(lowered)(1) == 2
+    assert lowered.options == [None, {"xla_gpu_enable_triton_gemm": "False"}]
+    assert "compiled again with the products of cuBLAS" in caplog.text
+
+
+def test_other_errors_of_the_compiler_stay():
+    lowered = Untiled("RESOURCE_EXHAUSTED: 20 GiB")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="20 GiB"):
+        compile_lowered(lowered)
+    assert lowered.options == [None]

@@ -9,6 +9,7 @@ makes of them is read in `explanation`. Entry: `diffucoder plan`, which puts thi
 """
 
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -29,6 +30,8 @@ from jax_lm.compilation.programs import StepProgram
 from jax_lm.roofline import Topology
 from jax_lm.sharding import AXES, MeshShape
 
+logger = logging.getLogger(__name__)
+
 QUIET_COMPILER = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -43,6 +46,7 @@ QUIET_COMPILER = {
 STDERR = 2
 DRIVER_NOTES = re.compile(rb"absl::InitializeLog|Could not find cuda drivers")
 SMALLEST_HOST = 4
+UNTILED = "Couldn't find output tile sizes"
 USED = re.compile(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm")
 
 
@@ -163,10 +167,22 @@ def describe_topology(topology: Topology) -> topologies.TopologyDescription:
     return topologies.get_topology_desc(platform="tpu", topology_name=str(topology), **options)
 
 
+def compile_lowered(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile a program for the devices of its arguments."""
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if UNTILED not in str(error):
+            raise
+    # On the card, autotuning tries each product and passes over tiles that do not fit; here the first choice stands.
+    logger.warning("the compiler found no tiles for a product; compiled again with the products of cuBLAS")
+    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": "False"})
+
+
 def compile_program(program: StepProgram) -> Compiled:
     """Compile a program for the devices of its arguments."""
     try:
-        compiled = program.lower().compile()
+        compiled = compile_lowered(program.lower())
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
