@@ -27,8 +27,11 @@ from jax_lm.config import DreamConfig
 from jax_lm.decoded import decided_rows
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import Score, log_likelihood
+from jax_lm.diffusion.repair import meet
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import SamplerState
+from jax_lm.grammar import find_grammar
+from jax_lm.grammar.constraint import Constraint
 from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -290,11 +293,34 @@ class DiffuCoderInference:
     def states(
         self, canvas: Canvas, options: GenerationOptions, *, seed: int | Key[Array, "b"] = 0, every: int | None = 1
     ) -> Iterator[SamplerState]:
-        """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes."""
+        """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes.
+
+        With a grammar there is only the end, as until then anything may be decoded again.
+        """
         batch, length = canvas.tokens.shape
+        stop_ids = self.tokenizer.stop_ids
+        constraints = self.constraints(canvas, options)
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
-            stop_ids = self.tokenizer.stop_ids
-            yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
+            if constraints:
+                state = self.sampler.generate(canvas, options.changed(grammar=None), seed=seed, stop_ids=stop_ids)
+                yield meet(self.sampler, canvas, state, constraints, options, stop_ids)
+            else:
+                yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
+
+    def constraints(self, canvas: Canvas, options: GenerationOptions) -> list[Constraint]:
+        """What the grammar of the options asks of each row; ValueError for rows of several holes."""
+        if options.grammar is None:
+            return []
+        grammar, found = find_grammar(options.grammar), []
+        for tokens, holes, present in zip(canvas.tokens, canvas.holes, canvas.attention_mask, strict=True):
+            start, end = np.flatnonzero(holes)[[0, -1]]
+            room = int(end - start) + 1
+            if not holes[start : end + 1].all():
+                raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
+            texts = (tokens[:start][present[:start]], tokens[end + 1 :])
+            before, after = (self.tokenizer.decode(part.tolist(), skip_special_tokens=True) for part in texts)
+            found.append(Constraint(grammar, self.tokenizer, room, before, after))
+        return found
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
         """A generation of this size, to plan with."""

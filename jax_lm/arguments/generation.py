@@ -18,6 +18,7 @@ class Generate:
         diffucoder generate "def fibonacci(n):"
         diffucoder generate --watch "def is_prime(n):"
         diffucoder generate --preset turbo --stats "def is_prime(n):"
+        diffucoder generate --grammar python --temperature 1 "def is_prime(n):"
         diffucoder generate --model apple/DiffuCoder-7B-Instruct --chat "Reverse a linked list."
         diffucoder generate --adapter out/lora/adapter "def fibonacci(n):"
         diffucoder generate --prefix "def area(r):" --suffix "    return result" --max-new-tokens 16
@@ -84,6 +85,8 @@ class Generate:
             raise ValueError(f"prompts={self.prompts}, out={self.out}: answers of a file go to a file, give both")
         if self.prompts is not None and (self.watch or self.json):
             raise ValueError("prompts: watch and json are for one prompt; the file of answers is JSONL already")
+        if self.chat and self.generation.grammar == "python":
+            raise ValueError("grammar='python': completes a program, while chat answers in a conversation")
         self.require_one_source()
 
     @property
