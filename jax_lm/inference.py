@@ -24,10 +24,14 @@ from jax_lm import terminal
 from jax_lm.base_model import BUILTIN_MODEL, find_model
 from jax_lm.compile_clock import compile_seconds
 from jax_lm.config import DreamConfig
+from jax_lm.decoded import decided_rows
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import Score, log_likelihood
+from jax_lm.diffusion.repair import meet
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import SamplerState
+from jax_lm.grammar import find_grammar
+from jax_lm.grammar.constraint import Constraint
 from jax_lm.infilling import Template, candidate_lengths
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -280,19 +284,43 @@ class DiffuCoderInference:
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
-            for row, fresh in enumerate(seen & ~masked):
-                if fresh.any():
-                    yield self.event(canvas, state, row, fresh)
+            rows = decided_rows(canvas.holes, canvas.hole_starts, state.tokens, state.confidence, state.commit_step)
+            for number, row in enumerate(rows):
+                if (fresh := (seen & ~masked)[number]).any():
+                    yield row.event(self.tokenizer, number, int(state.step), fresh, masked[number])
             seen = masked
 
     def states(
         self, canvas: Canvas, options: GenerationOptions, *, seed: int | Key[Array, "b"] = 0, every: int | None = 1
     ) -> Iterator[SamplerState]:
-        """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes."""
+        """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes.
+
+        With a grammar there is only the end, as until then anything may be decoded again.
+        """
         batch, length = canvas.tokens.shape
+        stop_ids = self.tokenizer.stop_ids
+        constraints = self.constraints(canvas, options)
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
-            stop_ids = self.tokenizer.stop_ids
-            yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
+            if constraints:
+                state = self.sampler.generate(canvas, options.changed(grammar=None), seed=seed, stop_ids=stop_ids)
+                yield meet(self.sampler, canvas, state, constraints, options, stop_ids)
+            else:
+                yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
+
+    def constraints(self, canvas: Canvas, options: GenerationOptions) -> list[Constraint]:
+        """What the grammar of the options asks of each row; ValueError for rows of several holes."""
+        if options.grammar is None:
+            return []
+        grammar, found = find_grammar(options.grammar), []
+        for tokens, holes, present in zip(canvas.tokens, canvas.holes, canvas.attention_mask, strict=True):
+            start, end = np.flatnonzero(holes)[[0, -1]]
+            room = int(end - start) + 1
+            if not holes[start : end + 1].all():
+                raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
+            texts = (tokens[:start][present[:start]], tokens[end + 1 :])
+            before, after = (self.tokenizer.decode(part.tolist(), skip_special_tokens=True) for part in texts)
+            found.append(Constraint(grammar, self.tokenizer, room, before, after))
+        return found
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
         """A generation of this size, to plan with."""
@@ -326,37 +354,8 @@ class DiffuCoderInference:
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
         """The text of each row, hole by hole, up to the stop token of each."""
-        values = [np.asarray(part).tolist() for part in (state.tokens, state.confidence, state.commit_step)]
-        for row, starts in enumerate(canvas.hole_starts.tolist()):
-            places = np.flatnonzero(canvas.holes[row]).tolist()
-            texts, kept, stops = [], [], 0
-            for start in dict.fromkeys(starts[place] for place in places):
-                hole = [place for place in places if starts[place] == start]
-                ids = [values[0][row][place] for place in hole]
-                end = next((k for k, token in enumerate(ids) if token in self.tokenizer.stop_ids), len(ids))
-                stops += end < len(ids)
-                texts.append(self.tokenizer.decode(ids[:end], skip_special_tokens=True))
-                kept.extend(hole[:end])
-            tokens, confidence, steps = (tuple(part[row][place] for place in kept) for part in values)
-            yield Generation(tuple(texts), tokens, confidence, steps, stopped=stops == len(texts))
-
-    def event(self, canvas: Canvas, state: SamplerState, row: int, fresh: np.ndarray) -> DenoisingEvent:
-        """The event of one row whose positions `fresh` were just decided."""
-        tokens, masked = np.asarray(state.tokens)[row], np.asarray(state.masked)[row]
-        places = np.flatnonzero(canvas.holes[row])
-        open_places = places[masked[places]]
-        settled = places[places < open_places[0]] if len(open_places) else places
-        # A character may still lack its last bytes.
-        text = self.tokenizer.decode_until_stop(tokens[settled].tolist()).rstrip("\ufffd" if len(open_places) else "")
-        return DenoisingEvent(
-            row=row,
-            step=int(state.step),
-            positions=tuple((np.flatnonzero(fresh) - places[0]).tolist()),
-            token_ids=tuple(tokens[fresh].tolist()),
-            confidence=tuple(np.asarray(state.confidence)[row][fresh].tolist()),
-            text=text,
-            is_last=not len(open_places),
-        )
+        rows = decided_rows(canvas.holes, canvas.hole_starts, state.tokens, state.confidence, state.commit_step)
+        return (row.generation(self.tokenizer) for row in rows)
 
     def benchmark_inference(
         self, batch_sizes: Sequence[int] = (1, 2, 4, 8), seq_length: int = 128, num_iterations: int = 10

@@ -20,6 +20,7 @@ FIRST_TOKENS = ("rule", "force")
 BLOCK_LENGTH = 32
 WHOLE_CANVAS = 0
 MAX_DRAFT = 32
+GRAMMARS = ("python",)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "exact": {},
@@ -154,6 +155,8 @@ class GenerationOptions:
         early_stop: do not decode what comes after a stop token; the text is the same.
         draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. The answer
             is the same but for ties of floating point; an evaluation costs as much as that of 1 + draft canvases.
+        grammar: `python`: the answer, with its prompt and what stands after it, is a program that the running Python
+            parses. An answer that is one anyway stays as it is; another is decoded again from its first wrong token.
         decoding: preset, commit rule, blocks and cache.
     """
 
@@ -168,6 +171,7 @@ class GenerationOptions:
     alg_temp: float = 0.0
     early_stop: bool = True
     draft: int = 0
+    grammar: str | None = None
     decoding: Decoding = EXACT
 
     def __post_init__(self) -> None:
@@ -183,6 +187,7 @@ class GenerationOptions:
         if commit != "steps" and self.tokens_per_step != 1:
             raise ValueError(f"tokens_per_step={self.tokens_per_step}: commit={commit!r} decides that by itself")
         self.check_draft()
+        self.check_grammar()
         require_one_of("alg", self.alg, ALGS)
         if not self.alg_temp >= 0:
             raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
@@ -204,6 +209,13 @@ class GenerationOptions:
             raise ValueError(f"draft={self.draft}: must be 0 with refresh_steps, which counts evaluations")
         if self.draft and chosen.cache == "prefix" and chosen.refresh_every > 1:
             raise ValueError(f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1")
+
+    def check_grammar(self) -> None:
+        """ValueError for a grammar that there is not, or that has no end of an answer to hold to."""
+        if self.grammar is not None:
+            require_one_of("grammar", self.grammar, GRAMMARS)
+            if not self.early_stop:
+                raise ValueError(f"grammar={self.grammar!r}: needs early_stop, by which an answer ends")
 
     def changed(self, **settings: Any) -> "GenerationOptions":
         """Give options with other settings, among them those of `decoding` by their own names."""

@@ -44,3 +44,5 @@ class Chat:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must not be negative")
+        if self.generation.grammar == "python":
+            raise ValueError("grammar='python': completes a program, while chat answers in a conversation")

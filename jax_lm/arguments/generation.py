@@ -18,6 +18,7 @@ class Generate:
         diffucoder generate "def fibonacci(n):"
         diffucoder generate --watch "def is_prime(n):"
         diffucoder generate --preset turbo --stats "def is_prime(n):"
+        diffucoder generate --grammar python --temperature 1 "def is_prime(n):"
         diffucoder generate --model apple/DiffuCoder-7B-Instruct --chat "Reverse a linked list."
         diffucoder generate --adapter out/lora/adapter "def fibonacci(n):"
         diffucoder generate --prefix "def area(r):" --suffix "    return result" --max-new-tokens 16
@@ -86,6 +87,8 @@ class Generate:
             raise ValueError("prompts: watch and json are for one prompt; the file of answers is JSONL already")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError(f"prompt={self.prompt!r}: must hold more than blanks")
+        if self.chat and self.generation.grammar == "python":
+            raise ValueError("grammar='python': completes a program, while chat answers in a conversation")
         self.require_one_source()
 
     @property

@@ -24,20 +24,19 @@ from jax_lm.diffusion.step import (
     NO_HOOKS,
     BatchInputs,
     CanvasArrays,
+    Evaluation,
     Hooks,
     KVCache,
-    Proposal,
     SamplerState,
     StepConfig,
     Window,
     block_columns,
-    block_hidden,
-    propose,
+    evaluate,
     rewrite,
     skip_idle,
     step,
 )
-from jax_lm.diffusion.unmasking import SamplingParams
+from jax_lm.diffusion.unmasking import Candidates, SamplingParams
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import replicate
@@ -98,10 +97,18 @@ class Sampler:
         stop_ids: tuple[int, ...] = (),
         hooks: Hooks = NO_HOOKS,
         strict_reference: bool = False,
+        state: SamplerState | None = None,
     ) -> SamplerState:
         """Fill the canvas; the loop over a block is one compiled computation. Arguments as those of `stream`."""
         *_, last = self.stream(
-            canvas, options, seed=seed, every=None, stop_ids=stop_ids, hooks=hooks, strict_reference=strict_reference
+            canvas,
+            options,
+            seed=seed,
+            every=None,
+            stop_ids=stop_ids,
+            hooks=hooks,
+            strict_reference=strict_reference,
+            state=state,
         )
         return last
 
@@ -115,6 +122,7 @@ class Sampler:
         stop_ids: tuple[int, ...] = (),
         hooks: Hooks = NO_HOOKS,
         strict_reference: bool = False,
+        state: SamplerState | None = None,
     ) -> Iterator[SamplerState]:
         """Yield the state after every `every` steps (None: as rarely as possible), after each block and at the end.
 
@@ -124,12 +132,16 @@ class Sampler:
             stop_ids: tokens that end a row; not used without `options.early_stop`.
             hooks: of the reference.
             strict_reference: admit MASK itself as a candidate, as the reference does.
+            state: where to go on from, with a mask left, instead of `seed` and an empty canvas.
 
         Raises:
-            ValueError: no hole, a negative seed, or guesses (`options.draft`) with hooks or the strict reference.
+            ValueError: no hole, a negative seed, guesses (`options.draft`) with hooks or the strict reference, or a
+                grammar, of which tokens know nothing.
         """
+        if options.grammar is not None:
+            raise ValueError(f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one")
         decoding = options.decoding.resolved
-        arrays, state = CanvasArrays.of(canvas), self.start(canvas, seed)
+        arrays, state = CanvasArrays.of(canvas), self.start(canvas, seed) if state is None else state
         if hooks.tokens is not None:
             state = rewrite(state, hooks.tokens(-1, state.tokens, None), arrays.holes, self.mask_id)
         cache = KVCache()
@@ -145,6 +157,9 @@ class Sampler:
             raise ValueError(f"draft={options.draft}: must be 0 with hooks or strict_reference")
         done: list[Block] = []
         for block in canvas.blocks(options.decoding.block_columns(canvas.region.length)):
+            if not np.asarray(state.masked)[:, block.start : block.end].any():
+                # Decided before: its rows were never computed here.
+                continue
             passes = block_passes(canvas, block, done, options.decoding, replace(config, length=block.length))
             params = SamplingParams.of(options, block.length, canvas.region.length)
             refresh_steps = decoding.refresh_steps or UNLIMITED
@@ -232,11 +247,28 @@ class Sampler:
             Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=UNLIMITED),
             SamplingParams.of(options, region.length, region.length),
         )
-        scores = run_proposal(self.graph, self.params, state, inputs, config).scores
+        scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
         after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
         everywhere = np.full(tokens.shape, -np.inf, np.float32)
         everywhere[:, region.start : region.end] = scores
         return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
+
+    def candidates(self, canvas: Canvas, state: SamplerState, options: GenerationOptions) -> Candidates:
+        """Tell what the masked positions may become, by one forward: the likeliest tokens, past all filters.
+
+        Returns:
+            Ids and log-probabilities at the temperature, of the columns of the canvas's region.
+        """
+        region = canvas.region
+        config = replace(self.step_config(options, region.length), top_k=None, checked=0, guessed=1)
+        inputs = BatchInputs(
+            CanvasArrays.of(canvas),
+            Window.of(block=region.start, rows=0, first_step=0, until=UNLIMITED, forwards=UNLIMITED),
+            SamplingParams.of(options.changed(top_p=None, min_p=None), region.length, region.length),
+        )
+        candidates = run_evaluation(self.graph, self.params, state, inputs, config).candidates
+        assert candidates is not None
+        return candidates
 
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
         """Logits of one compiled forward pass over a canvas without padding, not shifted."""
@@ -339,13 +371,11 @@ def run_drafted(
 
 
 @partial(jax.jit, static_argnames=("graph", "config"))
-def run_proposal(
+def run_evaluation(
     graph: nnx.GraphDef, params: dict, state: SamplerState, inputs: BatchInputs, config: StepConfig
-) -> Proposal:
-    """Propose what the next step of `run` would, without a cache."""
-    model = nnx.merge(graph, params)
-    hidden, _ = block_hidden(model, state.tokens, KVCache(), inputs, config)
-    return propose(model, hidden, state, inputs, config)[0]
+) -> Evaluation:
+    """Evaluate a canvas as the next step of `run` would, without a cache."""
+    return evaluate(nnx.merge(graph, params), state, KVCache(), inputs, config)[0]
 
 
 @partial(jax.jit, static_argnames=("graph", "shape", "has_tail"))

@@ -220,6 +220,11 @@ def journal_settings(
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,
         "seed": evaluator.seed,
-        # No draft is what runs had before there was one.
-        "generation": asdict(evaluator.options) | {"draft": evaluator.options.draft or None},
+        "generation": generation_record(evaluator.options),
     }
+
+
+def generation_record(options: GenerationOptions) -> Record:
+    """Write options down; what is off is left out where runs had no such option once."""
+    written = asdict(options) | {"draft": options.draft or None}
+    return {name: value for name, value in written.items() if name != "grammar" or value}

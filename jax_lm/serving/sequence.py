@@ -5,6 +5,7 @@ The host's view: which block is open, what is decided, when it is done. Knows ne
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -72,7 +73,8 @@ class Sequence:
         decoding, steps = self.options.decoding.resolved, self.options.steps
         if self.options.top_k is None or self.options.top_k > TOP_K:
             raise ValueError(f"top_k={self.options.top_k}: must lie in [1, {TOP_K}], the candidates that are kept")
-        fixed = {"alg_temp": (self.options.alg_temp, 0), "draft": (self.options.draft, 0)}
+        fixed: dict[str, Any] = {"alg_temp": (self.options.alg_temp, 0), "draft": (self.options.draft, 0)}
+        fixed["grammar"] = (self.options.grammar, None)
         fixed |= {name: (getattr(decoding, name), only) for name, only in FIXED.items()}
         for name, (value, only) in fixed.items():
             if value != only:

@@ -1,0 +1,226 @@
+"""Grammars: ends of beginnings, and answers that are repaired until they are right."""
+
+import ast
+import gzip
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_lm.arguments.generation import Generate
+from jax_lm.base_model import BUILTIN_MODEL
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion import repair
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.grammar import find_grammar
+from jax_lm.grammar.constraint import Constraint
+from jax_lm.grammar.python import completion
+from jax_lm.infilling import Template
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import Decoding, GenerationOptions
+
+PROMPT = 'def area(r: float) -> float:\n    """Compute the area of a circle."""\n'
+WRONG = ["def f(x]", "x = 1 2", "return = 3\n", "if x:\npass\n", "for x:\n", "x = )", "'abc\n", "try:\n    x\nelse:\n"]
+
+
+def programs(count):
+    with gzip.open(BUILTIN_MODEL / "tasks.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(next(file)) for _ in range(count)]
+    return [row["prompt"] + row["completion"] for row in rows]
+
+
+def test_every_beginning_of_a_program_has_an_end():
+    for program in programs(12):
+        for end in range(len(program) + 1):
+            found = completion(program[:end], "")
+            assert found is not None, program[:end]
+            ast.parse(program[:end] + found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with open(p) as f, lock:\n    x = {k: [v for v in w",
+        "async def f():\n    async for x in y:\n        await g(*a, **{",
+        "match p:\n    case [1, *",
+        "try:\n    try:\n        x\n  ",
+        "try:\n    f(lambda x",
+        "@decorated\n",
+        "from a import (b as",
+        "x: list[int] = [1, 2][-1] if a is no",
+        "raise E from",
+        "def f(a, /, b, *, c=",
+        's = "\\',
+        "s = '''a'",
+        's = f"{x',
+        "x = 0x",
+        "f(x, # comment",
+        "if x: # comment",
+        "class A(B,\n",
+        "x = 1 + \\",
+        "print(*a, sep=",
+        "global",
+        "x = y if z",
+        "a = b =",
+        "if (n :",
+    ],
+)
+def test_beginnings_that_are_cut_anywhere(text):
+    found = completion(text, "")
+    assert found is not None
+    ast.parse(text + found)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_no_end_makes_right(text):
+    assert completion(text, "") is None
+
+
+def test_what_stands_after_a_hole_is_part_of_the_program():
+    assert completion("def f(x):\n    y = (x", "\n    return y\n") == ")"
+    assert completion("def f(x):\n    y = ", ")\n    return y\n") is None
+
+
+@pytest.fixture(scope="module")
+def untrained(engine):
+    """An engine whose model says nothing but noise, with the built-in model's tokenizer."""
+    config = DreamConfig.from_dict(engine.config.to_dict() | {"num_hidden_layers": 1, "initializer_range": 1.0})
+    other = object.__new__(type(engine))
+    vars(other).update(vars(engine))
+    other.sampler, other.config = Sampler(DreamForCausalLM(config, rngs=nnx.Rngs(0))), config
+    return other
+
+
+def decode(engine, texts, length, seed=0, **settings):
+    options = GenerationOptions(max_new_tokens=length, **settings)
+    return engine.decode([Template.completion(text, length) for text in texts], options, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0, "top_p": None},
+        {"temperature": 0.0},
+        {"temperature": 1.0, "alg": "origin", "decoding": Decoding(preset="turbo", block_length=8)},
+    ],
+)
+def test_noise_becomes_programs(untrained, settings):
+    texts = [PROMPT, "def f(x):\n", "x = [", "import os\n\n\nclass A:\n    "]
+    free = decode(untrained, texts, 16, **settings)
+    assert not any(parses(text + row.text) for text, row in zip(texts, free.rows, strict=True))
+    held = decode(untrained, texts, 16, grammar="python", **settings)
+    for text, row in zip(texts, held.rows, strict=True):
+        ast.parse(text + row.text)
+        assert len(row.token_ids) == len(row.confidence) == len(row.commit_step)
+        assert all(0 <= p <= 1 for p in row.confidence)
+    assert held.forwards > free.forwards
+
+
+def parses(text):
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def test_a_program_stays_as_it_is(engine):
+    settings = {"temperature": 0.0, "length": 48}
+    free, held = (decode(engine, [PROMPT], grammar=grammar, **settings) for grammar in (None, "python"))
+    ast.parse(PROMPT + free.rows[0].text)
+    assert (held.rows, held.forwards) == (free.rows, free.forwards)
+
+
+def test_a_hole_between_two_texts(untrained):
+    options = GenerationOptions(max_new_tokens=8, temperature=1.0, grammar="python")
+    before, after = "def f(x):\n    y = (", "\n    return y\n"
+    for seed in range(4):
+        ast.parse(before + untrained.infill(before, after, 8, options=options, seed=seed) + after)
+
+
+def test_a_constraint_keeps_what_has_an_end_that_fits(engine):
+    tokenizer = engine.tokenizer
+    constraint = Constraint(find_grammar("python"), tokenizer, 12, before="def f(x):\n")
+    ids = tokenizer.encode("    return (x]")
+    kept = constraint.kept(ids, 0)
+    assert tokenizer.decode(ids[:kept]) == "    return (x"
+    wrong, right = tokenizer.encode("]")[0], tokenizer.encode(")")[0]
+    assert constraint.next_token(ids[:kept], [wrong, right]) == right
+    # No candidate can stay: the end that is known does.
+    assert constraint.next_token(ids[:kept], [wrong]) == constraint.rest(ids[:kept])[0]
+    # A stop token can follow a program, and nothing else.
+    stop = tokenizer.stop_ids[0]
+    assert constraint.next_token(ids[:kept], [stop, right]) == right
+    assert constraint.next_token([*ids[:kept], right], [stop]) == stop
+    # An end must fit: with as many open brackets as tokens left there is none.
+    assert constraint.rest(tokenizer.encode("    return ((((((((((((((")) is None
+
+
+class Forgetful:
+    """A grammar of one text, of which it knows the end from its beginning alone."""
+
+    reads_prompt = False
+
+    def completion(self, text, after=""):
+        return {"": "return [1, 2]", "return [1, 2]": ""}.get(text)
+
+
+def test_an_end_that_was_found_once_is_not_lost(engine):
+    constraint = Constraint(Forgetful(), engine.tokenizer, 12)
+    ids = []
+    while constraint.rest(ids):
+        kept = constraint.kept(ids, len(ids))
+        assert kept == len(ids)
+        ids.append(constraint.next_token(ids, engine.tokenizer.encode("x = 3")))
+    assert engine.tokenizer.decode(ids) == "return [1, 2]"
+    assert constraint.is_met(ids)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda e: decode(e, ["def f(x]"], 8, grammar="python"), "no text of at most 8 tokens"),
+        (
+            lambda e: e.sampler.generate(e.canvas([Template.completion("x", 8)]), GenerationOptions(grammar="python")),
+            "only DiffuCoderInference",
+        ),
+        (
+            lambda e: Generate(prompt="x", chat=True, generation=GenerationOptions(grammar="python")),
+            "while chat answers",
+        ),
+        (lambda e: decode(e, ["x"], 8, grammar="cobol"), "grammar='cobol'"),
+        (lambda e: decode(e, ["x"], 8, grammar="python", early_stop=False), "needs early_stop"),
+        (lambda e: e.fill("x = <|hole:2|>, <|hole:2|>", GenerationOptions(grammar="python")), "takes one hole"),
+    ],
+)
+def test_what_cannot_be_held_is_named(engine, call, named):
+    with pytest.raises(ValueError, match=named):
+        call(engine)
+
+
+def test_without_the_constraint_the_noise_stays(untrained, monkeypatch):
+    monkeypatch.setattr(Constraint, "is_met", lambda self, ids: True)
+    held = decode(untrained, [PROMPT], 16, temperature=1.0, grammar="python")
+    assert not parses(PROMPT + held.rows[0].text)
+    assert repair.meet.__doc__
+
+
+def test_candidates_are_those_of_the_model(engine):
+    canvas = engine.canvas([Template.completion(PROMPT, 8)])
+    options = GenerationOptions(max_new_tokens=8, temperature=0.5, top_p=0.1)
+    state = engine.sampler.start(canvas, 0)
+    log_probs, ids = (np.asarray(part) for part in engine.sampler.candidates(canvas, state, options))
+    start = canvas.region.start
+    ids_there = canvas.tokens.copy()
+    ids_there[canvas.holes] = engine.sampler.mask_id
+    present = canvas.attention_mask[0]
+    logits = np.array(engine.sampler.forward(jax.numpy.asarray(ids_there[:, present]))[0], np.float64)
+    logits[:, engine.sampler.mask_id] = -np.inf
+    for place in range(8):
+        row = logits[present[:start].sum() + place - 1] / 0.5
+        best = np.argsort(-row, kind="stable")[:5]
+        expected = row[best] - np.asarray(jax.nn.logsumexp(row))
+        np.testing.assert_array_equal(ids[0, place][:5], best)
+        np.testing.assert_allclose(log_probs[0, place][:5], expected, atol=2e-4)
