@@ -146,7 +146,7 @@ class SharedContainers:
             if type(container) is not list or len(container) != len(agreed) or not all(map(is_, container, agreed)):
                 if not hold_same(items_of(container), agreed):
                     yield entry
-                if wire.is_array(container) and container.base is not None:
+                if wire.is_array(container) and getattr(container, "base", None) is not None:
                     continue
             if sys.getrefcount(container) <= OUR_REFERENCES + self.inside.get(id(container), 0):
                 self.rest(entry)
