@@ -171,7 +171,7 @@ class Original(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in self.names and isinstance(node.ctx, ast.Load):
-            return placed(ast.Call(ast.Name(GIVEN, ast.Load()), [node], []), node)
+            return at_place_of(ast.Call(ast.Name(GIVEN, ast.Load()), [node], []), node)
         return node
 
 
@@ -288,10 +288,10 @@ def complains(body: list[ast.stmt]) -> bool:
 
 
 def counted(after: ast.stmt) -> ast.stmt:
-    return placed(ast.Expr(ast.Call(ast.Name(CHECKED, ast.Load()), [], [])), after)
+    return at_place_of(ast.Expr(ast.Call(ast.Name(CHECKED, ast.Load()), [], [])), after)
 
 
-def placed(new: Node, old: ast.AST) -> Node:
+def at_place_of(new: Node, old: ast.AST) -> Node:
     """Give a new node, and the new ones in it, the place of an old one."""
     return ast.fix_missing_locations(ast.copy_location(new, old))
 
@@ -304,7 +304,7 @@ def prepare(tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: se
             call = ast.Expr(ast.Call(ast.Name(ENTERED, ast.Load()), [ast.Constant(node.name)], []))
             # After the documentation, which must stay first.
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
-            node.body.insert(start, placed(call, node))
+            node.body.insert(start, at_place_of(call, node))
     return tree
 
 
