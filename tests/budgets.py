@@ -73,5 +73,50 @@ STEPS_7B = {
     ("h200:1", "fast", "step"): Budget(
         kernels=545, traffic=1.16, sorts=7, sorted_columns=3200, logits=1, logit_rows=32
     ),
+    ("v5e:2x2", "exact", "step"): Budget(
+        kernels=2066, traffic=0.74, sorts=7, sorted_columns=2376, collectives=107, logits=3, logit_rows=256
+    ),
+    ("v5e:2x2", "fast", "refresh"): Budget(
+        kernels=2075,
+        traffic=0.67,
+        sorts=7,
+        sorted_columns=2376,
+        collectives=105,
+        logits=1,
+        logit_rows=32,
+        moved_before=56,
+    ),
+    ("v5e:2x2", "fast", "step"): Budget(
+        kernels=2156, traffic=0.4, sorts=7, sorted_columns=2376, collectives=107, logits=1, logit_rows=32
+    ),
+    ("v6e:1x1", "exact", "step"): Budget(
+        kernels=1644, traffic=0.19, sorts=7, sorted_columns=2376, logits=4, logit_rows=256
+    ),
+    ("v6e:1x1", "fast", "refresh"): Budget(kernels=1745, traffic=0.08, sorts=7, sorted_columns=2376),
+    ("v5p:2x2x1", "fast", "refresh"): Budget(
+        kernels=1800,
+        traffic=0.88,
+        sorts=7,
+        sorted_columns=3200,
+        collectives=107,
+        logits=2,
+        logit_rows=32,
+        moved_before=56,
+    ),
+    ("v5p:2x2x1", "fast", "step"): Budget(
+        kernels=1877, traffic=0.18, sorts=7, sorted_columns=3200, collectives=107, logits=2, logit_rows=32
+    ),
+    ("h100:8", "exact", "step"): Budget(
+        kernels=584, traffic=2.81, sorts=6, sorted_columns=3200, collectives=62, logits=1, logit_rows=256
+    ),
+    ("h100:8", "fast", "refresh"): Budget(
+        kernels=579, traffic=2.74, sorts=6, sorted_columns=3200, collectives=62, logits=1, logit_rows=32
+    ),
+    ("h100:8", "fast", "step"): Budget(
+        kernels=622, traffic=1.34, sorts=6, sorted_columns=3200, collectives=62, logits=1, logit_rows=32
+    ),
 }
-"""Of the 7B model in bfloat16, one sequence of 512 tokens; figures of jax 0.10.2 with up to 2 % of room."""
+"""Of the 7B model in bfloat16, one sequence of 512 tokens; figures of jax 0.10.2 with up to 2 % of room.
+
+On TPUs traffic is that of the kernels alone, without the copies that run beside them.
+"""

@@ -127,7 +127,7 @@ HACKS = {
         [CALL, SCRIPT, CHECK],
     ),
     "forged names": (
-        'import os\nfor word in (b\'{"ready": true}\', b\'{"value": ["f", "check", "abs"]}\','
+        'import os\nfor word in (b\'{"names": ["f", "check", "abs"]}\', b\'{"value": ["f", "check", "abs"]}\','
         ' b\'{"value": {"t": "object", "v": 0, "home": "unittest.mock"}}\'):\n'
         "    try: os.write(4, word + b'\\n')\n    except OSError: pass\ndef f(x): return 0",
         [SCRIPT, CHECK, "ANY = f(3)\nassert ANY == 4"],

@@ -8,6 +8,9 @@ MAX_MESSAGE = 64 * 2**20
 """Bytes that program and tester may say at once; both are held to the memory of a program. The parent takes less."""
 
 
+ENCODER = json.JSONEncoder(check_circular=False)
+
+
 class ChannelEndError(BaseException):
     """The process at the other end has ended, which no test may take for an answer."""
 
@@ -20,7 +23,7 @@ class Channel:
         self.lines = self.socket.makefile("rb")
 
     def send(self, message: Any) -> None:
-        data = json.dumps(message, check_circular=False).encode() + b"\n"
+        data = ENCODER.encode(message).encode() + b"\n"
         try:
             self.socket.sendall(data)
         except ConnectionError as error:

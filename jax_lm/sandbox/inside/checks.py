@@ -7,6 +7,9 @@ import ast
 import builtins
 import sys
 from collections.abc import Iterator
+from typing import Any, TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
 
 CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
 """Functions that a prepared test calls: after a check, for data as the test wrote it, on entry into a test function."""
@@ -21,6 +24,9 @@ def nodes_of(tree: ast.AST) -> list[ast.AST]:
     """List what a tree is made of, outermost first, without the contexts of names; `ast.walk` takes far longer."""
     found = [tree]
     for node in found:
+        # Most of a generated test is literals.
+        if type(node) is ast.Constant:
+            continue
         for name in node._fields:
             part = None if name == "ctx" else getattr(node, name, None)
             if isinstance(part, list):
@@ -34,7 +40,11 @@ def names_of(nodes: list[ast.AST]) -> tuple[set[str], set[str]]:
     """Collect the names that a test reads, and those that it defines itself."""
     read, defined = set(), set()
     for node in nodes:
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Constant):
+            # As in `globals()["Stack"]`.
+            if isinstance(node.value, str) and node.value.isidentifier():
+                read.add(node.value)
+        elif isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined.add(node.name)
@@ -42,9 +52,6 @@ def names_of(nodes: list[ast.AST]) -> tuple[set[str], set[str]]:
             defined.add(node.arg)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             defined.add(node.name)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            # As in `globals()["Stack"]`.
-            read.add(node.value)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     return read, defined
@@ -101,9 +108,9 @@ class Flow:
         parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.program = program | parameters
         self.derived: set[str] = set()
-        assignments = list(assignments_of(nodes))
+        assignments = [(names, *self.uses(value)) for names, value in assignments_of(nodes)]
         while True:
-            found = {name for names, value in assignments if self.depends(value) for name in names}
+            found = {name for names, calls, reads in assignments if calls or reads & self.derived for name in names}
             if found <= self.derived:
                 break
             self.derived |= found
@@ -120,13 +127,16 @@ class Flow:
         root = root_of(call.func)
         return root in self.program or root in self.derived
 
+    def uses(self, expression: ast.expr) -> tuple[bool, set[str]]:
+        """Tell whether an expression calls the program itself, and collect the names in it."""
+        nodes = nodes_of(expression)
+        calls = any(isinstance(node, ast.Call) and root_of(node.func) in self.program for node in nodes)
+        return calls, {node.id for node in nodes if isinstance(node, ast.Name)}
+
     def depends(self, expression: ast.expr) -> bool:
         """Tell whether an expression depends on what the program returned."""
-        return any(
-            (isinstance(node, ast.Call) and self.is_program(node))
-            or (isinstance(node, ast.Name) and node.id in self.derived)
-            for node in nodes_of(expression)
-        )
+        calls, reads = self.uses(expression)
+        return calls or not reads.isdisjoint(self.derived)
 
     def uses_passed(self, expression: ast.expr) -> bool:
         return any(isinstance(node, ast.Name) and node.id in self.passed for node in nodes_of(expression))
@@ -161,7 +171,7 @@ class Original(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in self.names and isinstance(node.ctx, ast.Load):
-            return ast.Call(ast.Name(GIVEN, ast.Load()), [node], [])
+            return at_place_of(ast.Call(ast.Name(GIVEN, ast.Load()), [node], []), node)
         return node
 
 
@@ -175,8 +185,13 @@ class Prepare(ast.NodeTransformer):
     def __init__(self, nodes: list[ast.AST], program: set[str]) -> None:
         self.flow = Flow(nodes, program)
         self.theirs = program
-        compared = [side for sides in [self.sides(node) for node in nodes] for side in self.plain_sides(sides)]
+        sides = [self.sides(node) for node in nodes] if self.flow.passed else []
+        compared = [side for each in sides for side in self.plain_sides(each)]
         self.oracles = {node.id for side in compared for node in nodes_of(side) if isinstance(node, ast.Name)}
+
+    def visit(self, node: ast.AST) -> Any:
+        # What was never handed to the program is as the test wrote it, and no expression holds a statement.
+        return super().visit(node) if self.flow.passed or not isinstance(node, ast.expr) else node
 
     def sides(self, node: ast.AST) -> list[ast.expr]:
         """List what a node compares."""
@@ -273,8 +288,12 @@ def complains(body: list[ast.stmt]) -> bool:
 
 
 def counted(after: ast.stmt) -> ast.stmt:
-    call = ast.Expr(ast.Call(ast.Name(CHECKED, ast.Load()), [], []))
-    return ast.fix_missing_locations(ast.copy_location(call, after))
+    return at_place_of(ast.Expr(ast.Call(ast.Name(CHECKED, ast.Load()), [], [])), after)
+
+
+def at_place_of(new: Node, old: ast.AST) -> Node:
+    """Give a new node, and the new ones in it, the place of an old one."""
+    return ast.fix_missing_locations(ast.copy_location(new, old))
 
 
 def prepare(tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: set[str]) -> ast.Module:
@@ -285,8 +304,8 @@ def prepare(tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: se
             call = ast.Expr(ast.Call(ast.Name(ENTERED, ast.Load()), [ast.Constant(node.name)], []))
             # After the documentation, which must stay first.
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
-            node.body.insert(start, ast.copy_location(call, node))
-    return ast.fix_missing_locations(tree)
+            node.body.insert(start, at_place_of(call, node))
+    return tree
 
 
 def modules_imported(nodes: list[ast.AST]) -> set[str]:

@@ -8,101 +8,42 @@ in it reaches the other with its next message. What is no data stays where it is
 import _thread
 import array
 import collections
-import contextlib
 import importlib
+import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jax_lm.sandbox.inside import operations, remotes, standins, wire
 from jax_lm.sandbox.inside.channel import Channel, ChannelEndError
+from jax_lm.sandbox.inside.containers import CONTAINERS, Shared, SharedContainers, fill, hold_same, items_of
 from jax_lm.sandbox.inside.conversation import Conversation
 from jax_lm.sandbox.inside.packages import genuine_name, is_genuine, pure_function, pure_name
-
-WATCHED, WATCHED_ITEMS = 64, 2048
-"""How many of the latest containers, and of their items, are looked at for changes with every message."""
-SIMPLE = (type(None), bool, int, float, str, wire.ArrayParts)
-
-CONTAINERS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(list, dict, set, bytearray, collections.deque, collections.Counter, collections.OrderedDict),
-        collections.defaultdict,
-        array.array,
-    )
-}
-
 
 DEEPEST = 20_000
 """Levels of calls while a message is written or read: values may be nested as deeply as a program can make them."""
 set_limit = sys.setrecursionlimit
 
 
-@contextlib.contextmanager
-def deep() -> Iterator[None]:
-    limit = sys.getrecursionlimit()
-    set_limit(max(limit, DEEPEST))
-    try:
-        yield
-    finally:
-        set_limit(limit)
+class Deep:
+    """Context in which calls may be as deep as that. A class, as a generator would cost as much as what is inside."""
+
+    def __enter__(self) -> None:
+        self.limit = sys.getrecursionlimit()
+        set_limit(max(self.limit, DEEPEST))
+
+    def __exit__(self, *_: object) -> None:
+        set_limit(self.limit)
+
+
+def environment() -> dict[Any, Any]:
+    """Copy the environment as Python keeps it: to decode it takes longer than the rest of a message."""
+    return dict(getattr(os.environ, "_data", os.environ))
 
 
 class ConversationError(BaseException):
     """A message that makes no sense, or asks for what it may not have; no test may take it for an answer."""
-
-
-BASES = (list, collections.OrderedDict, dict, set, collections.deque, bytearray, array.array)
-
-
-def base_of(container: Any) -> type:
-    """Find the type that holds the items of a container, whatever class it has."""
-    return next(kind for kind in type(container).__mro__ if kind in BASES)
-
-
-def items_of(container: Any) -> list:
-    """List what a container holds, pair by pair for a dictionary, whatever the methods of its class say."""
-    if wire.is_array(container):
-        return [wire.array_parts(container)]
-    base = base_of(container)
-    if issubclass(base, dict):
-        return [part for pair in base.items(container) for part in pair]
-    return list(base.__iter__(container))
-
-
-def fill(container: Any, items: list) -> None:
-    """Give a container new content in place."""
-    if wire.is_array(container):
-        container[...] = wire.build_array(*items[0])
-        return
-    base = base_of(container)
-    if base is array.array:
-        del container[:]
-    else:
-        base.clear(container)
-    if issubclass(base, dict):
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            base.__setitem__(container, key, value)
-    elif base is set:
-        set.update(container, items)
-    else:
-        base.extend(container, items)
-
-
-def hold_same(items: list, others: list) -> bool:
-    """Tell whether two lists hold the same objects; numbers and texts are the same if they are equal."""
-    return len(items) == len(others) and all(
-        one is other or (type(one) is type(other) and type(one) in SIMPLE and one == other)
-        for one, other in zip(items, others, strict=True)
-    )
-
-
-class Shared:
-    """A container that both ends have, and what it held when they last agreed."""
-
-    def __init__(self, key: str, container: Any) -> None:
-        self.key, self.container, self.agreed = key, container, items_of(container)
 
 
 class Peer(Conversation):
@@ -123,10 +64,10 @@ class Peer(Conversation):
         self.own_numbers: dict[int, int] = {}
         self.theirs: dict[int, Any] = {}
         self.their_numbers: dict[int, int] = {}
-        self.shared: dict[str, Shared] = {}
-        self.shared_keys: dict[int, str] = {}
+        self.shared = SharedContainers(self.side)
         self.message_keys: set[str] = set()
         self.new_numbers: list[int] = []
+        self.environ = environment()
         self.broken: BaseException | None = None
         self.loop: Any = None
         self.tasks: dict[int, Any] = {}
@@ -155,9 +96,7 @@ class Peer(Conversation):
     def adopt_container(self, number: int, stand_in: Any, form: dict[str, Any]) -> Any:
         """Take a container as what stands here for an object whose class derives from a container type."""
         self.adopt(number, stand_in)
-        entry = self.shared[form["id"]] = Shared(form["id"], stand_in)
-        self.shared_keys[id(stand_in)] = form["id"]
-        self.refill(entry, form["items"])
+        self.refill(self.shared.add(form["id"], stand_in), form["items"])
         return stand_in
 
     def taint(self, stand_in: Any) -> None:
@@ -190,8 +129,8 @@ class Peer(Conversation):
         """Encode what is no plain data: a container, a stand-in that goes back, or an object that stays here."""
         if id(value) in self.their_numbers:
             form: dict[str, Any] = {"t": "yours", "v": self.their_numbers[id(value)]}
-            if id(value) in self.shared_keys:
-                self.share(value)
+            if value in self.shared:
+                self.shared.find(value)
             return form
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
             return self.encode_container(value)
@@ -205,8 +144,8 @@ class Peer(Conversation):
             return None
         self.check_export(value)
         number, is_new = self.number(value)
-        if id(value) in self.shared_keys:
-            self.share(value)
+        if value in self.shared:
+            self.shared.find(value)
         return {"t": "mine", "v": number, **(standins.describe(self, value) if is_new else {})}
 
     def check_export(self, value: Any) -> None:
@@ -226,7 +165,7 @@ class Peer(Conversation):
     def decode(self, form: Any) -> Any:
         if not isinstance(form, dict | list):
             return form
-        with deep():
+        with Deep():
             return wire.decode(form, self.restore)
 
     def restore(self, form: Any) -> Any:
@@ -262,20 +201,13 @@ class Peer(Conversation):
 
     # Containers
 
-    def share(self, container: Any) -> Shared:
-        """Register a container, or find it, and make it the latest."""
-        key = self.shared_keys.get(id(container)) or f"{self.side}{len(self.shared)}"
-        entry = self.shared.pop(key, None) or Shared(key, container)
-        self.shared[key], self.shared_keys[id(container)] = entry, key
-        return entry
-
     def share_items(self, container: Any) -> tuple[str, list]:
         """Register a container that both ends have from now on; returns its key and its items, encoded."""
-        entry = self.share(container)
+        entry = self.shared.find(container)
         return entry.key, self.encode_items(entry)
 
     def encode_container(self, container: Any) -> dict[str, Any]:
-        entry = self.share(container)
+        entry = self.shared.find(container)
         if entry.key in self.message_keys:
             return {"t": "same", "id": entry.key}
         self.message_keys.add(entry.key)
@@ -294,10 +226,8 @@ class Peer(Conversation):
 
     def decode_container(self, form: dict[str, Any]) -> Any:
         key = form["id"]
-        entry = self.shared.get(key)
-        if entry is None:
-            entry = self.shared[key] = Shared(key, self.empty_container(form))
-            self.shared_keys[id(entry.container)] = key
+        entry = self.shared.entries.get(key)
+        entry = self.shared.add(key, self.empty_container(form)) if entry is None else self.shared.watch(entry)
         if form["t"] == "container":
             self.refill(entry, form["v"])
         return entry.container
@@ -327,29 +257,29 @@ class Peer(Conversation):
         """Hear that the other end has changed a container."""
 
     def changes(self) -> list:
-        """Encode the containers among the latest that were changed here since both ends agreed."""
-        found, left = [], WATCHED_ITEMS
-        for entry in list(self.shared.values())[: -WATCHED - 1 : -1]:
-            left -= len(entry.agreed)
-            if left < 0 and entry.key not in self.message_keys:
-                break
-            if not hold_same(items_of(entry.container), entry.agreed):
-                found.append([entry.key, self.encode_items(entry)])
-        return found
+        """Encode the containers that were changed here since both ends agreed."""
+        return [[entry.key, self.encode_items(entry)] for entry in self.shared.changed(self.message_keys)]
 
     # Messages
 
     def extras(self) -> dict[str, Any]:
-        """Add what this end tells with every message."""
-        return {}
+        """Add what this end tells with every message: the environment, if it has changed here."""
+        if (environ := environment()) == self.environ:
+            return {}
+        self.environ = environ
+        return {"environ": dict(os.environ)}
 
     def take_extras(self, message: dict[str, Any]) -> None:
         """Take what the other end tells with every message."""
+        if "environ" in message:
+            os.environ.clear()
+            os.environ.update(message["environ"])
+            self.environ = environment()
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
         self.message_keys, self.new_numbers = set(), []
         try:
-            with deep():
+            with Deep():
                 message = {**make(), "changes": self.changes(), **self.extras()}
                 self.channel.send(message)
         except BaseException:  # whatever it was, the other end will never have heard of these
@@ -359,11 +289,11 @@ class Peer(Conversation):
 
     def receive(self) -> dict[str, Any]:
         try:
-            with deep():
+            with Deep():
                 message = self.channel.receive()
             for key, forms in message.get("changes", ()):
-                if key in self.shared:
-                    self.refill(self.shared[key], forms)
+                if key in self.shared.entries:
+                    self.refill(self.shared.watch(self.shared.entries[key]), forms)
             self.take_extras(message)
         except (ChannelEndError, ConversationError) as problem:
             self.broken = problem

@@ -8,7 +8,6 @@ import builtins
 import contextlib
 import io
 import linecache
-import os
 import sys
 import traceback
 import types
@@ -109,7 +108,7 @@ class ProgramPeer(Peer):
 
     def __init__(self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Tee]) -> None:
         super().__init__(channel)
-        self.namespace, self.outputs, self.environ = namespace, outputs, dict(os.environ)
+        self.namespace, self.outputs = namespace, outputs
         self.warned: list[Warning] = []
         sys.stdin = TestInput(self)
         builtins.input = self.ask_input
@@ -130,21 +129,14 @@ class ProgramPeer(Peer):
         if self.warned:
             warned, self.warned = self.warned, []
             said["warnings"] = [self.encode(warning) for warning in warned]
-        if (environ := dict(os.environ)) != self.environ:
-            self.environ = said["environ"] = environ
-        return said
+        return said | super().extras()
 
     def take_extras(self, message: dict[str, Any]) -> None:
         if "argv" in message:
             sys.argv[:] = message["argv"]
-        if "environ" in message:
-            os.environ.clear()
-            os.environ.update(message["environ"])
-            self.environ = dict(os.environ)
+        super().take_extras(message)
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        if operation == "names":
-            return [name for name in self.namespace if isinstance(name, str)]
         if operation == "name":
             return self.namespace[arguments[0]]
         if operation == "main function":
@@ -266,7 +258,7 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     except BaseException as error:  # SystemExit too: the program did not reach its end
         results.send(report_exception(error))
         return
-    channel.send({"ready": True})
+    channel.send({"names": [name for name in namespace if isinstance(name, str)]})
     for output in outputs.values():
         output.take()
     ProgramPeer(channel, namespace, outputs).serve()

@@ -9,7 +9,6 @@ import ast
 import builtins
 import importlib
 import importlib.util
-import os
 import sys
 import traceback
 import types
@@ -21,9 +20,10 @@ from typing import Any
 
 from jax_lm.sandbox.inside import checks, frameworks
 from jax_lm.sandbox.inside.channel import Channel
+from jax_lm.sandbox.inside.containers import items_of
 from jax_lm.sandbox.inside.deferred import logging
 from jax_lm.sandbox.inside.packages import is_genuine
-from jax_lm.sandbox.inside.peer import ConversationError, Peer, items_of
+from jax_lm.sandbox.inside.peer import ConversationError, Peer
 from jax_lm.sandbox.inside.program import FILE as PROGRAM_FILE
 from jax_lm.sandbox.inside.program import describe_exception
 from jax_lm.sandbox.inside.remotes import LOCAL, Remote
@@ -50,7 +50,7 @@ class Tester(Peer):
     def __init__(self, channel: Channel, declares: bool) -> None:
         super().__init__(channel)
         self.output, self.errors = sys.stdout, sys.stderr
-        self.told: dict[str, Any] = {"argv": [PROGRAM_FILE], "environ": dict(os.environ)}
+        self.argv = [PROGRAM_FILE]
         self.declares = declares
         self.warned: list[Warning] = []
         self.original: dict[int, tuple[Any, list]] = {}
@@ -155,17 +155,14 @@ class Tester(Peer):
         return type(value)(items) if type(value) in (list, set) else value
 
     def extras(self) -> dict[str, Any]:
-        now = {"argv": [str(word) for word in sys.argv], "environ": dict(os.environ)}
-        news = {name: value for name, value in now.items() if value != self.told[name]}
-        self.told = now
+        news = super().extras()
+        if sys.argv != self.argv:
+            self.argv = news["argv"] = [str(word) for word in sys.argv]
         return news
 
     def take_extras(self, message: dict[str, Any]) -> None:
+        super().take_extras(message)
         self.warned += [self.decode(form) for form in message.get("warnings", ())]
-        if "environ" in message:
-            os.environ.clear()
-            os.environ.update(message["environ"])
-            self.told["environ"] = dict(os.environ)
         # The program has written it already; only a test that looks at what is printed needs it again.
         if sys.stdout is not self.output:
             write_parts(sys.stdout, message.get("stdout", ()))
@@ -175,7 +172,9 @@ class Tester(Peer):
     # Names of the program
 
     def names(self) -> set[str]:
-        return {str(name) for name in self.do("names") if not str(name).startswith("__")}
+        """Wait for the program to have been loaded; returns its names, which it says then."""
+        names = self.channel.receive()["names"]
+        return {str(name) for name in names if not str(name).startswith("__")}
 
     def fetch(self, name: str) -> Any:
         """Fetch one name of the program; what it imported under that name is imported anew."""
@@ -339,7 +338,6 @@ def repeated(tester: Tester, module: str, name: str, function: Callable[..., Any
 def run_source(tester: Tester, source: str) -> None:
     """Run one test as Python would, and then what it defines for a framework, as that would; raises if it fails."""
     sys.argv = [PROGRAM_FILE]
-    tester.channel.receive()
     tree = ast.parse(source, FILE)
     theirs = tester.names()
     # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
