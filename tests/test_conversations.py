@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jax_lm.data.batches import Row, closed
-from jax_lm.data.conversations import BadRowError, conversation_rows, read_samples, rows_reader, text_rows
+from jax_lm.data.columns import BadRowError
+from jax_lm.data.conversations import conversation_rows, read_samples, rows_reader, text_rows
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 MESSAGES = [

@@ -326,7 +326,7 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
         ),
         ({"early-stopping-patience": 2}, "early_stopping_patience=2: needs metric_for_best_model"),
         ({"optim": "sgd"}, "optim='sgd': must be one of adafactor"),
-        ({"data": "docs"}, "has no dataset.json that can be read"),
+        ({"data": "deploy"}, "has no dataset.json that can be read"),
         ({"max-length": 4}, "longer than max_length=4"),
         ({"data": "absent.jsonl"}, "data='absent.jsonl' cannot be read"),
         ({"max-steps": None}, "max_steps=None: must be given"),

@@ -13,7 +13,8 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.commands.watching import MASK_GLYPH
 from jax_lm.data.acecode import prepare_acecode
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import BadRowError, row_fields, rows_reader
+from jax_lm.data.columns import BadRowError
+from jax_lm.data.conversations import row_fields, rows_reader
 from jax_lm.data.sources import open_source
 from jax_lm.data.tokenizing import Tokenization, tokenize
 from jax_lm.inference import BUILTIN_MODEL

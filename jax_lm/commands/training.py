@@ -18,7 +18,8 @@ from jax_lm.checkpoints.checksums import sha256
 from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import Columns, read_samples, read_source, rows_reader
+from jax_lm.data.columns import Columns
+from jax_lm.data.conversations import read_samples, read_source, rows_reader
 from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.sources import holds_dataset, open_source, require_whole
 from jax_lm.data.token_shards import Kind, TokenShards

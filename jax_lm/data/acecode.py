@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jax_lm.data.conversations import BadRowError, read_lines
+from jax_lm.data.columns import BadRowError
+from jax_lm.data.conversations import read_lines
 from jax_lm.files import replacing
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jax_lm.data.batches import Row
+from jax_lm.data.columns import BadRowError, Columns, require_columns
 from jax_lm.data.sources import JsonArray, Source, holds_array
 from jax_lm.data.token_shards import Kind
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer, Message, TokenizerError
@@ -34,14 +35,7 @@ SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assista
 
 NOTHING_TO_LEARN = "neither messages nor prompt, nor conversations"
 
-Columns = tuple[tuple[str, str], ...]
-"""Our name of a column (text, prompt, response, messages), and its name in the data."""
-
 Read = TypeVar("Read")
-
-
-class BadRowError(ValueError):
-    """A line that cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +147,6 @@ def in_our_names(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
     require_columns(fields, columns)
     others = {name: value for name, value in fields.items() if name not in HIDDEN}
     return others | {name: fields[column] for name, column in columns}
-
-
-def require_columns(fields: Mapping[str, Any], columns: Columns) -> None:
-    """BadRowError names a column that the fields lack."""
-    for _, column in columns:
-        if column not in fields:
-            raise BadRowError(f"has no column {column!r}, only {', '.join(map(str, fields)) or 'none'}")
 
 
 def conversation_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jax_lm.data.conversations import BadRowError, Columns, require_columns
+from jax_lm.data.columns import BadRowError, Columns, require_columns
 from jax_lm.data.sources import open_source, require_whole
 
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"

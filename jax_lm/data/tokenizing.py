@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from jax_lm.data.batches import Row
-from jax_lm.data.conversations import NAMED, BadRowError, Columns, row_fields, rows_reader
+from jax_lm.data.columns import BadRowError, Columns
+from jax_lm.data.conversations import NAMED, row_fields, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, digest_of
 from jax_lm.files import output_folder
