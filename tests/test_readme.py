@@ -31,18 +31,14 @@ PRINTED = {
     "diffucoder merge-lora": r"out/merged",
     "diffucoder data prepare-acecode": r"hard",
 }
-TRAINED = ("model.safetensors", "config.json", "tokenizer_config.json", "metrics.jsonl")
+TRAINED = ("model/model.safetensors", "model/config.json", "model/generation_config.json", "metrics.jsonl")
 LEFT = {
     "diffucoder analyze": ("analysis/analysis.json", "analysis/analysis.html"),
     "diffucoder experiment": ("experiment/results.json", "experiment/report.html"),
-    "diffucoder grpo --config": (
-        "out/grpo/model.safetensors",
-        "out/grpo/tokenizer_config.json",
-        "out/grpo/metrics.jsonl",
-    ),
-    "diffucoder sft --config": ("out/sft/model.safetensors", "out/sft/tokenizer_config.json", "out/sft/metrics.jsonl"),
+    "diffucoder grpo --config": tuple(f"out/grpo/{name}" for name in TRAINED),
+    "diffucoder sft --config": tuple(f"out/sft/{name}" for name in TRAINED),
     "diffucoder sft --data": ("out/lora/adapter/adapter_config.json", "out/lora/adapter/adapter_model.safetensors"),
-    "diffucoder merge-lora": ("out/merged/model.safetensors", "out/merged/generation_config.json"),
+    "diffucoder merge-lora": ("out/merged/model.safetensors", "out/merged/tokenizer_config.json"),
     "diffucoder data prepare-acecode": ("out/hard.jsonl",),
 }
 
