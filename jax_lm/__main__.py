@@ -1,11 +1,13 @@
 """`python -m jax_lm` and the console command: Ctrl-C is looked after before anything else is imported."""
 
 import os
-from typing import NoReturn
 
 try:
+    from typing import NoReturn
+
     from jax_lm import interruption
 except KeyboardInterrupt:
+    os.write(2, b"interrupted\n")
     os._exit(130)
 
 
