@@ -88,6 +88,8 @@ CARELESS = [
     ("merge-lora --adapter absent --out taken/model", "out='taken/model': must be a folder, or not exist yet ("),
     ("sft --data good.jsonl --out taken/run --max-steps 1", "taken takes no folder)"),
     ("sft --data absent.jsonl --out o", "absent.jsonl"),
+    ("sft --data absent.parquet --out o", "data='absent.parquet' cannot be read: there is no such file"),
+    ("grpo --data absent.parquet --out o", "data='absent.parquet' cannot be read: there is no such file"),
     ("sft --data empty --out o", "empty"),
     ("data tokenize --data empty --model builtin --out o", "data='empty'"),
     (

@@ -193,8 +193,9 @@ def test_ranges_of_bytes_hold_every_line_once(tmp_path_factory, lines, size, end
 
 def test_without_the_extra_one_line_says_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    words = command(tmp_path, tmp_path / "out", "x.parquet")
-    assert main(words) == 2
+    file = tmp_path / "x.parquet"
+    file.touch()
+    assert main(command(tmp_path, tmp_path / "out", str(file))) == 2
     assert "needs pip install 'jax-diffucoder[datasets]'" in capsys.readouterr().err
 
 

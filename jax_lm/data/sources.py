@@ -17,7 +17,7 @@ PART_BYTES, PART_ROWS = 2**28, 2**17
 WHOLE = "train"
 """The split that is read where none is named, and that `datasets` gives to data without splits."""
 
-
+NO_FILE = "data={!r} cannot be read: there is no such file"
 NAMES_OF_SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -183,9 +183,11 @@ def open_source(data: str, num_shards: int | None, *, split: str, subset: str | 
     """Find out what `data` is: a JSON file, a folder of JSONL files, or something for `datasets`, with these options.
 
     Raises:
-        ValueError: a JSON file that is not there or is to have a split, or a folder without files of this split.
+        ValueError: a file that is not there, JSON that is to have a split, or a folder without files of this split.
     """
     path = Path(data)
+    if path.suffix == ".parquet" and not path.exists():
+        raise ValueError(NO_FILE.format(data))
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if path.suffix in (".jsonl", ".json") else []
     if not files or describes_configs(path):
         return HubDataset(data, split, subset, streaming, num_shards)
@@ -196,7 +198,7 @@ def open_source(data: str, num_shards: int | None, *, split: str, subset: str | 
     require_whole(data, split, subset)
     for file in files:
         if not file.is_file():
-            raise ValueError(f"data={data!r} cannot be read: there is no such file")
+            raise ValueError(NO_FILE.format(data))
     return JsonArray.of(path) if holds_array(path) else JsonFiles.of(files, num_shards)
 
 
