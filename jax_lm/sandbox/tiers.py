@@ -85,12 +85,17 @@ def readable(folders: dict[str, str]) -> list[str]:
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
+@functools.cache
+def hidden_in(path: str) -> list[str]:
+    """List the folders of installed packages in a folder, whichever it is."""
+    inner = [f"{above}{kind}" for above in ("", "python*/") for kind in ("site-packages", "dist-packages")]
+    found = {folder for pattern in inner for folder in glob.glob(f"{glob.escape(path)}/{pattern}")}
+    return sorted(folder for folder in found if os.path.isdir(folder) and not os.path.islink(folder))
+
+
 def hidden(paths: list[str]) -> list[str]:
     """List the folders of installed packages beneath what a program may read: there it may read what is named."""
-    kinds = ("site-packages", "dist-packages")
-    inner = [f"{glob.escape(path)}/{above}{kind}" for path in paths for above in ("", "python*/") for kind in kinds]
-    found = {folder for pattern in inner for folder in glob.glob(pattern)}
-    return sorted(folder for folder in found if os.path.isdir(folder) and not os.path.islink(folder))
+    return sorted({folder for path in paths for folder in hidden_in(path)})
 
 
 @functools.cache
