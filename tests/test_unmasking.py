@@ -9,7 +9,7 @@ from conftest import greedy
 from jax_lm.diffusion.decoding import ranks
 from jax_lm.diffusion.unmasking import Candidates, SamplingParams, confidence, disturbed, draw, filtered, row_entropy
 from jax_lm.diffusion.vocabulary import Rows
-from jax_lm.options import ALGS
+from jax_lm.options import ALGS, GenerationOptions
 
 MASK_ID = 0
 
@@ -81,6 +81,15 @@ def test_a_traced_top_k_is_the_static_one(vocabulary, top_k):
     np.testing.assert_allclose(dense(traced, vocabulary), dense(static, vocabulary), rtol=0, atol=2e-6)
     with pytest.raises(ValueError, match="needs a static top_k"):
         filtered(logits, params()._replace(top_k=jnp.int32(top_k)), top_k=None)
+
+
+@pytest.mark.parametrize("number", [1e39, 1e300])
+@pytest.mark.parametrize("name", ["temperature", "alg_temp", "entropy_bound", "factor"])
+@pytest.mark.filterwarnings("error")
+def test_a_setting_beyond_float32_is_its_largest_number(name, number):
+    commit = {"entropy_bound": "entropy", "factor": "factor"}.get(name)
+    options = GenerationOptions(max_new_tokens=1).changed(**{name: number, "commit": commit})
+    assert getattr(SamplingParams.of(options, 1, 1), name) == np.finfo(np.float32).max
 
 
 def test_mask_is_a_candidate_only_for_the_strict_reference():

@@ -72,17 +72,17 @@ class SamplingParams(NamedTuple):
         if steps:
             ratios[:steps] = transfer_ratios(steps)
         numbers: dict[str, Any] = {
-            "temperature": np.float32(options.temperature),
-            "top_p": None if options.top_p is None else np.float32(options.top_p),
+            "temperature": single(options.temperature),
+            "top_p": None if options.top_p is None else single(options.top_p),
             "top_k": None,
-            "min_p": None if options.min_p is None else np.float32(options.min_p),
+            "min_p": None if options.min_p is None else single(options.min_p),
             "alg": np.int32(ALGS.index(options.alg)),
-            "alg_temp": np.float32(options.alg_temp),
+            "alg_temp": single(options.alg_temp),
             "by_schedule": np.bool_(decoding.commit == "steps"),
-            "threshold": np.float32(decoding.threshold),
-            "decay": np.float32(decoding.decay if decoding.commit == "dynamic" else 0),
-            "factor": np.float32(decoding.factor if decoding.commit == "factor" else 0),
-            "entropy_bound": np.float32(decoding.entropy_bound if decoding.commit == "entropy" else -1),
+            "threshold": single(decoding.threshold),
+            "decay": single(decoding.decay if decoding.commit == "dynamic" else 0),
+            "factor": single(decoding.factor if decoding.commit == "factor" else 0),
+            "entropy_bound": single(decoding.entropy_bound if decoding.commit == "entropy" else -1),
             "steps": np.int32(steps),
             "ratios": ratios,
         }
@@ -92,6 +92,11 @@ class SamplingParams(NamedTuple):
     def is_by_chance(self) -> Bool[Array, "*b"]:
         """Whether the order is `origin`: each position is decided by chance, not as one of a number."""
         return self.alg == ALGS.index("origin")
+
+
+def single(number: float) -> np.float32:
+    """Give a setting in float32; what lies beyond its range, and infinity, becomes its largest number."""
+    return np.float32(min(number, float(np.finfo(np.float32).max)))
 
 
 class TokenLogProbs(NamedTuple):
