@@ -5,7 +5,7 @@ confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion
 `sample_tokens`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -94,9 +94,9 @@ class SamplingParams(NamedTuple):
         return self.alg == ALGS.index("origin")
 
 
-def single(number: float) -> np.float32:
+def single(number: SupportsFloat) -> np.float32:
     """Give a setting in float32; what lies beyond its range, and infinity, becomes its largest number."""
-    return np.float32(min(number, float(np.finfo(np.float32).max)))
+    return np.float32(min(float(number), float(np.finfo(np.float32).max)))
 
 
 class TokenLogProbs(NamedTuple):
