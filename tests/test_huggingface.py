@@ -18,7 +18,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from jax_lm.checkpoints import huggingface, stored
+from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import INDEX, WEIGHTS, resolve
 from jax_lm.checkpoints.loading import WantedTensors, load_tensors, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
@@ -161,7 +161,7 @@ def test_interrupted_save_leaves_the_old_files(odd_model, tiny_model, tmp_path, 
         raise error
 
     if name == WEIGHTS:
-        monkeypatch.setattr(stored, "save_file", lambda tensors, path, **options: half(path))
+        monkeypatch.setattr("jax_lm.checkpoints.stored.save_file", lambda tensors, path, **options: half(path))
     else:
         monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(type(error)):
