@@ -50,6 +50,7 @@ class DreamConfig:
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | None = None
+    expand_token_id: int | None = None
     initializer_range: float = 0.02
     model_type: str = "Dream"
 
@@ -73,6 +74,11 @@ class DreamConfig:
         mask_id = self.mask_token_id
         if mask_id is not None and (type(mask_id) is not int or not 0 <= mask_id < self.vocab_size):
             raise ValueError(f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}")
+        expand_id, others = self.expand_token_id, (mask_id, self.eos_token_id)
+        if expand_id is not None and (type(expand_id) is not int or not 0 <= expand_id < self.vocab_size):
+            raise ValueError(f"config expand_token_id={expand_id!r}: must be an id below {self.vocab_size}")
+        if expand_id is not None and expand_id in others:
+            raise ValueError(f"config expand_token_id={expand_id}: must differ from mask_token_id and eos_token_id")
         if self.model_type not in MODEL_TYPES:
             raise ValueError(f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}")
 
@@ -113,7 +119,8 @@ class DreamConfig:
     def to_dict(self) -> dict[str, Any]:
         """Write fields for a config.json that `from_dict` and the PyTorch implementation both read."""
         fixed = {name: FIXED_FIELDS[name][0] for name in ("hidden_act", "rope_scaling", "use_sliding_window")}
-        return {"architectures": ARCHITECTURES[self.model_type]} | fixed | asdict(self)
+        named = {name: value for name, value in asdict(self).items() if name != "expand_token_id" or value is not None}
+        return {"architectures": ARCHITECTURES[self.model_type]} | fixed | named
 
     def updated(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Bring the fields of a model's config.json up to this configuration; what is not known here stays.

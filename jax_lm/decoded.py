@@ -20,6 +20,7 @@ class DecidedRow:
         tokens: ids.
         confidence: probability of each token when it was decided.
         commit_step: step at which each was decided.
+        count: holes that there are where they may be empty, and `starts` numbers them; None where none can be.
     """
 
     holes: Bool[np.ndarray, "t"]
@@ -27,6 +28,7 @@ class DecidedRow:
     tokens: Int[np.ndarray, "t"]
     confidence: Float[np.ndarray, "t"]
     commit_step: Int[np.ndarray, "t"]
+    count: int | None = None
 
     @property
     def places(self) -> Int[np.ndarray, "n"]:
@@ -36,7 +38,7 @@ class DecidedRow:
         """Read the text of each hole up to its stop token."""
         texts, kept, stops = [], [], 0
         starts, places = self.starts[self.places], self.places
-        for start in dict.fromkeys(starts.tolist()):
+        for start in dict.fromkeys(starts.tolist()) if self.count is None else range(self.count):
             hole = places[starts == start].tolist()
             ids = self.tokens[hole].tolist()
             end = next((k for k, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))

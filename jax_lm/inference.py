@@ -23,16 +23,14 @@ from jaxtyping import Array, Key
 from jax_lm import terminal
 from jax_lm.base_model import BUILTIN_MODEL, find_model
 from jax_lm.compile_clock import compile_seconds
-from jax_lm.config import DreamConfig
 from jax_lm.decoded import decided_rows
 from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.growth import growing_canvas, grows, hole_counts, layout, named_expand_id
 from jax_lm.diffusion.likelihood import Score, log_likelihood
-from jax_lm.diffusion.repair import meet
+from jax_lm.diffusion.repair import constraints_of, meet
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import SamplerState
-from jax_lm.grammar import find_grammar
-from jax_lm.grammar.constraint import Constraint
-from jax_lm.infilling import Template, candidate_lengths
+from jax_lm.infilling import Template, candidate_lengths, initial_length, require_prompts
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
@@ -40,7 +38,7 @@ from jax_lm.planning import PlannedStep, explained, parameter_count
 from jax_lm.precision import DTYPES, fitting_dtype
 from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation
-from jax_lm.sharding import MeshShape
+from jax_lm.sharding import chosen_mesh
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
 logger = logging.getLogger(__name__)
@@ -96,6 +94,7 @@ class DiffuCoderInference:
         self.config = DreamForCausalLM.read_config(folder)
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(folder if tokenizer_path is None else tokenizer_path)
         self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size)
+        self.config = replace(self.config, expand_token_id=named_expand_id(self.config, self.tokenizer))
         self.parameter_count = parameter_count(self.config)
         self.mesh_shape = chosen_mesh(self.config, mesh)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
@@ -108,6 +107,8 @@ class DiffuCoderInference:
             )
             if self.found.adapter:
                 lora.load_adapter(model, self.found.adapter)
+        # What the tokenizer alone names, the sampler knows as well.
+        model.config = self.config
         self.sampler = Sampler(model)
         self.load_seconds = time.perf_counter() - start
         if verbose:
@@ -221,17 +222,31 @@ class DiffuCoderInference:
         """Write what stands between `prefix` and `suffix`.
 
         Args:
-            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier.
+            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. At most so many where the
+                hole finds its own length (`options.growth`).
             middle_length: tokens of the hole instead, or "auto": a few lengths up to `max_new_tokens` are decoded
-                side by side, and the one with the highest mean log-probability per token is kept.
+                side by side, and the one with the highest mean log-probability per token is kept. Where the hole finds
+                its own length, the masks that it begins with (16 if not given).
             options: everything else about decoding.
             seed: of the draws.
 
         Raises:
-            ValueError: a length below 1, or a text that does not fit the context.
+            ValueError: a length below 1, a text that does not fit the context, or what does not go with growth.
         """
-        lengths = candidate_lengths(max_new_tokens, middle_length)
+        lengths = self.hole_lengths(max_new_tokens, middle_length, options)
+        if self.is_growing(options):
+            options = options.changed(max_new_tokens=max_new_tokens)
         return self.decode_hole(prefix, suffix, lengths, options, seed=seed).rows[0].text
+
+    def is_growing(self, options: GenerationOptions) -> bool:
+        """Tell whether holes between texts find their own length; ValueError if they should and cannot."""
+        return grows(self.sampler.growth, [], options)
+
+    def hole_lengths(self, limit: int, middle_length: int | str | None, options: GenerationOptions) -> list[int]:
+        """List the lengths of a hole to try; where it finds its own, the masks that it begins with."""
+        if self.is_growing(options):
+            return [initial_length(limit, middle_length)]
+        return candidate_lengths(limit, middle_length)
 
     def decode_hole(
         self, prefix: str, suffix: str, lengths: Sequence[int], options: GenerationOptions, *, seed: int = 0
@@ -244,9 +259,16 @@ class DiffuCoderInference:
     def fill(
         self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0, on_progress: Progress | None = None
     ) -> str:
-        """The text with every `<|hole|>` filled by `options.max_new_tokens` tokens at most, `<|hole:12|>` by 12."""
-        template = Template.parse(text, options.max_new_tokens)
+        """The text with every `<|hole|>` filled by `options.max_new_tokens` tokens at most, `<|hole:12|>` by 12.
+
+        Where holes find their own length, the number is that of the masks that a hole begins with.
+        """
+        template = self.template(text, options)
         return template.filled(self.decode([template], options, seed=seed, on_progress=on_progress).rows[0].holes)
+
+    def template(self, text: str, options: GenerationOptions) -> Template:
+        """Read a text with markers; those without a number have the length that the options say."""
+        return Template.parse(text, self.hole_lengths(options.max_new_tokens, None, options)[0])
 
     def decode(
         self,
@@ -258,14 +280,14 @@ class DiffuCoderInference:
     ) -> DecodedBatch:
         """Fill templates together, with scores and timing; draws from a seed, or one key per row."""
         start = time.perf_counter()
-        canvas = self.canvas(templates)
-        holes = int(canvas.holes.sum())
+        canvas = self.canvas(templates, options)
         # One compiled loop either way: without anybody to report to, it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         state = None
         with compile_seconds() as compiled:
             for state in self.states(canvas, options, seed=seed, every=every):
                 if on_progress:
+                    holes = int(layout(canvas, state)[1].sum())
                     on_progress(holes - int(np.asarray(state.masked).sum()), holes)
             assert state is not None
             rows, forwards = tuple(self.generations(canvas, state)), int(state.forwards)
@@ -278,9 +300,8 @@ class DiffuCoderInference:
 
         The texts of the last events are those of `complete`, from the same compiled loop.
         """
-        canvas = self.canvas(
-            [Template.completion(prompt, options.max_new_tokens) for prompt in require_prompts(prompts)]
-        )
+        templates = [Template.completion(prompt, options.max_new_tokens) for prompt in require_prompts(prompts)]
+        canvas = self.canvas(templates, options)
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
@@ -299,28 +320,13 @@ class DiffuCoderInference:
         """
         batch, length = canvas.tokens.shape
         stop_ids = self.tokenizer.stop_ids
-        constraints = self.constraints(canvas, options)
+        constraints = constraints_of(canvas, options, self.tokenizer)
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
             if constraints:
                 state = self.sampler.generate(canvas, options.changed(grammar=None), seed=seed, stop_ids=stop_ids)
                 yield meet(self.sampler, canvas, state, constraints, options, stop_ids)
             else:
                 yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
-
-    def constraints(self, canvas: Canvas, options: GenerationOptions) -> list[Constraint]:
-        """What the grammar of the options asks of each row; ValueError for rows of several holes."""
-        if options.grammar is None:
-            return []
-        grammar, found = find_grammar(options.grammar), []
-        for tokens, holes, present in zip(canvas.tokens, canvas.holes, canvas.attention_mask, strict=True):
-            start, end = np.flatnonzero(holes)[[0, -1]]
-            room = int(end - start) + 1
-            if not holes[start : end + 1].all():
-                raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
-            texts = (tokens[:start][present[:start]], tokens[end + 1 :])
-            before, after = (self.tokenizer.decode(part.tolist(), skip_special_tokens=True) for part in texts)
-            found.append(Constraint(grammar, self.tokenizer, room, before, after))
-        return found
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
         """A generation of this size, to plan with."""
@@ -334,10 +340,15 @@ class DiffuCoderInference:
         self.require_context(sum(map(len, tokens)))
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
 
-    def canvas(self, templates: Sequence[Template]) -> Canvas:
-        """Left-padded rows; ValueError if there is none, one does not fit the context, or has nothing to fill."""
+    def canvas(self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS) -> Canvas:
+        """Rows, left-padded unless holes grow; ValueError if there is none, or one does not fit the context."""
         if not templates:
             raise ValueError("templates=[]: must hold at least one")
+        growth = self.sampler.growth
+        if grows(growth, templates, options) and growth is not None:
+            canvas = growing_canvas(templates, self.tokenizer, growth, options.max_new_tokens, WIDTH_BUCKET)
+            self.require_context(0 if canvas.room is None else int(canvas.room.max()))
+            return canvas
         rows = [template.encoded(self.tokenizer) for template in templates]
         self.require_context(max(len(ids) for ids, _ in rows))
         ids, mask = pad_left([ids for ids, _ in rows], self.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
@@ -354,8 +365,14 @@ class DiffuCoderInference:
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
         """The text of each row, hole by hole, up to the stop token of each."""
-        rows = decided_rows(canvas.holes, canvas.hole_starts, state.tokens, state.confidence, state.commit_step)
-        return (row.generation(self.tokenizer) for row in rows)
+        _, holes, numbers = layout(canvas, state)
+        rows = decided_rows(holes, numbers, state.tokens, state.confidence, state.commit_step)
+        if state.extent is None:
+            yield from (row.generation(self.tokenizer) for row in rows)
+            return
+        ended = np.asarray(state.extent.length < state.extent.limit).tolist()
+        for row, count, stopped in zip(rows, hole_counts(canvas), ended, strict=True):
+            yield replace(replace(row, count=count).generation(self.tokenizer), stopped=stopped)
 
     def benchmark_inference(
         self, batch_sizes: Sequence[int] = (1, 2, 4, 8), seq_length: int = 128, num_iterations: int = 10
@@ -386,28 +403,6 @@ class DiffuCoderInference:
                 "throughput_tokens_per_second": batch * seq_length / seconds,
             }
         return results
-
-
-def require_prompts(prompts: Sequence[str]) -> Sequence[str]:
-    """The prompts; ValueError if there is none, or one is no string."""
-    if not prompts:
-        raise ValueError("prompt_or_list=[]: must hold at least one prompt")
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            raise ValueError(f"prompt {prompt!r}: must be a string, not {type(prompt).__name__}")
-    return prompts
-
-
-def chosen_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
-    """The mesh that was asked for, or one over all devices; ValueError if it fits neither devices nor model."""
-    devices = len(jax.devices())
-    if mesh is None:
-        return MeshShape.for_generation(config, devices)
-    shape = MeshShape.parse(mesh)
-    shape.require(config)
-    if shape.size != devices:
-        raise ValueError(f"mesh={mesh!r}: takes {shape.size} devices, there are {devices}")
-    return shape
 
 
 def main(

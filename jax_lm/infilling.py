@@ -14,6 +14,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 HOLE = re.compile(r"<\|hole(?::(\d+))?\|>")
 AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Lengths that `middle_length="auto"` tries, as far as they are within the limit."""
+INITIAL_MASKS = 16
+"""Masks that a hole begins with where it finds its own length; the published evaluation takes 4 to 64."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,10 @@ class Template:
     parts: tuple[str | int, ...]
 
     def __post_init__(self) -> None:
-        lengths = [part for part in self.parts if isinstance(part, int)]
-        if not lengths:
+        if not self.lengths:
             raise ValueError("template has no hole: mark one with <|hole|>")
-        if min(lengths) < 1:
-            raise ValueError(f"hole of {min(lengths)} tokens: must be at least 1")
+        if min(self.lengths) < 1:
+            raise ValueError(f"hole of {min(self.lengths)} tokens: must be at least 1")
 
     @classmethod
     def completion(cls, prompt: str, new_tokens: int) -> "Template":
@@ -48,6 +49,16 @@ class Template:
             parts += [text[end : marker.start()], int(marker[1] or default_length)]
             end = marker.end()
         return cls((*parts, text[end:]))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each hole."""
+        return [part for part in self.parts if isinstance(part, int)]
+
+    @property
+    def has_end(self) -> bool:
+        """Tell whether given text stands after the last hole, be it empty; after a completion there is none."""
+        return isinstance(self.parts[-1], str)
 
     def encoded(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
         """Encode to ids, and 1 where there is a hole. Parts are encoded apart, as what fills a hole cannot be known."""
@@ -74,3 +85,21 @@ def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
     if isinstance(middle_length, str) or (middle_length is not None and middle_length < 1):
         raise ValueError(f'middle_length={middle_length!r}: must be at least 1, "auto", or None for max_new_tokens')
     return [limit if middle_length is None else middle_length]
+
+
+def initial_length(limit: int, middle_length: int | str | None) -> int:
+    """Give the masks that a hole which finds its own length begins with; ValueError names what is out of range."""
+    if middle_length == "auto":
+        raise ValueError("middle_length='auto': such a hole finds its own length; a number of masks, or growth='off'")
+    (length,) = candidate_lengths(limit, middle_length)
+    return min(length, INITIAL_MASKS) if middle_length is None else length
+
+
+def require_prompts(prompts: Sequence[str]) -> Sequence[str]:
+    """The prompts; ValueError if there is none, or one is no string."""
+    if not prompts:
+        raise ValueError("prompt_or_list=[]: must hold at least one prompt")
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt {prompt!r}: must be a string, not {type(prompt).__name__}")
+    return prompts

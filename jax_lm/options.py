@@ -21,6 +21,7 @@ BLOCK_LENGTH = 32
 WHOLE_CANVAS = 0
 MAX_DRAFT = 32
 GRAMMARS = ("python",)
+GROWTHS = ("auto", "on", "off")
 
 PRESETS: dict[str, dict[str, Any]] = {
     "exact": {},
@@ -157,6 +158,9 @@ class GenerationOptions:
             is the same but for ties of floating point; an evaluation costs as much as that of 1 + draft canvases.
         grammar: `python`: the answer, with its prompt and what stands after it, is a program that the running Python
             parses. An answer that is one anyway stays as it is; another is decoded again from its first wrong token.
+        growth: whether a hole between texts finds its own length, at most max_new_tokens, by tokens for expanding and
+            deleting that the checkpoint was trained with (DreamOn): `auto` if it has them, `on` refuses one without
+            them, `off` keeps the length that is stated.
         decoding: preset, commit rule, blocks and cache.
     """
 
@@ -172,6 +176,7 @@ class GenerationOptions:
     early_stop: bool = True
     draft: int = 0
     grammar: str | None = None
+    growth: str = "auto"
     decoding: Decoding = EXACT
 
     def __post_init__(self) -> None:
@@ -189,6 +194,9 @@ class GenerationOptions:
         self.check_draft()
         self.check_grammar()
         require_one_of("alg", self.alg, ALGS)
+        require_one_of("growth", self.growth, GROWTHS)
+        if self.growth == "on":
+            self.require_growable()
         if not self.alg_temp >= 0:
             raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
         if not self.temperature >= 0:
@@ -216,6 +224,20 @@ class GenerationOptions:
             require_one_of("grammar", self.grammar, GRAMMARS)
             if not self.early_stop:
                 raise ValueError(f"grammar={self.grammar!r}: needs early_stop, by which an answer ends")
+
+    def require_growable(self) -> None:
+        """ValueError for what does not go with holes that change their length."""
+        chosen = self.decoding.resolved
+        needed = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
+        found: dict[str, tuple[Any, Any]] = {name: (getattr(chosen, name), only) for name, only in needed.items()}
+        found |= {"num_steps": (self.num_steps, None), "draft": (self.draft, 0), "grammar": (self.grammar, None)}
+        for name, (value, only) in found.items():
+            if value != only:
+                raise ValueError(
+                    f"{name}={value!r}: must be {only!r} where holes grow; growth='off' keeps their length"
+                )
+        if self.alg == "origin":
+            raise ValueError("alg='origin': must be another where holes grow; growth='off' keeps their length")
 
     def changed(self, **settings: Any) -> "GenerationOptions":
         """Give options with other settings, among them those of `decoding` by their own names."""

@@ -211,3 +211,15 @@ def whole(leaf: Array) -> Array | np.ndarray:
 def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:
     """Give every device (of every host), inside a compiled function, the whole of each leaf."""
     return constrain(tree, mesh)
+
+
+def chosen_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
+    """The mesh that was asked for, or one over all devices; ValueError if it fits neither devices nor model."""
+    devices = len(jax.devices())
+    if mesh is None:
+        return MeshShape.for_generation(config, devices)
+    shape = MeshShape.parse(mesh)
+    shape.require(config)
+    if shape.size != devices:
+        raise ValueError(f"mesh={mesh!r}: takes {shape.size} devices, there are {devices}")
+    return shape

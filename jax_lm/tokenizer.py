@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 MASK, END_OF_TEXT, DIFFUSION_PAD = "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"
+EXPAND, BEGIN_OF_TEXT = "<|expand|>", "<|beginoftext|>"
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD)
 QWEN_WORDS = (
@@ -133,6 +134,17 @@ class DiffuCoderTokenizer:
         """Ids at which an answer ends: those of the end tokens that this tokenizer knows."""
         ids = (self.backend.token_to_id(token) for token in STOP_TOKENS)
         return tuple(token_id for token_id in ids if token_id is not None)
+
+    @property
+    def expand_id(self) -> int | None:
+        """The token by which a mask becomes two; None if the checkpoint was not trained with one."""
+        return self.backend.token_to_id(EXPAND)
+
+    @property
+    def begin_ids(self) -> list[int]:
+        """The token that begins a text, where there is one."""
+        token_id = self.backend.token_to_id(BEGIN_OF_TEXT)
+        return [] if token_id is None else [token_id]
 
     def token_id(self, token: str) -> int:
         """Find the id of a token; KeyError if it has none."""

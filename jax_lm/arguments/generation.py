@@ -38,7 +38,8 @@ class Generate:
         prefix: text before a hole, instead of a prompt.
         suffix: text after the hole.
         file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt.
-        middle_length: tokens of the hole between prefix and suffix; auto tries a few and keeps the likeliest.
+        middle_length: tokens of the hole between prefix and suffix; auto tries a few and keeps the likeliest. Where the
+            hole finds its own length, the masks that it begins with.
         prompts: JSONL file instead of a prompt; a line is a string, or has "prompt" (text, or chat messages).
         out: JSONL file to write the answers of `prompts` to; a run that was killed goes on there.
         batch_size: prompts of a file decoded together, those of similar length.

@@ -9,7 +9,7 @@ from jax_lm.arguments.generation import Generate
 from jax_lm.commands.answers import answer_file
 from jax_lm.commands.watching import watch
 from jax_lm.inference import CHAT_NOTICE, FIRST_NOTE, DiffuCoderInference
-from jax_lm.infilling import Template, candidate_lengths
+from jax_lm.infilling import Template
 from jax_lm.results import DecodedBatch
 
 
@@ -26,12 +26,12 @@ def run_generate(arguments: Generate) -> int:
     )
     if arguments.infills:
         prefix, suffix = arguments.prefix or "", arguments.suffix or ""
-        lengths = candidate_lengths(options.max_new_tokens, arguments.hole_length)
+        lengths = engine.hole_lengths(options.max_new_tokens, arguments.hole_length, options)
         template = Template.infilling(prefix, lengths[0], suffix)
         batch = engine.decode_hole(prefix, suffix, lengths, options, seed=arguments.seed)
     else:
         prompt = engine.chat_prompt(text) if arguments.chat else text
-        template = template or Template.completion(prompt, options.max_new_tokens)
+        template = engine.template(text, options) if template else Template.completion(prompt, options.max_new_tokens)
         if arguments.watch and sys.stdout.isatty():
             watch(engine, template, options, arguments.seed, shows_given=shows_given(arguments))
             return 0

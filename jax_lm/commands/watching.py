@@ -9,6 +9,7 @@ from rich.text import Text
 
 from jax_lm.compile_clock import compile_seconds
 from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.growth import layout
 from jax_lm.diffusion.step import SamplerState
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.infilling import Template
@@ -26,7 +27,7 @@ def watch(
 ) -> Generation:
     """Denoise one template live, leave the finished text on the screen, and return it."""
     console = Console(highlight=False)
-    canvas = engine.canvas([template])
+    canvas = engine.canvas([template], options)
     start = time.monotonic()
     state = None
     with (
@@ -48,15 +49,18 @@ def canvas_text(
     state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
 ) -> Text:
     """The first row: given text bold, each hole's tokens up to its first decided stop token, masks as glyphs."""
-    tokens, masked, confidence, starts = (
-        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence, canvas.hole_starts)
+    present, holes, starts = (values[0] for values in layout(canvas, state))
+    tokens, masked, confidence = (
+        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
     )
     text = Text()
     ended = -1
-    for place in np.flatnonzero(canvas.attention_mask[0]).tolist():
-        if not canvas.holes[0, place]:
+    for place in np.flatnonzero(present).tolist():
+        if not holes[place]:
             if shows_given:
-                text.append(tokenizer.decode([tokens[place]]), style="bold")
+                # Around holes that grow stand tokens of no text.
+                given = tokenizer.decode([tokens[place]], skip_special_tokens=canvas.room is not None)
+                text.append(given, style="bold")
         elif starts[place] == ended:
             # What follows an end token will not be part of the answer.
             continue

@@ -37,11 +37,13 @@ class Canvas:
         tokens: ids; those under a hole do not matter.
         holes: positions to fill.
         attention_mask: True where there is a token or a hole, False on padding.
+        room: columns that each row may take where holes grow, padding being on the right; None where they do not.
     """
 
     tokens: Int[np.ndarray, "b t"]
     holes: Bool[np.ndarray, "b t"]
     attention_mask: Bool[np.ndarray, "b t"]
+    room: Int[np.ndarray, "b"] | None = None
 
     @classmethod
     def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> "Canvas":
@@ -60,10 +62,12 @@ class Canvas:
 
     @cached_property
     def region(self) -> Block:
-        """All columns from the first hole to the last; ValueError if there is none."""
+        """All columns from the first hole to the last, of holes that grow all columns; ValueError if there is none."""
         columns = np.flatnonzero(self.holes.any(axis=0))
         if not len(columns):
             raise ValueError("canvas has no hole to fill")
+        if self.room is not None:
+            return Block(0, self.holes.shape[1])
         return Block(int(columns[0]), int(columns[-1]) + 1)
 
     def blocks(self, length: int) -> Iterator[Block]:

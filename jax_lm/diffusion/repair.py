@@ -15,8 +15,26 @@ from jaxtyping import Float, Int
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import NEVER, SamplerState
+from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.options import GenerationOptions
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+
+def constraints_of(canvas: Canvas, options: GenerationOptions, tokenizer: DiffuCoderTokenizer) -> list[Constraint]:
+    """What the grammar of the options asks of each row; ValueError for rows of several holes."""
+    if options.grammar is None:
+        return []
+    grammar, found = find_grammar(options.grammar), []
+    for tokens, holes, present in zip(canvas.tokens, canvas.holes, canvas.attention_mask, strict=True):
+        start, end = np.flatnonzero(holes)[[0, -1]]
+        room = int(end - start) + 1
+        if not holes[start : end + 1].all():
+            raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
+        texts = (tokens[:start][present[:start]], tokens[end + 1 :])
+        before, after = (tokenizer.decode(part.tolist(), skip_special_tokens=True) for part in texts)
+        found.append(Constraint(grammar, tokenizer, room, before, after))
+    return found
 
 
 def meet(

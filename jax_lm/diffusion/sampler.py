@@ -19,6 +19,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafted, advance_rows, unbounded
+from jax_lm.diffusion.extent import Extent
+from jax_lm.diffusion.growth import grow, growing_config, growing_params, growth_of
 from jax_lm.diffusion.step import (
     NEVER,
     NO_HOOKS,
@@ -52,6 +54,7 @@ class Sampler:
             raise ValueError("config mask_token_id=None: this checkpoint is not a masked-diffusion model")
         self.config, self.mesh = model.config, model.mesh
         self.mask_id: int = model.config.mask_token_id
+        self.growth = growth_of(model.config)
         self.graph, state = nnx.split(model)
         self.params = nnx.to_pure_dict(state)
 
@@ -86,6 +89,7 @@ class Sampler:
             step=jnp.int32(0),
             forwards=jnp.int32(0),
             keys=keys,
+            extent=None if canvas.room is None else Extent.of(canvas),
         )
 
     def generate(
@@ -136,7 +140,7 @@ class Sampler:
 
         Raises:
             ValueError: no hole, a negative seed, guesses (`options.draft`) with hooks or the strict reference, or a
-                grammar, of which tokens know nothing.
+                grammar, of which tokens know nothing; holes that grow (`canvas.room`) with what does not go with them.
         """
         if options.grammar is not None:
             raise ValueError(f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one")
@@ -149,12 +153,15 @@ class Sampler:
             cache = run_empty_cache(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
         config = replace(
             self.step_config(options, canvas.region.length),
-            stop_ids=stop_ids if options.early_stop else (),
+            # The end of a text deletes where holes grow.
+            stop_ids=stop_ids if options.early_stop and canvas.room is None else (),
             strict_reference=strict_reference,
             hooks=hooks,
         )
         if options.draft and (hooks != NO_HOOKS or strict_reference):
             raise ValueError(f"draft={options.draft}: must be 0 with hooks or strict_reference")
+        if canvas.room is not None:
+            config = growing_config(config, options)
         done: list[Block] = []
         for block in canvas.blocks(options.decoding.block_columns(canvas.region.length)):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
@@ -162,6 +169,8 @@ class Sampler:
                 continue
             passes = block_passes(canvas, block, done, options.decoding, replace(config, length=block.length))
             params = SamplingParams.of(options, block.length, canvas.region.length)
+            if state.extent is not None:
+                params = growing_params(params, state)
             refresh_steps = decoding.refresh_steps or UNLIMITED
             state, cache = yield from self.fill(state, cache, arrays, block, params, passes, refresh_steps, every)
             done.append(block)
@@ -177,6 +186,7 @@ class Sampler:
             top_k=options.top_k,
             checked=options.draft,
             guessed=options.draft,
+            growth=self.growth,
         )
 
     def fill(
@@ -319,7 +329,8 @@ def run(
         return is_open(state) & (state.step < window.until) & (state.forwards < window.forwards)
 
     def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
-        return step(model, *carry, inputs, config)
+        advance_one = step if carry[0].extent is None else grow
+        return advance_one(model, *carry, inputs, config)
 
     state, cache = jax.lax.while_loop(goes_on, advance, (skip_idle(state, inputs, config), cache))
     # The state is small, and every host looks at it.

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion import decoding, unmasking
 from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.extent import Extent, Growth, without_expand
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.unmasking import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.vocabulary import Rows
@@ -40,6 +41,7 @@ class SamplerState(NamedTuple):
         forwards: model evaluations so far; steps that commit nothing need none.
         keys: one random key per row.
         logprobs: of the positions that were decided; None where none are kept.
+        extent: how far rows reach whose holes grow; None where none do.
     """
 
     tokens: Int[Array, "b t"]
@@ -50,6 +52,7 @@ class SamplerState(NamedTuple):
     forwards: Int[Array, ""]
     keys: Key[Array, "b"]
     logprobs: TokenLogProbs | None = None
+    extent: Extent | None = None
 
     def history(self, mask_id: int) -> Int[np.ndarray, "s b t"]:
         """The canvas after each step: a decided token never changes, so that its commit step tells all."""
@@ -150,6 +153,7 @@ class StepConfig:
         checked: guesses of the next canvases that are evaluated beside the canvas (`jax_lm.diffusion.drafts`).
         guessed: guesses that are made for the next evaluation.
         top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
+        growth: tokens by which holes grow, of a checkpoint that has them.
         axes: names of the axes over canvases, where each is a batch of one under `jax.vmap`.
     """
 
@@ -165,6 +169,7 @@ class StepConfig:
     checked: int = 0
     guessed: int = 0
     top_tokens: int = 0
+    growth: Growth | None = None
     axes: tuple[str, ...] = ()
 
 
@@ -301,6 +306,7 @@ def propose(
     excluded_id = None if config.strict_reference else config.mask_id
 
     def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"], needed: Bool[Array, "b c"]) -> Evaluation:
+        logits = without_expand(logits, state.masked, config.growth, state.extent)
         candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
         kept = unmasking.likeliest_candidates(candidates) if config.guessed else None
         shape = logits.shape[:2]

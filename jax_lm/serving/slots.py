@@ -132,6 +132,7 @@ class Slots:
             checked=0 if is_refresh else self.draft,
             guessed=self.draft,
             top_tokens=TOP_LOGPROBS,
+            growth=self.sampler.growth,
         )
         if not self.is_cached:
             return config
