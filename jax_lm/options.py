@@ -254,3 +254,6 @@ class GenerationOptions:
 
 
 DEFAULTS = GenerationOptions()
+
+LATER_OPTIONS = {"draft": 0, "grammar": None, "growth": "auto"}
+"""Options that runs did not record before there were any, with what they did then."""

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jax_lm import cli
-from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.options import LATER_OPTIONS, Decoding, GenerationOptions
 from jax_lm.training.checkpoints import differing_setting, named_settings
 from jax_lm.training.config import Estimator, GRPOConfig, OptimizerConfig, PolicyLoss, TrainerConfig, settings_without
 
@@ -58,7 +58,7 @@ def test_the_published_recipe_is_the_preset_and_the_default():
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
         "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
         "remat", "rollout_mesh", "draft", "profile", "warmup_steps", "adam_epsilon", "muon_learning_rate",
-        "tokens_per_step", "alg_temp", "early_stop", "grammar",
+        "tokens_per_step", "alg_temp", "early_stop", "grammar", "growth",
         "held_out_prompts", "min_p", "optim", "async_checkpointing", "metric_for_best_model", "load_best_model_at_end",
         "early_stopping_patience",
     }  # fmt: skip
@@ -174,6 +174,12 @@ def test_runs_of_version_0_1_are_continued_by_the_same_settings_alone():
     rest = {"prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None}
     present = json.loads(json.dumps(config.training.identity | {"grpo": own, "mesh": "fsdp=8"} | rest))
     assert differing_setting(former, present) is None
+    # Of a run between that version and this one, before the options that came later.
+    held = {name: value for name, value in present["grpo"]["generation"].items() if name not in LATER_OPTIONS}
+    between = present | {"grpo": present["grpo"] | {"generation": held}}
+    assert differing_setting(between, present) is None
+    drafted = present | {"grpo": present["grpo"] | {"generation": present["grpo"]["generation"] | {"draft": 2}}}
+    assert differing_setting(between, drafted) == "grpo.generation.draft=0, not 2"
     for part in ("generation", "masks", "loss"):
         for name, value in present["grpo"][part].items():
             if name == "decoding":

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as orbax
 
+from jax_lm.options import LATER_OPTIONS
+
 STATE, REST = "state", "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
 
@@ -47,7 +49,7 @@ FORMER_PLACES = {
 }  # fmt: skip
 """Settings that version 0.1 had in `grpo` itself, by where they are now; those of the trainer it had there as well."""
 
-FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True, "draft": 0}
+FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
 """Settings of sampling that version 0.1 did not offer, with the values that it used."""
 
 
@@ -196,6 +198,8 @@ def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     A setting that one of them lacks counts as None.
     """
     ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
+    later = {f"grpo.generation.{name}": value for name, value in LATER_OPTIONS.items()}
+    theirs = {name: later[name] for name in ours.keys() & later.keys()} | theirs
     for name in sorted((ours.keys() | theirs.keys()) - UNCOMPARED):
         if name in LATER_SETTINGS and name not in theirs:
             continue
