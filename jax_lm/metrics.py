@@ -3,6 +3,7 @@
 Knows names, steps and numbers, nothing of training.
 """
 
+import importlib.util
 import json
 import logging
 import math
@@ -16,7 +17,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-TRACKERS = ("tensorboard", "wandb")
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+"""Where metrics can be written to as well, and the library that each needs; the extra has the tracker's name."""
 METRICS_FILE = "metrics.jsonl"
 LARGEST = "max_"
 """Metrics whose name starts like this are combined by their maximum, all others by their mean."""
@@ -64,6 +66,15 @@ class Meter:
         return {"sums": self.sums, "tokens": self.tokens, "seconds": self.elapsed(), "earlier": self.earlier}
 
 
+def require_trackers(names: Sequence[str]) -> None:
+    """ValueError for a tracker that there is not, or whose library is not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"track={name!r}: must be one of {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(TRACKERS[name]) is None:
+            raise ValueError(f"track={name}: needs pip install 'jax-diffucoder[{name}]'")
+
+
 @contextmanager
 def open_writers(
     out: Path, track: Sequence[str], *, steps: int, resumed_at: int, config: Mapping[str, object]
@@ -74,16 +85,12 @@ def open_writers(
         steps: of the whole run.
         resumed_at: step of the checkpoint that the run continues from, 0 for a new one.
         config: settings of the run, for trackers that show them.
-
-    Raises:
-        ValueError: an unknown tracker, or one that is not installed.
     """
     opened = {
         "tensorboard": lambda: tensorboard_writer(out / "tensorboard", resumed_at),
         "wandb": lambda: wandb_writer(out, config),
     }
-    for name in set(track) - set(TRACKERS):
-        raise ValueError(f"track={name!r}: must be one of {', '.join(TRACKERS)}")
+    require_trackers(track)
     with ExitStack() as stack:
         trackers = [stack.enter_context(opened[name]()) for name in track]
         lines = stack.enter_context(lines_writer(out / METRICS_FILE, resumed_at))
@@ -116,10 +123,8 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
 @contextmanager
 def tensorboard_writer(folder: Path, resumed_at: int) -> Iterator[Write]:
     """Write event files to a folder; needs the extra `tensorboard`."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise ValueError("track=tensorboard: needs pip install 'jax-diffucoder[tensorboard]'") from error
+    from tensorboardX import SummaryWriter
+
     with SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None) as writer:
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
@@ -132,10 +137,8 @@ def tensorboard_writer(folder: Path, resumed_at: int) -> Iterator[Write]:
 @contextmanager
 def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
     """Write to a W&B run, which a resumed run continues; needs the extra `wandb`, and a key in the environment."""
-    try:
-        import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ValueError("track=wandb: needs pip install 'jax-diffucoder[wandb]'") from error
+    import wandb  # pyright: ignore[reportMissingImports]
+
     file = folder / "wandb.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     project = os.environ.get("WANDB_PROJECT", "diffucoder")

@@ -33,8 +33,9 @@ SYNONYMS = {
     "--gradient-checkpointing": "--remat",
     "--per-device-train-batch-size": "--batch-size",
     "--packing": "--packed",
+    "--confirm": "--yes",
 }
-"""Names of Hugging Face and TRL for options that have another one here; understood in every command that has it."""
+"""Other names of options, from Hugging Face, TRL and version 0.1; understood in every command that has the option."""
 
 WORD_SIZE = 2**63
 BOX_RULE = re.compile("─{3}|-{3}")

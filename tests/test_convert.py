@@ -130,7 +130,7 @@ def test_what_is_not_read_back_as_written_never_appears(tmp_path, monkeypatch):
         first = next(iter(tensors))
         save_file(tensors | {first: np.zeros_like(tensors[first])}, path, **options)
 
-    monkeypatch.setattr(huggingface, "save_file", careless)
+    monkeypatch.setattr("jax_lm.checkpoints.stored.save_file", careless)
     with pytest.raises(CheckpointError, match="was not read back as it was written"):
         convert(CHECKPOINT, tmp_path / "copy", Conversion(format="huggingface"))
     assert list(tmp_path.iterdir()) == []

@@ -161,7 +161,7 @@ def test_interrupted_save_leaves_the_old_files(odd_model, tiny_model, tmp_path, 
         raise error
 
     if name == WEIGHTS:
-        monkeypatch.setattr(huggingface, "save_file", lambda tensors, path, **options: half(path))
+        monkeypatch.setattr("jax_lm.checkpoints.stored.save_file", lambda tensors, path, **options: half(path))
     else:
         monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(type(error)):

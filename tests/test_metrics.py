@@ -2,10 +2,11 @@
 
 import json
 import logging
+import sys
 
 import pytest
 
-from jax_lm.metrics import open_writers
+from jax_lm.metrics import TRACKERS, open_writers
 
 
 def write(out, steps, *, resumed_at=0, track=()):
@@ -44,6 +45,14 @@ def test_entries_come_at_once(tmp_path):
 def test_unknown_tracker_is_named(tmp_path):
     with pytest.raises(ValueError, match="track='paper': must be one of tensorboard, wandb"):
         write(tmp_path, [1], track=("paper",))
+
+
+@pytest.mark.parametrize(("tracker", "library"), TRACKERS.items())
+def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp_path, monkeypatch, tracker, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ValueError, match=rf"track={tracker}: needs pip install 'jax-diffucoder\[{tracker}\]'"):
+        write(tmp_path, [1], track=(tracker,))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tensorboard(tmp_path):

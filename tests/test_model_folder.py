@@ -98,6 +98,14 @@ def test_a_push_sends_the_code_that_is_named(source, written, kind):
     assert "stray.py" not in sent
 
 
+def test_every_file_has_the_permissions_of_any_other(written, tmp_path):
+    (tmp_path / "any").touch()
+    usual = (tmp_path / "any").stat().st_mode
+    files = [path for path in written["merge-lora"].parent.rglob("*") if path.is_file()]
+    assert {"model.safetensors", "adapter_model.safetensors", "config.json"} <= {path.name for path in files}
+    assert [str(path) for path in files if path.stat().st_mode != usual] == []
+
+
 def test_a_push_of_an_adapter_sends_its_two_files(written):
     folder = written["merge-lora"].parent / "lora" / "adapter"
     (folder / "optimizer.pt").write_bytes(b"secret")

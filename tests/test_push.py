@@ -56,11 +56,11 @@ def story(folder, tmp_path_factory):
     push, verify = ["push", str(folder), REPO], ["verify", f"{REPO}@main"]
     told = {}
     with fake.serving() as server:
-        told["no token"] = run(cache, server.address, [*push, "--confirm"], verify)
+        told["no token"] = run(cache, server.address, [*push, "--yes"], verify)
         told["asked without token"] = [headers.get("authorization") for *_, headers in server.seen]
-        told["wrong token"] = run(cache, server.address, [*push, "--confirm"], HF_TOKEN="hf_wrong")
+        told["wrong token"] = run(cache, server.address, [*push, "--yes"], HF_TOKEN="hf_wrong")
         server.broken = 1
-        commands = [*push, "--confirm"], verify, ["verify", f"{REPO}@missing"]
+        commands = [*push, "--yes"], verify, ["verify", f"{REPO}@missing"]
         told["right token"] = run(cache, server.address, *commands, HF_TOKEN=fake.TOKEN)
         address = server.address
     told["offline"] = run(cache, address, verify, HF_HUB_OFFLINE="1")

@@ -62,12 +62,12 @@ class Push:
 
     Examples:
         diffucoder push out/merged me/my-diffucoder                       (a dry run)
-        HF_TOKEN=... diffucoder push out/merged me/my-diffucoder --confirm
+        HF_TOKEN=... diffucoder push out/merged me/my-diffucoder --yes
 
     Attributes:
         folder: checkpoint in the Hugging Face layout.
         repo: where to, as owner/name.
-        confirm: do it.
+        yes: do send it.
         public: whether everybody may see a repository that is made for it.
         license: for the card that is made, by the hub's name for it.
         message: of the commit.
@@ -76,7 +76,7 @@ class Push:
 
     folder: tyro.conf.Positional[Path]
     repo: tyro.conf.Positional[str]
-    confirm: bool = False
+    yes: bool = False
     public: bool = False
     license: str | None = None
     message: str = "Upload by diffucoder push"

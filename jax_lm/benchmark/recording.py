@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
 
 from jax_lm.benchmark.parity import recorded_options
 from jax_lm.benchmark.settings import RecordingShape
 from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.checkpoints.stored import save_tensors
 from jax_lm.interruption import unfinished
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
@@ -59,7 +59,9 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
             if file.suffix in (".json", ".safetensors"):
                 shutil.copy(file, partial / "checkpoint")
         golden, cases = reference_outputs(TorchBackend(folder, config, attention="eager"), config, shape)
-        save_file({name: np.ascontiguousarray(value) for name, value in golden.items()}, partial / "golden.safetensors")
+        save_tensors(
+            partial / "golden.safetensors", {name: np.ascontiguousarray(value) for name, value in golden.items()}
+        )
         (partial / "cases.json").write_text(json.dumps({"generate": cases}, indent=1) + "\n", encoding="utf-8")
         partial.rename(out)
 

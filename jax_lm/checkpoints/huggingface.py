@@ -18,9 +18,8 @@ import numpy as np
 from huggingface_hub import snapshot_download
 from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, grouped
+from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, grouped, save_tensors
 from jax_lm.files import output_folder, replacing
 
 WEIGHTS = "model.safetensors"
@@ -175,7 +174,7 @@ def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: 
     output_folder(folder)
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
     with replacing(folder / WEIGHTS) as path:
-        save_file(arrays, path, metadata={"format": "pt"})
+        save_tensors(path, arrays, {"format": "pt"})
     # An index left by a sharded checkpoint would win over the file just written.
     (folder / INDEX).unlink(missing_ok=True)
     with replacing(folder / "config.json") as path:
@@ -194,7 +193,7 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
     for file, names in zip(files, shards, strict=True):
         held = dict(next(coming) for _ in names)
         assert list(held) == names
-        save_file(held, folder / file, metadata={"format": "pt"})
+        save_tensors(folder / file, held, {"format": "pt"})
     if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}

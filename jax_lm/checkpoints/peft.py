@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import MappedTensor
-from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.checkpoints.stored import CheckpointError, save_tensors
 from jax_lm.files import output_folder, replacing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -293,7 +292,7 @@ def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, ba
     output_folder(folder)
     metadata = {"format": "pt"} | ({FINGERPRINT: base.fingerprint} if base.fingerprint else {})
     with replacing(folder / WEIGHTS) as path:
-        save_file({peft_name(name, config.root): value for name, value in tensors.items()}, path, metadata=metadata)
+        save_tensors(path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata)
     with replacing(folder / CONFIG) as path:
         path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
     # What version 0.1 left there is another adapter.

@@ -1,4 +1,5 @@
-"""The parts that checkpoint formats share: a tensor that is stored somewhere, a request to read it, and the error."""
+"""The parts that checkpoint formats share: a tensor that is stored somewhere, a request to read it, the file that holds
+many, and the error."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,10 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int8
+from safetensors.numpy import save_file
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be loaded as it is; the message names the file or tensor and the reason."""
+
+
+def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+    """Write contiguous arrays as a safetensors file."""
+    # The library makes files that nobody else can read (from 0.8 on); the umask decides, as with any other file.
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
+    path.chmod(mode)
 
 
 @dataclass(frozen=True)

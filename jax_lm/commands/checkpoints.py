@@ -137,8 +137,8 @@ def run_push(arguments: Push) -> int:
         print(f"{len(upload.card.encode()):15,}  {hub.CARD}, made for it:\n\n{upload.card}")
     if upload.left_out:
         print(f"left out: {', '.join(path.name for path in upload.left_out)}")
-    if not arguments.confirm:
-        print(f"nothing was sent to {arguments.repo}: --confirm does it")
+    if not arguments.yes:
+        print(f"nothing was sent to {arguments.repo}: --yes does it")
         return 0
     address = hub.push(
         upload, arguments.repo, message=arguments.message, is_public=arguments.public, revision=arguments.revision

@@ -153,7 +153,7 @@ class TrainerConfig:
         require_one_of("resume", self.resume, ("auto", "never"))
         require_not_negative(self, "seed")
         for name in self.track:
-            require_one_of("track", name, TRACKERS)
+            require_one_of("track", name, tuple(TRACKERS))
         if self.max_steps is not None:
             self.optimizer.warmup(self.max_steps)
             if self.last_step > self.max_steps:

@@ -28,7 +28,7 @@ from jaxtyping import Array
 
 from jax_lm import terminal
 from jax_lm.files import output_folder
-from jax_lm.metrics import Meter, Write, open_writers
+from jax_lm.metrics import Meter, Write, open_writers, require_trackers
 from jax_lm.roofline import peak_flops
 from jax_lm.training.best import BestEvaluation
 from jax_lm.training.checkpoints import RunCheckpoints, abstract_of, differing_setting, named_leaves
@@ -152,6 +152,7 @@ class Trainer:
         config = self.config
         if evaluate is None and config.metric_for_best_model is not None:
             raise ValueError(f"metric_for_best_model={config.metric_for_best_model!r}: nothing is held out to evaluate")
+        require_trackers(config.track)
         output_folder(self.out)
         folder, in_background = self.out / "checkpoints", config.async_checkpointing
         with (

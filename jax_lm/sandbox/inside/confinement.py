@@ -212,7 +212,7 @@ def naming_program(machine: str) -> bytes:
     return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
 
 
-def prepare() -> None:
+def prepare_children() -> None:
     """Do once what is the same for all processes that this one forks."""
     blank_program(MACHINE)
     naming_program(MACHINE)

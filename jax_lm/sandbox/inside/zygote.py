@@ -21,7 +21,7 @@ from typing import Any
 from jax_lm.sandbox.inside import program, tester
 from jax_lm.sandbox.inside.broker import Broker
 from jax_lm.sandbox.inside.channel import Channel
-from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, prepare, write_rules
+from jax_lm.sandbox.inside.confinement import ACCEPTED, confine, prepare_children, write_rules
 from jax_lm.sandbox.inside.deferred import ON_MENTION, tempfile
 from jax_lm.sandbox.inside.packages import Packages
 from jax_lm.sandbox.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
@@ -55,7 +55,7 @@ class Zygote:
         self.brokers: dict[int, Broker] = {}
         self.rules = -1
         if tier != "unsafe":
-            prepare()
+            prepare_children()
         if tier == "landlock":
             # Where they cannot be written, each child says so.
             with contextlib.suppress(OSError):
