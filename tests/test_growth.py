@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jax_lm.cli import main
 from jax_lm.commands.watching import canvas_text
-from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.extent import Extent, Growth, resize
 from jax_lm.diffusion.growth import layout
 from jax_lm.diffusion.sampler import Sampler, run
@@ -22,6 +22,7 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import INITIAL_MASKS, Template
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import TokenizerError
 
 MASK, EXPAND, DELETE = 95, 94, 93
@@ -282,6 +283,12 @@ def test_refusals(undecided, golden_sampler, engine):
     endless = DreamConfig(**{**vars(undecided.config), "eos_token_id": None})
     with pytest.raises(ValueError, match="needs eos_token_id"):
         Sampler(DreamForCausalLM(endless, rngs=nnx.Rngs(0)))
+
+
+def test_the_server_refuses_what_it_does_not_do():
+    start, options = np.array([1, 0, 0, 2], np.int32), GenerationOptions(max_new_tokens=2, growth="on")
+    with pytest.raises(ValueError, match="growth='on'"):
+        Sequence(tokens=start, hole=Block(1, 3), options=options, stop_ids=(), key=np.zeros(2, np.uint32))
 
 
 def test_without_growth_the_token_for_expanding_is_no_candidate():
