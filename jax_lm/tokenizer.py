@@ -140,6 +140,12 @@ class DiffuCoderTokenizer:
         """The token by which a mask becomes two; None if the checkpoint was not trained with one."""
         return self.backend.token_to_id(EXPAND)
 
+    def with_expand(self) -> "DiffuCoderTokenizer":
+        """Give a tokenizer that has the token for expanding, at the next free id if this one lacks it."""
+        backend = Tokenizer.from_str(self.backend.to_str())
+        backend.add_tokens([AddedToken(EXPAND, special=True, normalized=False)])
+        return DiffuCoderTokenizer(backend, self.chat_template)
+
     @property
     def begin_ids(self) -> list[int]:
         """The token that begins a text, where there is one."""

@@ -20,16 +20,19 @@ from jax_lm.checkpoints.peft import LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.data.batches import Row
 from jax_lm.data.columns import Columns
 from jax_lm.data.conversations import read_samples, read_source, rows_reader
+from jax_lm.data.expansion import Expansion
 from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.sources import holds_dataset, open_source, require_whole
 from jax_lm.data.token_shards import Kind, TokenShards
+from jax_lm.diffusion.growth import growth_of, named_expand_id
 from jax_lm.files import require_place
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.vocabulary import add_expand_token
 from jax_lm.rewards import weighted_sum
 from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.fitting import training_mesh
 from jax_lm.training.sft import adapt, fine_tune
@@ -47,17 +50,43 @@ def run_sft(arguments: Sft) -> int:
         *(arguments.data, arguments.part, arguments.columns.given),
         *("conversations", target.tokenizer, settings.max_length),
     )
+    expansion = None
+    if settings.expand_delete:
+        # After the samples are read: tokenised ones are of the tokenizer without it.
+        model, target, expansion = with_expansion(model, target, settings.max_length)
     finished = fine_tune(
         model,
         rows,
         settings,
         arguments.out,
         pad_id=target.tokenizer.pad_id,
+        expansion=expansion,
         trained=target.trained,
         identity={"data": digest, "quantize": model_arguments.quantize, "lora": target.lora_identity},
     )
     write_refused(refused, arguments.out)
     return target.end(finished, model)
+
+
+def with_expansion(
+    model: DreamForCausalLM, target: "TrainedModel", max_length: int
+) -> tuple[DreamForCausalLM, "TrainedModel", Expansion]:
+    """Add the token for expanding, where there is none, and show samples with holes.
+
+    Raises:
+        ValueError: adapters alone are trained, which cannot teach a new token; or no id ends a text.
+        TokenizerError: model and tokenizer name different tokens.
+    """
+    known_id = named_expand_id(model.config, target.tokenizer)
+    if known_id is None:
+        if target.adapters:
+            raise ValueError("expand_delete=True: the model lacks the token for expanding, which adapters cannot teach")
+        target = replace(target, tokenizer=target.tokenizer.with_expand())
+        model = add_expand_token(model, target.tokenizer.token_id(EXPAND))
+    model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)
+    growth = growth_of(model.config)
+    assert growth is not None
+    return model, target, Expansion(target.tokenizer, growth.delete_id, max_length)
 
 
 JSON_FILES = (".jsonl", ".json")

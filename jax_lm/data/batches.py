@@ -17,13 +17,24 @@ OPEN_ROWS = 64
 """Rows that a packed epoch fills at a time; more would waste less, and take longer."""
 
 
+class Drawn(NamedTuple):
+    """The level t of a sample that is masked already, and by how much of a token each of its tokens counts."""
+
+    level: float
+    shares: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Row:
-    """Ids of one sample; `canvas` marks what may be masked; an `open` sample's canvas goes on to the end of its row."""
+    """Ids of one sample; `canvas` marks what may be masked; an `open` sample's canvas goes on to the end of its row.
+
+    Where masks are `drawn`, the canvas marks what is masked, and the ids are what it is to become.
+    """
 
     ids: tuple[int, ...]
     canvas: tuple[bool, ...]
     open: bool = True
+    drawn: Drawn | None = None
 
 
 def closed(row: Row, pads: int, pad_id: int) -> Row:
@@ -33,6 +44,13 @@ def closed(row: Row, pads: int, pad_id: int) -> Row:
 
 Vary = Callable[[Row, int, np.random.Generator], Row]
 """Changes a sample for a step; it may not grow."""
+
+
+class DrawnMasks(NamedTuple):
+    """Of the sample of each token, the level at which it was masked; and by how much of a token each counts."""
+
+    levels: Float[np.ndarray, "b t"]
+    shares: Float[np.ndarray, "b t"]
 
 
 class Batch(NamedTuple):
@@ -45,12 +63,14 @@ class Batch(NamedTuple):
             nothing to attend to. Tokens of different samples do not see each other.
         openness: share of the future that attention sees while it opens; 1 is bidirectional, 0 causal. None is
             bidirectional, and draws nothing.
+        drawn: of rows whose canvas is masked as a whole; None if a step draws the masks.
     """
 
     tokens: Int[np.ndarray, "b t"]
     canvas: Bool[np.ndarray, "b t"]
     samples: Int[np.ndarray, "b t"]
     openness: Float[np.ndarray, "b"] | None
+    drawn: DrawnMasks | None = None
 
 
 def collate(
@@ -67,6 +87,7 @@ def collate(
     tokens = np.full((len(rows), length), pad_id, np.int32)
     canvas = np.zeros((len(rows), length), bool)
     samples = np.full((len(rows), length), -1, np.int32)
+    drawn = DrawnMasks(np.zeros((len(rows), length), np.float32), np.zeros((len(rows), length), np.float32))
     number = first_sample
     for i, row in enumerate(rows):
         size = sum(len(sample.ids) for sample in row)
@@ -78,12 +99,15 @@ def collate(
             tokens[i, start:end] = sample.ids
             canvas[i, start:end] = sample.canvas
             samples[i, start:end] = number
+            if sample.drawn:
+                drawn.levels[i, start:end], drawn.shares[i, start:end] = sample.drawn
             if sample.open and sample is row[-1]:
                 canvas[i, end:] = True
                 samples[i, end:] = number
             start, number = end, number + 1
     opening = None if openness is None else np.full(len(rows), openness, np.float32)
-    return Batch(tokens, canvas, samples, opening)
+    is_drawn = any(sample.drawn for row in rows for sample in row)
+    return Batch(tokens, canvas, samples, opening, drawn if is_drawn else None)
 
 
 def filled_up(batch: Batch, multiple: int) -> Batch:
@@ -92,12 +116,13 @@ def filled_up(batch: Batch, multiple: int) -> Batch:
     if not missing:
         return batch
 
-    def more(rows: np.ndarray, value: int | bool | None = None) -> np.ndarray:
+    def more(rows: np.ndarray, value: bool | int | float | None = None) -> np.ndarray:
         last = rows[-1:] if value is None else np.full_like(rows[-1:], value)
         return np.concatenate([rows, np.repeat(last, missing, axis=0)])
 
     openness = None if batch.openness is None else more(batch.openness)
-    return Batch(more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness)
+    drawn = None if batch.drawn is None else DrawnMasks(*(more(values, 0.0) for values in batch.drawn))
+    return Batch(more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness, drawn)
 
 
 @runtime_checkable

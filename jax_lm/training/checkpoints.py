@@ -53,8 +53,11 @@ FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
 """Settings of sampling that version 0.1 did not offer, with the values that it used."""
 
 
-LATER_SETTINGS = ("lora.base",)
-"""Settings that runs did not hold before there were any; a run without them is continued."""
+LATER_SETTINGS = {"expand_delete": False} | {f"grpo.generation.{name}": value for name, value in LATER_OPTIONS.items()}
+"""Settings that runs did not hold before there were any, with what they did then."""
+
+UNKNOWN_BEFORE = ("lora.base",)
+"""Settings that runs did not hold once, and of which nothing is known then: such a run is continued."""
 
 UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
 """Settings that are recorded, but decide where and in which order something is computed, and not what."""
@@ -198,10 +201,9 @@ def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     A setting that one of them lacks counts as None.
     """
     ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
-    later = {f"grpo.generation.{name}": value for name, value in LATER_OPTIONS.items()}
-    theirs = {name: later[name] for name in ours.keys() & later.keys()} | theirs
+    theirs = {name: value for name, value in LATER_SETTINGS.items() if name in ours} | theirs
     for name in sorted((ours.keys() | theirs.keys()) - UNCOMPARED):
-        if name in LATER_SETTINGS and name not in theirs:
+        if name in UNKNOWN_BEFORE and name not in theirs:
             continue
         if ours.get(name) != theirs.get(name):
             return f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"

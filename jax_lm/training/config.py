@@ -5,13 +5,13 @@ SftConfig(max_length=256, training=TrainerConfig(max_steps=200, optimizer=Optimi
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from jax_lm.metrics import TRACKERS
 from jax_lm.options import GenerationOptions, require_one_of
+from jax_lm.training import bounds
 
 WEIGHTINGS = ("1/t", "linear", "cart", "plain")
 NORMALISATIONS = ("token", "sequence", "batch", "masked")
@@ -27,21 +27,6 @@ CHANGEABLE = (
 """Settings of the trainer that may differ when a run goes on."""
 
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
-
-
-def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
-    """Raise ValueError unless a rule holds for these settings, or they are None."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not holds(value):
-            raise ValueError(f"{name}={value}: {rule}")
-
-
-require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
-require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
-require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
-require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
-require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
 
 
 def settings_without(config: Any, *names: str) -> dict[str, Any]:
@@ -84,10 +69,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.optim is not None:
             require_one_of("optim", self.optim, OPTIMIZERS)
-        require_above_zero(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
-        require_not_negative(self, "weight_decay", "warmup_steps")
-        require_shares(self, "warmup_ratio", "min_lr_ratio")
-        require("must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2")
+        bounds.require_above_zero(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
+        bounds.require_not_negative(self, "weight_decay", "warmup_steps")
+        bounds.require_shares(self, "warmup_ratio", "min_lr_ratio")
+        bounds.require("must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2")
 
     def warmup(self, steps: int) -> int:
         """Steps of the warm-up in a run of `steps`; ValueError if none would be left."""
@@ -144,14 +129,14 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         sizes = ("gradient_accumulation_steps", "log_every", "save_every", "evaluate_every", "keep")
-        require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
+        bounds.require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
         for name in ("load_best_model_at_end", "early_stopping_patience"):
             if getattr(self, name) and self.metric_for_best_model is None:
                 raise ValueError(f"{name}={getattr(self, name)}: needs metric_for_best_model")
         if self.compute_dtype is not None:
             require_one_of("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         require_one_of("resume", self.resume, ("auto", "never"))
-        require_not_negative(self, "seed")
+        bounds.require_not_negative(self, "seed")
         for name in self.track:
             require_one_of("track", name, tuple(TRACKERS))
         if self.max_steps is not None:
@@ -221,9 +206,12 @@ class LossConfig:
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         require_one_of("normalisation", self.normalisation, NORMALISATIONS)
         require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
-        require_inner_shares(self, "minimum_level", "cart_p")
+        bounds.require_inner_shares(self, "minimum_level", "cart_p")
         rule = "must be at least 1, the weight of a full mask"
-        require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
+        bounds.require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
+
+
+SFT_LOSS = LossConfig(normalisation="sequence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +226,8 @@ class SftConfig:
         spare_pads: pads after the answer of a packed sample.
         condition_share: share of the steps over which prompts come to be visible always; before, a prompt is masked
             like the answer with a probability that falls from 1 to 0.
+        expand_delete: teach holes that find their own length (DreamOn): lines of an answer are the canvas, with the
+            wrong number of masks, under DreamOn's loss. The checkpoint gets the token for expanding if it has none.
         held_out_share: share of the samples that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.
@@ -249,17 +239,27 @@ class SftConfig:
     packed: bool = False
     spare_pads: int = 16
     condition_share: float = 0.0
+    expand_delete: bool = False
     held_out_share: float = 0.0
-    loss: LossConfig = LossConfig(normalisation="sequence")
+    loss: LossConfig = SFT_LOSS
     training: TrainerConfig = TrainerConfig(
         max_steps=1000, optimizer=OptimizerConfig(learning_rate=1e-5, warmup_ratio=0.1)
     )
 
     def __post_init__(self) -> None:
-        require_sizes(self, "max_length", "batch_size")
-        require_shares(self, "condition_share", "held_out_share")
-        require_above_zero(self, "num_train_epochs")
-        require_not_negative(self, "spare_pads")
+        bounds.require_sizes(self, "max_length", "batch_size")
+        bounds.require_shares(self, "condition_share", "held_out_share")
+        bounds.require_above_zero(self, "num_train_epochs")
+        bounds.require_not_negative(self, "spare_pads")
+        if self.expand_delete:
+            self.require_own_loss()
+
+    def require_own_loss(self) -> None:
+        """ValueError for what has no meaning where the masks are those of DreamOn."""
+        found = asdict(self.loss) | {"packed": self.packed, "condition_share": self.condition_share, "remat": None}
+        for name, usual in (asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}).items():
+            if found[name] != usual:
+                raise ValueError(f"{name}={found[name]!r}: must be {usual!r} with expand_delete, whose loss is its own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,9 +289,9 @@ class AdaptConfig:
     )
 
     def __post_init__(self) -> None:
-        require_sizes(self, "max_length", "batch_size")
-        require_shares(self, "cut_share", "prefix_share", "held_out_share")
-        require_not_negative(self, "annealing_steps")
+        bounds.require_sizes(self, "max_length", "batch_size")
+        bounds.require_shares(self, "cut_share", "prefix_share", "held_out_share")
+        bounds.require_not_negative(self, "annealing_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +314,7 @@ class Estimator:
 
     def __post_init__(self) -> None:
         require_one_of("estimator", self.estimator, ESTIMATORS)
-        require_sizes(self, "num_mask_pairs")
+        bounds.require_sizes(self, "num_mask_pairs")
         if not 0 < self.min_mask_ratio <= self.max_mask_ratio < 1:
             ratios = f"mask ratios {self.min_mask_ratio} to {self.max_mask_ratio}"
             raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
@@ -349,9 +349,9 @@ class PolicyLoss:
 
     def __post_init__(self) -> None:
         require_one_of("loss_type", self.loss_type, LOSS_TYPES)
-        require_inner_shares(self, "epsilon")
-        require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
-        require_not_negative(self, "beta")
+        bounds.require_inner_shares(self, "epsilon")
+        bounds.require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
+        bounds.require_not_negative(self, "beta")
 
     @property
     def upper(self) -> float:
@@ -421,13 +421,13 @@ class GRPOConfig:
     )
 
     def __post_init__(self) -> None:
-        require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
-        require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
-        require_above_zero(self, "num_train_epochs")
-        require_not_negative(self, "held_out_prompts")
-        require_shares(self, "ref_model_mixup_alpha")
+        bounds.require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
+        bounds.require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
+        bounds.require_above_zero(self, "num_train_epochs")
+        bounds.require_not_negative(self, "held_out_prompts")
+        bounds.require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
-        require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
+        bounds.require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")

@@ -84,22 +84,35 @@ def loss_terms(
     return LossTerms(total, jnp.sum(counted, dtype=jnp.float32), {})
 
 
+def drawn_loss_terms(
+    losses: Float[Array, "b t"], masked: Bool[Array, "b t"], levels: Float[Array, "b t"], shares: Float[Array, "b t"]
+) -> LossTerms:
+    """Sum up the negative log-likelihoods where masks are drawn already: (1 - t) times a token's share, over all
+    shares (DreamLM/DreamOn, src/trainer/fsdp_sft_expand_trainer.py)."""
+    total = jnp.sum(jnp.where(masked, losses * (1 - levels) * shares, 0.0))
+    return LossTerms(total, jnp.sum(shares), {})
+
+
 def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
     """Make the loss of a model (its graph) on a `Batch`."""
 
     def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
         model = nnx.merge(graph, params)
-        tokens, canvas, samples, openness = jax.tree.map(jnp.asarray, batch)
+        tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
         key_level, key_mask, key_attention = jax.random.split(key, 3)
         levels = masking.noise_levels(key_level, samples, config.level_draws, config.minimum_level)
         if config.high_levels:
             # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1.
             levels = 1 - (1 - levels) ** 2
         noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
+        if drawn is not None:
+            noisy = jnp.where(canvas, mask_id, tokens)
         per_query = config.masks_per_query or openness is not None
         seen = masking.attention_mask(samples, openness, key_attention) if per_query else samples >= 0
         hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=bool(config.remat))
         losses = -token_log_probs(model, masking.shift_right(hidden, masking.sample_starts(samples)), tokens)
+        if drawn is not None:
+            return drawn_loss_terms(losses, canvas, *drawn)
         return loss_terms(config, losses, masked, canvas, samples, levels)
 
     return loss

@@ -36,6 +36,7 @@ def fine_tune(
     out: Path,
     *,
     pad_id: int,
+    expansion: Vary | None = None,
     trained: Callable[[str], bool] = lambda name: True,
     identity: Mapping[str, Any] | None = None,
 ) -> bool:
@@ -43,6 +44,7 @@ def fine_tune(
 
     Args:
         samples: open rows of at most `config.max_length` tokens, listed or tokenised.
+        expansion: shows a sample with a hole (`jax_lm.data.expansion`), as `config.expand_delete` needs it.
         out: folder of the run; a run in it is continued.
         trained: which parameters are trained, by name.
         identity: what else a resumed run must agree on.
@@ -50,12 +52,14 @@ def fine_tune(
     Raises:
         ValueError: no samples, samples longer than a row, or another run in `out`.
     """
-    stream, held_out = streams(samples, config, pad_id, config.spare_pads if config.packed else None)
+    if config.expand_delete != (expansion is not None):
+        raise ValueError(f"expand_delete={config.expand_delete}: comes with what shows holes, expansion")
+    stream, held_out = streams(samples, config, pad_id, config.spare_pads if config.packed else None, expansion)
     training = config.training
     if config.num_train_epochs is not None:
         training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
     warn_of_many_passes(training.steps / stream().steps(1.0))
-    vary = revealed(round(config.condition_share * training.steps)) if config.condition_share else None
+    vary = revealed(round(config.condition_share * training.steps)) if config.condition_share else expansion
     return train(
         model,
         by_step(stream(vary=vary)),
@@ -111,12 +115,17 @@ def adapt(
 
 
 def streams(
-    samples: Sequence[Row] | TokenShards, config: SftConfig | AdaptConfig, pad_id: int, spare_pads: int | None
+    samples: Sequence[Row] | TokenShards,
+    config: SftConfig | AdaptConfig,
+    pad_id: int,
+    spare_pads: int | None,
+    shown: Vary | None = None,
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
     """Hold samples out; returns what makes the stream of the others (it takes `vary`), and the held-out batches.
 
     Args:
         spare_pads: pads behind a sample, after which others stand in its row; None gives each a row of its own.
+        shown: how the held-out samples are shown.
     """
     seed, share = config.training.seed, config.held_out_share
     if isinstance(samples, TokenShards) and samples.kind == "text":
@@ -129,7 +138,7 @@ def streams(
         learnt, held_out = next(orders), next(orders, None)
     options = {"max_length": config.max_length, "batch_size": config.batch_size, "pad_id": pad_id, "seed": seed}
     stream = partial(SampleStream, rows, **options, spare_pads=spare_pads)
-    evaluated = stream(held_out) if held_out else None
+    evaluated = stream(held_out, vary=shown) if held_out else None
     return partial(stream, learnt), [evaluated.batch(n) for n in range(evaluated.steps(1.0))] if evaluated else []
 
 
