@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ def test_open_samples_go_on_to_the_end_of_their_row():
 def test_rows_that_fill_up_belong_to_no_sample():
     batch = collate([[OPEN], [CLOSED], [CLOSED]], 5, PAD, openness=0.5)
     full = filled_up(batch, 4)
-    for part, filled in zip(batch, full, strict=True):
+    for part, filled in zip(jax.tree.leaves(batch), jax.tree.leaves(full), strict=True):
         assert len(filled) == 4
         assert filled.dtype == part.dtype
         np.testing.assert_array_equal(filled[:3], part)
@@ -88,9 +89,9 @@ def test_processes_hold_parts_of_the_batch_of_one(packed):
     batches = stream(packed=packed, vary=changed)
     for step in (0, 1, 7):
         parts = [batches.batch(step, openness=0.5, process=i, processes=2) for i in range(2)]
-        joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        joined = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
         assert same(joined, batches.batch(step, openness=0.5))
-        numbers = joined[2][joined[2] >= 0]
+        numbers = joined.samples[joined.samples >= 0]
         assert sorted(set(numbers.tolist())) == list(range(numbers.max() + 1))
 
 

@@ -48,23 +48,27 @@ def seeded(seed):
 
 
 @given(st.text(alphabet="ab \ndef:`\t(é", max_size=80), st.integers(0, 2**32 - 1))
-def test_a_cut_takes_whole_lines_and_loses_nothing(text, seed):
+def test_a_cut_loses_nothing(text, seed):
     if not text.strip():
         with pytest.raises(ValueError, match="no line to cut out"):
             cut(text, seeded(seed))
         return
     prefix, middle, suffix = cut(text, seeded(seed))
     assert prefix + middle + suffix == text
-    assert not middle.endswith("\n")
-    assert suffix == "" or suffix[0] in "\n`"
+    assert middle
 
 
 def test_a_cut_says_something_and_defines_nothing_where_it_can():
-    middles = {cut(PROGRAM, seeded(seed)).middle for seed in range(300)}
-    worth = {middle for middle in middles if is_worth_learning(middle)}
+    lines, parts = set(), set()
+    for seed in range(600):
+        prefix, middle, suffix = cut(PROGRAM, seeded(seed))
+        whole = prefix[-1:] in ("", "\n") and suffix[:1] == "\n"
+        (lines if whole else parts).add(middle)
+    worth = {middle for middle in lines if is_worth_learning(middle)}
     assert {"    return pi * square", "    pi = 3.14159\n    square = r * r", "    square = r * r"} <= worth
     # After five tries in vain the whole program is the hole.
-    assert middles - worth == {PROGRAM.rstrip("\n")}
+    assert lines - worth == {PROGRAM.rstrip("\n")}
+    assert 200 < len(parts) < 400
     assert is_worth_learning("x = undefined")
     assert not is_worth_learning("def f(x): pass")
     assert not is_worth_learning("a b")
@@ -132,7 +136,7 @@ def test_a_row_is_the_answer_with_a_hole_of_the_wrong_length(sample, expansion, 
         alone, expanded = alone + is_alone, expanded + (ids[canvas] == tokenizer.expand_id).any()
     assert sizes == set(range(MOST_DELETED + 1))
     assert 240 < alone < 360
-    assert 240 < expanded < 480
+    assert 180 < expanded < 420
 
 
 def is_subsequence(part, whole):

@@ -21,8 +21,10 @@ EXPANDED_SHARE = 0.5
 """How often two neighbouring masks become one, where that does not fall with the share of masks."""
 LEAST_WORDS = 3
 TRIES = 5
+PART_SHARE = 0.5
+"""How often a hole begins and ends anywhere in its lines: ours, as one types in the middle of a line."""
 ALONE_SHARE = 0.5
-"""How often an answer stands without its prompt, as code does whose holes are filled."""
+"""How often an answer stands without its prompt: ours, as code does whose holes are filled."""
 FENCED = re.compile(r"```[^\n]*\n(.*?)\n?```", re.DOTALL)
 """A code block of an answer: what is between its fences."""
 
@@ -87,7 +89,8 @@ class Expansion:
 
 
 def cut(text: str, rng: np.random.Generator) -> Cut:
-    """Cut lines out of a text, or of its first code block: three words or more, and no definition, if there are such.
+    """Cut lines, or a part of them, out of a text or of its first code block: three words or more, and no definition,
+    if there are such lines.
 
     Raises:
         ValueError: there is nothing to cut out.
@@ -106,6 +109,8 @@ def cut(text: str, rng: np.random.Generator) -> Cut:
         first, last = 0, len(lines) - 1
     begin = start + sum(map(len, lines[:first]))
     stop = begin + len("".join(lines[first : last + 1]).rstrip("\n"))
+    if rng.random() < PART_SHARE:
+        begin, stop = sorted(rng.choice(np.arange(begin, stop + 1), size=2, replace=False).tolist())
     return Cut(text[:begin], text[begin:stop], text[stop:])
 
 
