@@ -1,10 +1,11 @@
-"""Our presets against a PyTorch implementation of the published sampler: same weights, prompts, steps and seed.
+"""Our presets against PyTorch, with the published loop and with Fast-dLLM's: same weights, prompts, steps and seed.
 
     python benchmarks/vs_pytorch.py --threads 2 --out benchmarks/results/vs_pytorch.json
     python benchmarks/vs_pytorch.py --pytorch-model P --dtype bfloat16
 
-The reference is `jax_lm.benchmark.torch_reference`; its greedy tokens are compared with ours, and `diffucoder compare`
-shows the numbers of both module by module.
+The references are `jax_lm.benchmark.torch_reference`, whose greedy tokens are compared with ours, and `torch_blocks`;
+`diffucoder compare` shows the numbers of both module by module. Random weights make flat logits, of which a nucleus
+without top_k holds nearly the whole vocabulary.
 
 Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow them alike:
 PyTorch's threads wait for each other, so that another process on one of their cores costs it far more. Compare on an
@@ -43,13 +44,22 @@ from jax_lm.benchmark.records import plain_data
 from jax_lm.benchmark.settings import Cell, require_at_least_one
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.timer import time_in_turns
+from jax_lm.benchmark.torch_blocks import FastDllm
 from jax_lm.benchmark.torch_reference import TorchBackend
 from jax_lm.config import SHAPES
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import table
 
-OPTIONS = {"readme": published_options, "greedy": greedy_options}
-"""`readme`: what a user of the model card gets, its hidden top_k of 50 included."""
+OPTIONS = {
+    "readme": published_options,
+    "nucleus": lambda *sizes: replace(published_options(*sizes), top_k=None),
+    "greedy": lambda *sizes: replace(greedy_options(*sizes), top_k=None),
+}
+"""`readme`: what a user of the model card gets, its hidden top_k of 50 included; the others filter by none."""
+
+PUBLISHED, FAST_DLLM = "PyTorch", "Fast-dLLM"
+PEERS = {"exact": PUBLISHED, "fast": FAST_DLLM}
+"""Presets, and what a user of PyTorch would run instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +98,15 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A generation on one backend; names are those of `OPTIONS`, and `pytorch` or a preset."""
+    """A generation on one backend, a peer or a preset; settings are those of `OPTIONS`."""
 
     backend: str
     settings: str
     cell: Cell
 
-    def call(self, backend: JaxBackend | TorchBackend, prompts: np.ndarray, steps: int | None = None) -> Answers:
+    def call(
+        self, backend: JaxBackend | TorchBackend | FastDllm, prompts: np.ndarray, steps: int | None = None
+    ) -> Answers:
         """Generate; `steps` is smaller where a short call is warm-up enough."""
         options = OPTIONS[self.settings](self.cell.new_tokens, self.cell.preset)
         return backend.generate(prompts, replace(options, num_steps=steps))
@@ -104,31 +116,43 @@ def contestants(arguments: Arguments) -> dict[str, Contestant]:
     """Everything that is measured, by name."""
 
     def entry(backend: str, settings: str, batch: int, new_tokens: int) -> tuple[str, Contestant]:
-        preset = "exact" if backend == "pytorch" else backend
+        preset = {PUBLISHED: "exact", FAST_DLLM: "fast"}.get(backend, backend)
         cell = Cell(batch=batch, prompt_tokens=arguments.prompt_tokens, new_tokens=new_tokens, preset=preset)
         return f"{backend} {settings} {batch} {new_tokens}", Contestant(backend, settings, cell)
 
     new, long = arguments.new_tokens, arguments.long_new_tokens
-    backends = [(name, settings) for settings in OPTIONS for name in ("pytorch", "exact", "fast")]
+    pairs = [name for pair in PEERS.items() for name in pair]
     return dict(
-        [entry(name, settings, arguments.batch, new) for name, settings in backends]
-        + [entry("exact", "readme", 1, long), entry("fast", "readme", 1, long)]
+        [entry(name, settings, arguments.batch, new) for settings in OPTIONS for name in pairs]
+        + [entry("exact", "readme", 1, long)]
+        + [entry(name, settings, 1, long) for settings in ("readme", "greedy") for name in ("fast", FAST_DLLM)]
         + [entry("fast", "readme", 1, new), entry("fast", "readme", arguments.many, new)]
     )
 
 
 def ratios(times: dict[str, GenerationTime], arguments: Arguments) -> list[dict[str, Any]]:
     """The comparisons that are asked for, as tokens per second over tokens per second; some have a target."""
-    size, long = f"{arguments.batch} {arguments.new_tokens}", arguments.long_new_tokens
+    size, long = f"{arguments.batch} {arguments.new_tokens}", f"1 {arguments.long_new_tokens}"
     many, one = f"{arguments.many} {arguments.new_tokens}", f"1 {arguments.new_tokens}"
-    comparisons = (
-        ("exact over PyTorch, readme settings", f"exact readme {size}", f"pytorch readme {size}", 4.0),
-        ("exact over PyTorch, greedy", f"exact greedy {size}", f"pytorch greedy {size}", 2.0),
-        ("fast over PyTorch, readme settings", f"fast readme {size}", f"pytorch readme {size}", None),
-        ("fast over PyTorch, greedy", f"fast greedy {size}", f"pytorch greedy {size}", None),
-        (f"fast over exact, {long} new", f"fast readme 1 {long}", f"exact readme 1 {long}", 2.0),
-        (f"fast, batch {arguments.many} over batch 1", f"fast readme {many}", f"fast readme {one}", 3.0),
-    )
+    comparisons = [
+        (f"{preset} over {peer}, {settings}", f"{preset} {settings} {size}", f"{peer} {settings} {size}", target)
+        for settings, target in (("readme", 4.0), ("nucleus", 1.0), ("greedy", 1.0))
+        for preset, peer in PEERS.items()
+    ]
+    comparisons += [
+        (f"fast over {FAST_DLLM}, {settings}, {arguments.long_new_tokens} new", f"fast {settings} {long}",
+         f"{FAST_DLLM} {settings} {long}", 1.0)
+        for settings in ("readme", "greedy")
+    ]  # fmt: skip
+    comparisons += [
+        (
+            f"fast over exact, readme, {arguments.long_new_tokens} new",
+            f"fast readme {long}",
+            f"exact readme {long}",
+            2.0,
+        ),
+        (f"fast, readme, batch {arguments.many} over batch 1", f"fast readme {many}", f"fast readme {one}", 3.0),
+    ]
     return [
         {"comparison": name, "ratio": times[a].tokens_per_second / times[b].tokens_per_second, "target": target}
         for name, a, b, target in comparisons
@@ -140,20 +164,21 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
     config = DreamForCausalLM.read_config(folder)
     device = "cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu"
     theirs = TorchBackend(folder, config, arguments.dtype, device=device)
+    peers: dict[str, TorchBackend | FastDllm] = {PUBLISHED: theirs, FAST_DLLM: FastDllm(theirs)}
     ours, machine, named = JaxBackend.load(folder, arguments.dtype), about(), contestants(arguments)
     calls: list[Callable[[], Answers]] = []
     warm_ups: list[Callable[[], Answers]] = []
     for each in named.values():
         prompts = random_prompts(config, each.cell.batch, each.cell.prompt_tokens, seed=0)
-        call = partial(each.call, theirs if each.backend == "pytorch" else ours, prompts)
+        call = partial(each.call, peers.get(each.backend, ours), prompts)
         calls.append(call)
         # Nothing is compiled in PyTorch.
-        warm_ups.append(partial(call, min(2, each.cell.new_tokens)) if each.backend == "pytorch" else call)
+        warm_ups.append(partial(call, min(2, each.cell.new_tokens)) if each.backend in peers else call)
     timings = dict(zip(named, time_in_turns(calls, arguments.repeats, warm_ups=warm_ups), strict=True))
     times = {name: GenerationTime.of(named[name].cell, timing) for name, timing in timings.items()}
     exact, reference = (
         timings[f"{name} greedy {arguments.batch} {arguments.new_tokens}"].result.tokens
-        for name in ("exact", "pytorch")
+        for name in ("exact", PUBLISHED)
     )
     machine |= {"torch": torch.__version__, "transformers": transformers.__version__}
     machine |= {"torch_device": device, "torch_threads": torch.get_num_threads()}

@@ -24,7 +24,7 @@ from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.worker import WorkerResult, comparison_ids
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions
 
 needs_torch = pytest.mark.skipif(bool(comparison.missing_packages()), reason="torch and transformers are not installed")
 
@@ -121,6 +121,24 @@ def test_bad_requests_are_one_line(monkeypatch, capsys, arguments, named):
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert f" {named}" in line
+
+
+@needs_torch
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (1, 3), (2, 2)])
+def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, rows, blocks):
+    """So that its time is that of Fast-dLLM's algorithm, and of nothing else."""
+    from jax_lm.benchmark.torch_blocks import FastDllm
+    from jax_lm.benchmark.torch_reference import TorchBackend
+
+    config = golden_sampler.config
+    ids = comparison_ids(config, (rows, 9))
+    decoding = Decoding(preset="fast", cache="dual", first_token="force", block_length=8)
+    options = GenerationOptions(
+        max_new_tokens=8 * blocks, temperature=0.0, top_p=0.9, top_k=50, decoding=decoding, early_stop=False
+    )
+    theirs = FastDllm(TorchBackend(GOLDEN / "checkpoint", config)).generate(ids, options)
+    np.testing.assert_array_equal(JaxBackend(golden_sampler).generate(ids, options).tokens, theirs.tokens)
+    assert theirs.forwards == 8 * blocks
 
 
 @needs_torch

@@ -6,6 +6,7 @@ import pytest
 
 from jax_lm.evaluation.problems import Problem, humaneval, mbpp
 from jax_lm.evaluation.prompting import ChatPrompting, CompletionPrompting, choose_prompting, code_of, is_instruct
+from jax_lm.options import GenerationOptions
 
 PROMPT = 'from math import sqrt\n\n\ndef root(x):\n    """ The root of x.\n    """\n'
 RECORD = {
@@ -42,13 +43,13 @@ def test_chat_prompt_of_mbpp_is_the_published_one(engine):
 
 def test_base_models_complete_the_raw_prompt(engine):
     assert CompletionPrompting().prompt(engine, humaneval(RECORD)) == PROMPT
-    (template,) = CompletionPrompting().templates(engine, humaneval(RECORD), 16)
+    (template,) = CompletionPrompting().templates(engine, humaneval(RECORD), GenerationOptions(max_new_tokens=16))
     assert template.parts == (PROMPT, 16, "")
 
 
 def test_what_is_no_question_cannot_be_asked(engine):
     with pytest.raises(ValueError, match="'gap' is not a question"):
-        ChatPrompting().templates(engine, gap(), 8)
+        ChatPrompting().templates(engine, gap(), GenerationOptions(max_new_tokens=8))
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,10 @@ def test_a_base_completion_of_mbpp_keeps_its_functions_and_drops_its_tests():
 
 
 def test_lengths_of_a_gap(engine):
+    options = GenerationOptions(max_new_tokens=16)
+
     def lengths(middle_length):
-        return [template.parts[1] for template in CompletionPrompting(middle_length).templates(engine, gap(), 16)]
+        return [template.parts[1] for template in CompletionPrompting(middle_length).templates(engine, gap(), options)]
 
     assert lengths(None) == [16]
     assert lengths(5) == [5]

@@ -124,20 +124,37 @@ def diffusion_generate(
     canvases = []
     for step in range(steps):
         masked = x == backend.mask_id
-        logits = backend.evaluate(x, present).logits
-        logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)[masked]
-        confidence, tokens = draw_tokens(logits, options)
+        logits = shifted(backend.evaluate(x, present).logits)[masked]
         share = 1 - times[step + 1] / times[step] if step < steps - 1 else 1
-        count = int(masked.sum() / len(x) * share)
-        if count:
-            scores = torch.full(x.shape, -torch.inf, device=device, dtype=logits.dtype)
-            scores[masked] = confidence
-            proposal = torch.full_like(x, backend.mask_id)
-            proposal[masked] = tokens
-            chosen = torch.topk(scores, count).indices
-            x = x.scatter(1, chosen, proposal.gather(1, chosen))
+        x = chosen_tokens(backend, x, logits, masked, share, options)
         canvases.append(x)
     return canvases
+
+
+def shifted(logits: torch.Tensor) -> torch.Tensor:
+    """Align logits [b, t, v] with the tokens they predict."""
+    return torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
+
+
+def chosen_tokens(
+    backend: TorchBackend,
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    masked: torch.Tensor,
+    share: torch.Tensor | int,
+    options: GenerationOptions,
+) -> torch.Tensor:
+    """Return rows [b, t] with a share of their masks decided, by the logits [m, v] of these: the most confident."""
+    confidence, tokens = draw_tokens(logits, options)
+    count = int(masked.sum() / len(x) * share)
+    if not count:
+        return x
+    scores = torch.full(x.shape, -torch.inf, device=x.device, dtype=logits.dtype)
+    scores[masked] = confidence
+    proposal = torch.full_like(x, backend.mask_id)
+    proposal[masked] = tokens
+    chosen = torch.topk(scores, count).indices
+    return x.scatter(1, chosen, proposal.gather(1, chosen))
 
 
 def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch.Tensor, torch.Tensor]:

@@ -135,7 +135,7 @@ class Evaluator:
         """Prepare an attempt at each problem, numbered where it is listed again."""
         seen: Counter[str] = Counter()
         for problem in problems:
-            templates = self.prompting.templates(self.engine, problem, self.options.max_new_tokens)
+            templates = self.prompting.templates(self.engine, problem, self.options)
             width = max(len(template.encoded(self.engine.tokenizer)[0]) for template in templates)
             prompt = self.prompting.prompt(self.engine, problem)
             yield Draft(Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width)

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.infilling import Template, candidate_lengths
+from jax_lm.infilling import Template
+from jax_lm.options import GenerationOptions
 from jax_lm.rewards.code import FENCE, extract_code
 from jax_lm.tokenizer import DIFFUSION_PAD
 
@@ -23,7 +24,8 @@ class CompletionPrompting:
     """Lets the model continue the text, or fill its gap.
 
     Attributes:
-        middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling.
+        middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling. Where gaps find
+            their own length, the masks that one begins with.
     """
 
     name: ClassVar[str] = "base"
@@ -33,12 +35,12 @@ class CompletionPrompting:
         """Make the text that stands before the answer."""
         return problem.prefix
 
-    def templates(self, engine: DiffuCoderInference, problem: Problem, limit: int) -> list[Template]:
-        """Make what is decoded, `limit` new tokens at most; of several templates the likeliest result is kept."""
+    def templates(self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions) -> list[Template]:
+        """Make what is decoded; of several templates the likeliest result is kept."""
         if self.middle_length == ORACLE:
             lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
         else:
-            lengths = candidate_lengths(limit, self.middle_length)
+            lengths = engine.hole_lengths(options.max_new_tokens, self.middle_length, options)
         return [Template.infilling(problem.prefix, length, problem.suffix) for length in lengths]
 
     def program(self, problem: Problem, answer: str) -> str:
@@ -57,8 +59,8 @@ class ChatPrompting:
             raise ValueError(f"problem {problem.name!r} is not a question: a chat model cannot be asked")
         return engine.chat_prompt(problem.question) + OPENING
 
-    def templates(self, engine: DiffuCoderInference, problem: Problem, limit: int) -> list[Template]:
-        return [Template.completion(self.prompt(engine, problem), limit)]
+    def templates(self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions) -> list[Template]:
+        return [Template.completion(self.prompt(engine, problem), options.max_new_tokens)]
 
     def program(self, problem: Problem, answer: str) -> str:
         return f"{problem.preamble}\n{code_of(answer)}"

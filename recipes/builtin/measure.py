@@ -164,6 +164,7 @@ def main(
     suites: tuple[Suite, ...] = ("spellings", "infilling", "chat", "outside"),
     count: int = 300,
     middle_length: str | None = None,
+    growth: Literal["auto", "on", "off"] = "auto",
     preset: Literal["exact", "fast", "turbo"] = "exact",
     temperature: float = 0.0,
 ) -> None:
@@ -175,6 +176,7 @@ def main(
         suites: what to measure.
         count: held-out tasks of infilling and chat.
         middle_length: of the hole in infilling: tokens, auto or oracle; as many as are allowed if not given.
+        growth: whether holes find their own length; `middle_length` is then what they begin with.
         preset: of decoding.
         temperature: of decoding; greedy if not given.
     """
@@ -184,7 +186,12 @@ def main(
     measured = {}
     for suite in suites:
         size = HOLE_TOKENS if suite == "infilling" else NEW_TOKENS
-        options = GenerationOptions(max_new_tokens=size, temperature=temperature, decoding=decoding)
+        options = GenerationOptions(
+            max_new_tokens=size,
+            temperature=temperature,
+            decoding=decoding,
+            growth=growth if suite == "infilling" else "off",
+        )
         if suite == "outside":
             outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))["prompts"]
             asked = {"outside": outside, "inside": [problem.prefix for problem in held_out_problems(count)]}
