@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 from flax import nnx
 
 from jax_lm.checkpoints import huggingface
@@ -71,6 +72,23 @@ def publish(folder):
     for name in ("README.md", "LICENSE", "stray.py", "metrics.json"):
         (folder / name).write_text(name)
     assert pad != end
+    return folder
+
+
+def publish_growing(folder):
+    """Write one whose added tokens name one for expanding, which it likes, as it likes deleting."""
+    publish(folder)
+    added = json.loads((folder / "added_tokens.json").read_text())
+    added["<|expand|>"] = max(added.values()) + 1
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    model = DreamForCausalLM.from_pretrained(folder, dtype="float32")
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    liked = jnp.array([added["<|expand|>"], added["<|endoftext|>"], *range(75, 79)])
+    embedding[...] = embedding[...].at[:, 0].set(3.0)
+    head[...] = head[...].at[:, 0].set(-3.0).at[liked, 0].set(jnp.array([1.2, 1.0, *[0.9] * 4]))
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    model.save_pretrained(folder)
     return folder
 
 

@@ -16,6 +16,24 @@ OPTIONS = EngineOptions(slots=1, queue=12, context=128, max_tokens=80, timeout=6
 """One slot compiles least; what several do is the matter of test_engine.py."""
 
 
+class Ear:
+    """A listener that remembers."""
+
+    def __init__(self):
+        self.events, self.ended = [], threading.Semaphore(0)
+
+    def __call__(self, event):
+        self.events.append(event)
+        if event.reason:
+            self.ended.release()
+
+    def finished(self, count=1):
+        """How so many jobs ended, by job."""
+        for _ in range(count):
+            assert self.ended.acquire(timeout=60), "no end after 60 s"
+        return {event.job: event for event in self.events if event.reason}
+
+
 @contextmanager
 def started(inference, options=OPTIONS, **arguments):
     """An engine that is warm."""

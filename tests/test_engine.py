@@ -11,7 +11,7 @@ pytest.importorskip("fastapi")
 import itertools
 
 from serving import OPTIONS as ONE_SLOT
-from serving import started
+from serving import Ear, started
 
 from jax_lm.benchmark.timer import compilations
 from jax_lm.options import Decoding, GenerationOptions
@@ -40,24 +40,6 @@ class FaultySlots(Slots):
             super().compile(size, sequence)
         else:
             self.instead_of_compiling()
-
-
-class Ear:
-    """A listener that remembers."""
-
-    def __init__(self):
-        self.events, self.ended = [], threading.Semaphore(0)
-
-    def __call__(self, event):
-        self.events.append(event)
-        if event.reason:
-            self.ended.release()
-
-    def finished(self, count=1):
-        """How so many jobs ended, by job."""
-        for _ in range(count):
-            assert self.ended.acquire(timeout=60), "no end after 60 s"
-        return {event.job: event for event in self.events if event.reason}
 
 
 @pytest.fixture(scope="module")

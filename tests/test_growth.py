@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import greedy
 from flax import nnx
-from published import publish
+from published import publish_growing
 from rich.text import Text
 
 from jax_lm.cli import main
@@ -299,20 +299,7 @@ def test_without_growth_the_token_for_expanding_is_no_candidate():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A checkpoint in the published layout, whose added tokens name one for expanding."""
-    folder = publish(tmp_path_factory.mktemp("dreamon"))
-    added = json.loads((folder / "added_tokens.json").read_text())
-    added["<|expand|>"] = max(added.values()) + 1
-    (folder / "added_tokens.json").write_text(json.dumps(added))
-    model = DreamForCausalLM.from_pretrained(folder, dtype="float32")
-    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
-    liked = jnp.array([added["<|expand|>"], added["<|endoftext|>"], *range(75, 79)])
-    embedding[...] = embedding[...].at[:, 0].set(3.0)
-    head[...] = head[...].at[:, 0].set(-3.0).at[liked, 0].set(jnp.array([1.2, 1.0, *[0.9] * 4]))
-    for file in folder.glob("*.safetensors*"):
-        file.unlink()
-    model.save_pretrained(folder)
-    return folder
+    return publish_growing(tmp_path_factory.mktemp("dreamon"))
 
 
 @pytest.fixture(scope="module")

@@ -59,18 +59,25 @@ def growing_canvas(
     Args:
         limit: tokens that a hole may become, unless more are stated.
     """
-    rows = [template.encoded(tokenizer) for template in templates]
     begin = tokenizer.begin_ids
-    ids = [[*begin, *row, growth.delete_id] for row, _ in rows]
-    holes = [[*[0] * len(begin), *row, 0] for _, row in rows]
+    rows = []
+    for template in templates:
+        ids, holes = template.encoded(tokenizer)
+        rows.append(([*begin, *ids, growth.delete_id], [*[False] * len(begin), *map(bool, holes), False]))
     spare = [sum(max(limit - length, 0) for length in template.lengths) for template in templates]
-    room = np.asarray([len(row) + more for row, more in zip(ids, spare, strict=True)])
-    width = -(-int(room.max()) // multiple_of) * multiple_of
-    tokens, is_hole = np.full((len(ids), width), growth.delete_id, np.int32), np.zeros((len(ids), width), bool)
-    for place, (row, flags) in enumerate(zip(ids, holes, strict=True)):
-        tokens[place, : len(row)], is_hole[place, : len(row)] = row, flags
-    present = np.arange(width) < np.asarray([[len(row)] for row in ids])
-    return Canvas(tokens, is_hole, present, room)
+    room = [len(ids) + more for (ids, _), more in zip(rows, spare, strict=True)]
+    return canvas_with_room(rows, room, -(-max(room) // multiple_of) * multiple_of, growth.delete_id)
+
+
+def canvas_with_room(
+    rows: Sequence[tuple[Sequence[int], Sequence[bool]]], room: Sequence[int], width: int, pad_id: int
+) -> Canvas:
+    """Lay rows out from the first column on: ids, and what of them are holes, which may become as long as `room`."""
+    tokens, is_hole = np.full((len(rows), width), pad_id, np.int32), np.zeros((len(rows), width), bool)
+    for place, (ids, holes) in enumerate(rows):
+        tokens[place, : len(ids)], is_hole[place, : len(ids)] = ids, holes
+    present = np.arange(width) < np.asarray([[len(ids)] for ids, _ in rows])
+    return Canvas(tokens, is_hole, present, np.asarray(room))
 
 
 def growing_config(config: StepConfig, options: GenerationOptions) -> StepConfig:

@@ -24,8 +24,8 @@ class CompletionPrompting:
     """Lets the model continue the text, or fill its gap.
 
     Attributes:
-        middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling. Where gaps find
-            their own length, the masks that one begins with.
+        middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling. Where gaps
+            find their own length, the masks that one begins with.
     """
 
     name: ClassVar[str] = "base"

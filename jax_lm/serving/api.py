@@ -11,7 +11,6 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from jax_lm.serving import bodies, jobs
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
 from jax_lm.serving.guard import SCRIPTS, Guard, RequestLimits
+from jax_lm.serving.inbox import Inbox
 from jax_lm.serving.infill import InfillBody, cut_to_fit, worded
 from jax_lm.serving.jobs import Event, Job
 from jax_lm.serving.protocol import AnswerFormat, ChatFormat, Refusal, error
@@ -64,26 +64,10 @@ class ServerSettings:
     logs_prompts: bool = False
 
 
-class Inbox:
-    """Events of some jobs, carried from the engine's thread to the event loop."""
-
-    def __init__(self, *, hears_progress: bool) -> None:
-        self.hears_progress = hears_progress
-        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
-
-    def listen(self, event: Event) -> None:
-        """Called on the engine's thread."""
-        if self.hears_progress or event.reason:
-            # The loop may be gone when the server stops.
-            with suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
-
-    async def events(self, count: int) -> AsyncIterator[Event]:
-        """Until so many jobs have ended."""
-        while count:
-            event = await self.queue.get()
-            count -= event.reason is not None
-            yield event
+def refused(problem: ValueError) -> Refusal:
+    """Word what cannot be decoded; such a line begins with the name of the field."""
+    param = str(problem).split("=")[0].split(":")[0]
+    return Refusal(400, str(problem), param=param if param.isidentifier() else None)
 
 
 class Server:
@@ -102,17 +86,30 @@ class Server:
             raise Refusal(404, message, param="model", code="model_not_found")
 
     def requests(
-        self, body: bodies.DecodingBody, before: list[int], after: list[int], count: int, length: int | None = None
+        self,
+        body: bodies.DecodingBody,
+        before: list[int],
+        after: list[int] | None,
+        count: int,
+        length: int | None = None,
     ) -> list[jobs.Request]:
-        """Answers to one prompt; an empty prompt begins where a text begins, as OpenAI's does."""
+        """Answers to one prompt; an empty prompt begins where a text begins, as OpenAI's does.
+
+        `after` is None where no text follows the hole.
+        """
         before = before or [self.tokenizer.token_id(END_OF_TEXT)]
-        room = self.engine.context - len(before) - len(after)
+        room = self.engine.context - len(before) - len(after or ())
         length = length or body.length or max(1, min(DEFAULT_TOKENS, room))
-        options, seed = body.options(length), body.seed if body.seed is not None else secrets.randbelow(2**32)
+        seed = body.seed if body.seed is not None else secrets.randbelow(2**32)
+        try:
+            options = body.options(length)
+        except ValueError as problem:
+            raise refused(problem) from problem
         return [
             jobs.Request(
                 before=tuple(before),
-                after=tuple(after),
+                after=tuple(after or ()),
+                is_gap=after is not None,
                 options=options,
                 stop=body.stops,
                 seed=seed,
@@ -147,18 +144,15 @@ class Server:
         except ClosingError as closing:
             raise Refusal(503, FAILURES["shutdown"][1], code="shutdown") from closing
         except ValueError as problem:
-            param = str(problem).split("=")[0].split(":")[0]
-            raise Refusal(400, str(problem), param=param if param.isidentifier() else None) from problem
+            raise refused(problem) from problem
 
     # The endpoints.
 
     async def completions(self, body: bodies.CompletionBody, http: Request) -> Response:
         """One or several texts, each completed or infilled `n` times."""
         self.require_model(body)
-        after, prompts = (
-            self.tokenizer.encode_plain(body.suffix or ""),
-            [self.prompt_ids(each) for each in body.prompts],
-        )
+        prompts = [self.prompt_ids(each) for each in body.prompts]
+        after = None if body.suffix is None else self.tokenizer.encode_plain(body.suffix)
         texts = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in body.prompts]
         before = [text if body.echo else "" for text in texts for _ in range(body.n)]
         shape = AnswerFormat(request_id(http), self.settings.model, body)
@@ -187,7 +181,7 @@ class Server:
     async def chat(self, body: bodies.ChatBody, http: Request) -> Response:
         """A conversation, answered `n` times."""
         self.require_model(body)
-        requests = self.requests(body, self.chat_ids(body.messages), [], body.n)
+        requests = self.requests(body, self.chat_ids(body.messages), None, body.n)
         shape = ChatFormat(request_id(http), self.settings.model, body)
         return await self.answer(body, requests, [""] * body.n, shape, http)
 
@@ -293,9 +287,10 @@ class Server:
         """Every commit as a server-sent event: `start`, any number of `commits`, then `done` or `error`."""
         self.require_model(body)
         if body.messages is None:
-            before, after = (self.tokenizer.encode_plain(text or "") for text in (body.prompt, body.suffix))
+            before = self.tokenizer.encode_plain(body.prompt or "")
+            after = None if body.suffix is None else self.tokenizer.encode_plain(body.suffix)
         else:
-            before, after = self.chat_ids(body.messages), []
+            before, after = self.chat_ids(body.messages), None
         inbox = Inbox(hears_progress=True)
         (request,) = self.requests(body, before, after, 1)
         (job,) = self.submit([request], inbox)
@@ -304,7 +299,7 @@ class Server:
         async def events() -> AsyncIterator[str]:
             try:
                 start = {"id": request_id(http), "model": self.settings.model, "seed": request.seed}
-                lengths = {"prompt_tokens": len(before) + len(after), "length": request.options.max_new_tokens}
+                lengths = {"prompt_tokens": len(before) + len(after or ()), "length": request.options.max_new_tokens}
                 yield data(start | lengths, "start")
                 async for event in inbox.events(1):
                     if event.reason and not event.is_answer:

@@ -166,8 +166,9 @@ class DecodingBody(Part):
 
     `threshold` commits every token of at least that probability at once, `entropy_bound` as many as it admits, both in
     blocks of 32 unless `block_length` says otherwise (0 is the whole canvas); `steps` is the number of denoising steps,
-    one per token if not given. `ignore_eos` fills all of the canvas. `user` is for whoever keeps books in front of the
-    server.
+    one per token if not given. `growth` says whether the hole before a suffix finds its own length, at most
+    `max_tokens`, as checkpoints do that were trained for it (DreamOn): auto, on or off. `ignore_eos` fills all of the
+    canvas. `user` is for whoever keeps books in front of the server.
     """
 
     neutral, unread = NEUTRAL, UNREAD
@@ -186,6 +187,7 @@ class DecodingBody(Part):
     block_length: int | None = Field(None, ge=0)
     threshold: float | None = Field(None, gt=0, le=1)
     entropy_bound: float | None = Field(None, ge=0)
+    growth: Literal["auto", "on", "off"] | None = None
     user: str | None = Field(None, max_length=200)
 
     @property
@@ -216,7 +218,7 @@ class DecodingBody(Part):
             entropy_bound=self.entropy_bound,
             block_length=self.block_length,
         )
-        names = ("temperature", "top_p", "top_k", "min_p", "alg")
+        names = ("temperature", "top_p", "top_k", "min_p", "alg", "growth")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         ends = not self.ignore_eos
         return GenerationOptions(

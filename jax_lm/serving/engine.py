@@ -8,21 +8,22 @@
 A job's answer depends on its request alone. What goes wrong with one job ends that job.
 """
 
-import ctypes
 import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
-import numpy as np
 
 from jax_lm.compile_clock import COMPILE_EVENT
-from jax_lm.diffusion.canvas import Block
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
+from jax_lm.serving.admission import sequence_of
+from jax_lm.serving.growing import GrowingSequence, GrowingSlots
 from jax_lm.serving.jobs import Event, Job, Listener, Request
+from jax_lm.serving.memory import bytes_in_use, return_freed_memory
 from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
@@ -39,6 +40,10 @@ LONGEST_PAUSE = 300.0
 """Seconds to which that time doubles with every compilation that fails, say for want of descriptors."""
 STEPS_PER_CALL = 4
 """Steps between two looks at the queue; also how often progress is told."""
+
+
+Shape = tuple[Slots | GrowingSlots, int]
+"""Slots, and how many sequences they decode together."""
 
 
 class QueueFullError(Exception):
@@ -109,7 +114,8 @@ class Engine:
             raise ValueError(f"context={options.context}: the model holds {holds} tokens")
         self.context = min(holds, options.context or WIDTHS[-1])
         sizes = {1, options.slots, *(size for size in BATCH_SIZES if size < options.slots)}
-        self.groups = [
+        widths = [*(width for width in WIDTHS if width < self.context), self.context]
+        self.groups: list[Slots | GrowingSlots] = [
             slots_type(
                 inference.sampler,
                 width + BLOCK_LENGTH * is_cached,
@@ -119,18 +125,25 @@ class Engine:
                 stop_ids=self.tokenizer.stop_ids,
                 draft=options.draft,
             )
-            for width in [*(width for width in WIDTHS if width < self.context), self.context]
+            for width in widths
             for is_cached in (False, True)
         ]
+        widest = self.groups[-2:]
+        if inference.sampler.growth:
+            growing = [
+                GrowingSlots(inference.sampler, width, count=options.slots, every=STEPS_PER_CALL) for width in widths
+            ]
+            self.groups += growing
+            widest.append(growing[-1])
         # The widest slots can hold every sequence: one at a time, then as many as there may be.
-        self.urgent = [(slots, 1) for slots in self.groups[-2:]]
+        self.urgent = [(slots, 1) for slots in widest]
         # Few sequences and narrow ones first: in a batch made for sixteen, a lone one costs as much as sixteen.
         rest = [(slots, size) for size in sorted(sizes) for slots in self.groups]
-        self.soon = [(slots, options.slots) for slots in self.groups[-2:] if options.slots > 1]
+        self.soon = [(slots, options.slots) for slots in widest if options.slots > 1]
         self.shapes = [shape for shape in rest if shape not in (*self.urgent, *self.soon)]
-        self.asked: set[Slots] = set()
+        self.asked: set[Slots | GrowingSlots] = set()
         self.waiting: list[Job] = []
-        self.running: dict[Sequence, Job] = {}
+        self.running: dict[Sequence | GrowingSequence, Job] = {}
         self.condition = threading.Condition()
         self.ready, self.stopped = threading.Event(), threading.Event()
         self.is_closing, self.shutdown_at = False, 0.0
@@ -214,28 +227,9 @@ class Engine:
         ahead = len(self.waiting) + len(self.running)
         return max(1, min(60, round(ahead * self.seconds_per_job / self.options.slots)))
 
-    def sequence(self, request: Request) -> Sequence:
+    def sequence(self, request: Request) -> Sequence | GrowingSequence:
         """Make a sequence of a request; ValueError names what does not fit."""
-        options, hole = request.options, request.options.max_new_tokens
-        if hole > self.options.max_tokens:
-            raise ValueError(f"max_tokens={hole}: at most {self.options.max_tokens}")
-        length = len(request.before) + hole + len(request.after)
-        if length > self.context:
-            raise ValueError(
-                f"prompt ({len(request.before) + len(request.after)}) and max_tokens ({hole}) take {length} tokens: "
-                f"the context holds {self.context}"
-            )
-        start = len(request.before)
-        tokens = np.concatenate([request.before, np.zeros(hole), request.after]).astype(np.int32)
-        key = jax.random.fold_in(jax.random.key(request.seed), request.index)
-        return Sequence(
-            tokens=tokens,
-            hole=Block(start, start + hole),
-            options=options,
-            stop_ids=self.tokenizer.stop_ids if options.early_stop else (),
-            key=np.asarray(jax.random.key_data(key)),
-            keeps_logprobs=request.logprobs is not None,
-        )
+        return sequence_of(request, self.inference, context=self.context, max_tokens=self.options.max_tokens)
 
     # What the engine's thread does.
 
@@ -270,12 +264,14 @@ class Engine:
             if self.compiling.is_alive():
                 self.compiling.join()
 
-    def compile(self, slots: Slots, size: int) -> None:
+    def compile(self, slots: Slots | GrowingSlots, size: int) -> None:
         """Compile a shape before it is asked for; only those that are compiled are used."""
         if not self.is_closing:
             decoding = Decoding(preset="fast" if slots.is_cached else "exact")
             options = GenerationOptions(max_new_tokens=2, decoding=decoding)
-            slots.compile(size, self.sequence(Request(before=(self.tokenizer.pad_id,), options=options)))
+            is_gap = isinstance(slots, GrowingSlots)
+            trial: Any = self.sequence(Request(before=(self.tokenizer.pad_id,), options=options, is_gap=is_gap))
+            slots.compile(size, trial)
             return_freed_memory()
 
     def wait(self) -> bool:
@@ -296,7 +292,7 @@ class Engine:
                 self.shapes.remove(shapes[0])
                 self.begin_compiling(shapes[:1])
 
-    def begin_compiling(self, shapes: list[tuple[Slots, int]]) -> None:
+    def begin_compiling(self, shapes: list[Shape]) -> None:
         """Compile shapes on a thread beside."""
         self.compiling = threading.Thread(target=self.compile_each, args=(shapes,), name="compilation", daemon=True)
         try:
@@ -306,7 +302,7 @@ class Engine:
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
             logger.exception("no thread for a compilation; the next attempt is in %.0f s", self.pause)
 
-    def compile_each(self, shapes: list[tuple[Slots, int]]) -> None:
+    def compile_each(self, shapes: list[Shape]) -> None:
         """Compile shapes; one that cannot be compiled now is tried again later."""
         for slots, size in shapes:
             try:
@@ -342,16 +338,15 @@ class Engine:
             self.metrics.waiting.set(len(self.waiting))
             self.metrics.running.set(len(self.running))
 
-    def narrowest(self, sequence: Sequence) -> Slots | None:
+    def narrowest(self, sequence: Sequence | GrowingSequence) -> Any:
         """Find the narrowest slots that hold it and have room; the widest hold every sequence."""
         return next((slots for slots in self.fitting(sequence) if slots.has_room), None)
 
-    def fitting(self, sequence: Sequence) -> Iterator[Slots]:
+    def fitting(self, sequence: Sequence | GrowingSequence) -> Iterator[Slots | GrowingSlots]:
         """Go through the slots of its kind that are wide enough, the narrowest first."""
-        wanted = sequence.is_cached, sequence.columns
-        return (slots for slots in self.groups if slots.is_cached == wanted[0] and slots.columns >= wanted[1])
+        return (slots for slots in self.groups if slots.holds(sequence))
 
-    def advance(self, slots: Slots) -> None:
+    def advance(self, slots: Any) -> None:
         """Take some steps with the sequences of one width, and tell what became of each."""
         sequences = slots.sequences
         self.metrics.batch_rows.observe(len(sequences))
@@ -364,7 +359,7 @@ class Engine:
             if sequence in self.running:
                 self.report(self.running[sequence])
 
-    def isolate(self, slots: Slots, sequences: list[Sequence], error: Exception) -> None:
+    def isolate(self, slots: Any, sequences: list, error: Exception) -> None:
         """After a failure: take each sequence's steps alone, and end the job of any that fails again."""
         for sequence in sequences:
             slots.leave(sequence)
@@ -436,15 +431,3 @@ class Engine:
         if event == COMPILE_EVENT:
             self.metrics.compilations.inc()
             self.metrics.compile_seconds.inc(duration_secs)
-
-
-def return_freed_memory() -> None:
-    """Hand back to the system what a compilation has freed, which glibc keeps: most of what the process would hold."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def bytes_in_use() -> float:
-    """Memory in use on the device; 0 where it does not say, as on a CPU."""
-    return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))

@@ -11,6 +11,7 @@ from itertools import takewhile
 import numpy as np
 
 from jax_lm.options import GenerationOptions
+from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -26,6 +27,7 @@ class Request:
     Attributes:
         before: ids before the hole; at least one.
         after: ids after it.
+        is_gap: whether a text follows the hole, be it empty: only then it may find its own length.
         options: how to decode; max_new_tokens is the length of the hole.
         stop: texts that end the answer; they are not part of it.
         seed: of the draws.
@@ -35,6 +37,7 @@ class Request:
 
     before: tuple[int, ...]
     after: tuple[int, ...] = ()
+    is_gap: bool = False
     options: GenerationOptions
     stop: tuple[str, ...] = ()
     seed: int = 0
@@ -115,7 +118,7 @@ class Job:
     """
 
     request: Request
-    sequence: Sequence
+    sequence: Sequence | GrowingSequence
     listen: Listener
     deadline: float
     arrived: float = field(default_factory=time.monotonic)
@@ -126,14 +129,14 @@ class Job:
     reported: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reported = np.zeros(self.sequence.hole.length, bool)
+        self.reported = np.zeros(self.sequence.most, bool)
 
     def look(self, tokenizer: DiffuCoderTokenizer) -> Event:
         """Tell what has become of the sequence since the last look."""
         commits = self.commits(tokenizer)
         sequence, is_done = self.sequence, self.sequence.is_done
         ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
-        stop_ids = set(sequence.stop_ids)
+        stop_ids = sequence.stop_ids
         text = tokenizer.decode(takewhile(lambda token: token not in stop_ids, ids), skip_special_tokens=True)
         if not is_done:
             # A character may still lack its last bytes.
@@ -143,7 +146,7 @@ class Job:
             self.text = text[: min(ends)] if ends else text
             return Event(
                 job=self,
-                reason="stop" if ends or stop_ids & set(ids) else "length",
+                reason="stop" if ends or sequence.is_stopped else "length",
                 text=self.text,
                 commits=commits,
                 tokens=self.tokens(tokenizer, ids, is_cut=bool(ends)),
@@ -154,7 +157,7 @@ class Job:
 
     def commits(self, tokenizer: DiffuCoderTokenizer) -> tuple[Commit, ...]:
         """List the positions that were decided and not reported yet, in the order of the steps."""
-        fresh = ~self.sequence.masked[self.sequence.hole.start : self.sequence.hole.end] & ~self.reported
+        fresh = self.sequence.final & ~self.reported
         self.reported |= fresh
         found = [self.commit(position, tokenizer) for position in np.flatnonzero(fresh).tolist()]
         return tuple(sorted(found, key=lambda commit: commit.step))

@@ -136,9 +136,23 @@ class Sequence:
         return int(masks[0]) if len(masks) else self.hole.end
 
     @property
+    def most(self) -> int:
+        """Tokens that the hole may have."""
+        return self.hole.length
+
+    @property
+    def final(self) -> Bool[np.ndarray, "n"]:
+        """Which positions of the hole are decided."""
+        return ~self.masked[self.hole.start : self.hole.end]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop token stands in it, with no mask before."""
+        return bool(np.isin(self.tokens[self.hole.start : self.settled], self.stop_ids).any())
+
+    @property
     def is_done(self) -> bool:
-        """Full, or ended by a stop token with no mask before it."""
-        return not self.masked.any() or bool(np.isin(self.tokens[self.hole.start : self.settled], self.stop_ids).any())
+        return not self.masked.any() or self.is_stopped
 
     def params(self, columns: int) -> SamplingParams:
         """Its settings for the open block, the schedule as long as a canvas of so many columns could need."""

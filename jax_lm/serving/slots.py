@@ -76,9 +76,14 @@ class Slots:
     def has_room(self) -> bool:
         return len(self.sequences) < max(self.sizes, default=0)
 
+    def holds(self, sequence: Any) -> bool:
+        """Whether it is a sequence for these slots."""
+        is_kind = isinstance(sequence, Sequence) and sequence.is_cached == self.is_cached
+        return is_kind and sequence.columns <= self.columns
+
     def join(self, sequence: Sequence) -> None:
         """Take a slot, at any time; ValueError if the sequence does not fit."""
-        if sequence.columns > self.columns or sequence.is_cached != self.is_cached or not self.has_room:
+        if not self.holds(sequence) or not self.has_room:
             raise ValueError(f"a row of {sequence.columns} columns cannot join {len(self.sequences)} of {self.columns}")
         self.held[self.held.index(None)] = sequence
 

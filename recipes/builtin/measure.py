@@ -12,6 +12,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -186,12 +187,8 @@ def main(
     measured = {}
     for suite in suites:
         size = HOLE_TOKENS if suite == "infilling" else NEW_TOKENS
-        options = GenerationOptions(
-            max_new_tokens=size,
-            temperature=temperature,
-            decoding=decoding,
-            growth=growth if suite == "infilling" else "off",
-        )
+        options = GenerationOptions(max_new_tokens=size, temperature=temperature, decoding=decoding)
+        options = replace(options, growth=growth if suite == "infilling" else "off")
         if suite == "outside":
             outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))["prompts"]
             asked = {"outside": outside, "inside": [problem.prefix for problem in held_out_problems(count)]}

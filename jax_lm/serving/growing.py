@@ -1,0 +1,161 @@
+"""Sequences whose hole finds its own length, and their slots: each has a loop of its own, all take turns.
+
+The columns of such a canvas move, so that nothing of it is shared with others but the compiled loop. Knows neither text
+nor queues.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.diffusion.growth import canvas_with_room
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.step import NEVER, SamplerState
+from jax_lm.options import GenerationOptions
+from jax_lm.serving.sequence import Sequence
+
+
+@dataclass(kw_only=True, eq=False)
+class GrowingSequence:
+    """A text with one hole, at most `options.max_new_tokens` long, which begins with some masks.
+
+    What jobs and the engine see of it is what they see of `jax_lm.serving.sequence.Sequence`.
+
+    Attributes:
+        tokens: ids; MASK where nothing is decided yet. As short or long as the text is now.
+        hole: its columns, as they are now.
+        delete_id: the token that ends the text, and by which masks are deleted.
+        key: data of a random key.
+
+    Raises:
+        ValueError: settings that do not go with it.
+    """
+
+    tokens: Int[np.ndarray, "t"]
+    hole: Block
+    options: GenerationOptions
+    delete_id: int
+    key: np.ndarray
+    masked: Bool[np.ndarray, "t"] = field(init=False)
+    commit_step: Int[np.ndarray, "t"] = field(init=False)
+    confidence: Float[np.ndarray, "t"] = field(init=False)
+    step: int = 0
+    forwards: int = 0
+    is_done: bool = False
+    is_cached = False
+    keeps_logprobs = False
+    logprobs = None
+    stop_ids = ()
+
+    def __post_init__(self) -> None:
+        self.options.require_growable()
+        columns = np.arange(len(self.tokens))
+        self.masked = (columns >= self.hole.start) & (columns < self.hole.end)
+        self.commit_step = np.where(self.masked, np.int32(NEVER), np.int32(-1))
+        self.confidence = np.zeros(len(self.tokens), np.float32)
+
+    @property
+    def most(self) -> int:
+        """Tokens that the hole may have."""
+        return max(self.options.max_new_tokens, self.hole.length)
+
+    @property
+    def columns(self) -> int:
+        """Columns that a canvas must have for it, with the token that ends the text."""
+        return len(self.tokens) - self.hole.length + self.most + 1
+
+    @property
+    def settled(self) -> int:
+        """The column before which nothing of the hole can change or move any more."""
+        masks = np.flatnonzero(self.masked)
+        return int(masks[0]) if len(masks) else self.hole.end
+
+    @property
+    def final(self) -> Bool[np.ndarray, "n"]:
+        """Which positions of the hole are decided, and will not move."""
+        return np.arange(self.most) < self.settled - self.hole.start
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the hole ended before it had to."""
+        return self.is_done and self.hole.length < self.most
+
+    def canvas(self, columns: int) -> Canvas:
+        """Lay it out from the first of so many columns on."""
+        row = [*self.tokens.tolist(), self.delete_id], [*self.masked.tolist(), False]
+        return canvas_with_room([row], [self.columns], columns, self.delete_id)
+
+    def take(self, state: SamplerState) -> None:
+        """Take over what a step made of the canvas."""
+        assert state.extent is not None
+        # Without the token that ends the text.
+        length = int(state.extent.length[0]) - 1
+        own = [
+            np.asarray(part)[0, :length] for part in (state.tokens, state.masked, state.commit_step, state.confidence)
+        ]
+        self.tokens, self.masked, self.commit_step, self.confidence = own
+        self.hole = Block(self.hole.start, self.hole.start + int(np.sum(np.asarray(state.extent.hole[0]) >= 0)))
+        self.step, self.forwards = int(state.step), int(state.forwards)
+        self.is_done = not self.masked.any()
+
+
+class GrowingSlots:
+    """Places for growing sequences on canvases of one width.
+
+    Args:
+        columns: width of the canvases.
+        count: sequences that there is room for.
+        sizes: not empty once the loop is compiled; what is in it does not matter, as each sequence has its own.
+        every: steps between two looks at a sequence.
+    """
+
+    is_cached = False
+
+    def __init__(self, sampler: Sampler, columns: int, *, count: int, every: int) -> None:
+        self.sampler, self.columns, self.count, self.every = sampler, columns, count, every
+        self.loops: dict[GrowingSequence, Iterator[SamplerState]] = {}
+        self.sizes: list[int] = []
+
+    @property
+    def sequences(self) -> list[GrowingSequence]:
+        return list(self.loops)
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self.sizes) and len(self.loops) < self.count
+
+    def holds(self, sequence: Sequence | GrowingSequence) -> bool:
+        """Whether it is a sequence for these slots."""
+        return isinstance(sequence, GrowingSequence) and sequence.columns <= self.columns
+
+    def join(self, sequence: GrowingSequence) -> None:
+        """Take a slot, at any time; ValueError if there is none."""
+        if not self.holds(sequence) or not self.has_room:
+            raise ValueError(f"a row of {sequence.columns} columns cannot join {len(self.loops)} of {self.columns}")
+        self.loops[sequence] = self.loop(sequence)
+
+    def leave(self, sequence: GrowingSequence) -> None:
+        """Give up the slot, at any time."""
+        del self.loops[sequence]
+
+    def compile(self, size: int, sequence: GrowingSequence) -> None:
+        """Compile the loop, if it is not yet; `sequence` is any that fits."""
+        if not self.sizes:
+            list(islice(self.loop(sequence), 1))
+            self.sizes.append(size)
+
+    def advance(self, steps: int) -> None:
+        """Take the steps between two looks, with every sequence in turn."""
+        for sequence, loop in list(self.loops.items()):
+            if (state := next(loop, None)) is not None:
+                sequence.take(state)
+
+    def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
+        """The states of a sequence from its beginning on."""
+        key: Key[Array, 1] = jax.random.wrap_key_data(sequence.key)[None]
+        return self.sampler.stream(sequence.canvas(self.columns), sequence.options, seed=key, every=self.every)
