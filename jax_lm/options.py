@@ -20,7 +20,8 @@ FIRST_TOKENS = ("rule", "force")
 BLOCK_LENGTH = 32
 WHOLE_CANVAS = 0
 MAX_DRAFT = 32
-GRAMMARS = ("python",)
+GRAMMARS = ("python", "regex:", "json_schema:")
+"""Those that end in a colon come with an expression or a schema after it."""
 GROWTHS = ("auto", "on", "off")
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -157,7 +158,8 @@ class GenerationOptions:
         draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. The answer
             is the same but for ties of floating point; an evaluation costs as much as that of 1 + draft canvases.
         grammar: `python`: the answer, with its prompt and what stands after it, is a program that the running Python
-            parses. An answer that is one anyway stays as it is; another is decoded again from its first wrong token.
+            parses; `regex:EXPRESSION`, `json_schema:SCHEMA`: the answer as a whole matches it (extra `grammar`). An
+            answer that is right anyway stays as it is; another is decoded again from its first wrong token.
         growth: whether a hole between texts finds its own length, at most max_new_tokens, by tokens for expanding and
             deleting that the checkpoint was trained with (DreamOn): `auto` if it has them, `on` refuses one without
             them, `off` keeps the length that is stated.
@@ -221,7 +223,10 @@ class GenerationOptions:
     def check_grammar(self) -> None:
         """ValueError for a grammar that there is not, or that has no end of an answer to hold to."""
         if self.grammar is not None:
-            require_one_of("grammar", self.grammar, GRAMMARS)
+            kind, colon, text = self.grammar.partition(":")
+            if f"{kind}{colon}" not in GRAMMARS or (colon and not text):
+                allowed = "python, regex:EXPRESSION or json_schema:SCHEMA"
+                raise ValueError(f"grammar={self.grammar!r}: must be {allowed}, or None")
             if not self.early_stop:
                 raise ValueError(f"grammar={self.grammar!r}: needs early_stop, by which an answer ends")
 

@@ -1,0 +1,178 @@
+"""Regular expressions, and JSON schemas by way of them: the answer alone, its shortest ends exact.
+
+The automaton is that of outlines-core (the extra `grammar`), over bytes. It is made in a process of its own, as that of
+a short expression can fill any memory. What of a schema its expressions leave out is refused by name, so that nothing
+is let through in silence.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+END = 256
+"""No byte: where a text may end."""
+SECONDS, BYTES = 20, 2**30
+"""What making an automaton may take."""
+REFUSED, MISSING = 3, 4
+"""Status of the process that makes one: its last words are the reason, or outlines-core is not installed."""
+LONGEST = 20_000
+"""Characters of an expression or a schema."""
+
+KEPT = {
+    "type", "properties", "required", "items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength",
+    "pattern", "format", "enum", "const", "anyOf", "oneOf", "$ref", "$defs", "definitions",
+}  # fmt: skip
+"""Keywords of JSON Schema that its expressions keep to."""
+SAID = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated"}
+"""Keywords that only tell."""
+NAMED_PARTS = ("properties", "$defs", "definitions")
+"""Keywords that hold schemas by names of one's own."""
+
+
+class RegularGrammar:
+    """The texts that a regular expression matches as a whole, or a JSON schema allows.
+
+    Args:
+        kind: regex or json_schema.
+
+    Raises:
+        ValueError: it is none, takes too much, or matches nothing.
+    """
+
+    reads_prompt = False
+
+    def __init__(self, kind: str, text: str) -> None:
+        if len(text) > LONGEST:
+            raise ValueError(f"{shown(kind, text)}: {len(text)} characters, at most {LONGEST}")
+        if kind == "json_schema":
+            text = json.dumps(read_schema(text))
+        table = automaton(kind, text)
+        self.start: int = table["start"]
+        self.moves = {state: dict(steps) for state, steps in table["moves"]}
+        self.nearest = nearest_bytes(self.moves, set(table["ends"]))
+        if self.start not in self.nearest:
+            raise ValueError(f"{shown(kind, text)}: matches no text")
+
+    def completion(self, text: str, after: str = "") -> str | None:
+        """The shortest end in bytes; None if no text that begins so is matched. What stands after does not matter."""
+        state = self.start
+        for byte in text.encode():
+            if (state := self.moves.get(state, {}).get(byte, -1)) not in self.nearest:
+                return None
+        return bytes(self.rest(state)).decode()
+
+    def rest(self, state: int) -> Iterator[int]:
+        """The bytes to the nearest end."""
+        while (byte := self.nearest[state]) is not None:
+            yield byte
+            state = self.moves[state][byte]
+
+
+def shown(kind: str, text: str) -> str:
+    """An expression or a schema for a message."""
+    return f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
+
+
+def automaton(kind: str, text: str) -> dict[str, Any]:
+    """Make an automaton in a process of its own, within bounds of time and memory.
+
+    Raises:
+        ValueError: there is none, or it takes too much.
+    """
+    command = [sys.executable, "-m", "jax_lm.grammar.regular", kind]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"{shown(kind, text)}: takes more than {SECONDS} s to prepare") from error
+    if done.returncode == MISSING:
+        raise ModuleNotFoundError("needs outlines_core", name="outlines_core")
+    if done.returncode:
+        said = done.stderr.strip() if done.returncode == REFUSED else ""
+        raise ValueError(f"{shown(kind, text)}: {said or 'takes too much memory to prepare'}")
+    return json.loads(done.stdout)
+
+
+def main(kind: str, text: str) -> None:
+    """Write the automaton: its start, its ends, and each state's moves by byte."""
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    try:
+        from outlines_core import Index, Vocabulary
+        from outlines_core.json_schema import build_regex_from_schema
+    except ModuleNotFoundError:
+        sys.exit(MISSING)
+    letters: Any = {bytes([byte]): [byte] for byte in range(END)}
+    try:
+        pattern = build_regex_from_schema(text) if kind == "json_schema" else text
+        index = Index(pattern, Vocabulary(END, letters))
+    except ValueError as error:
+        sys.stderr.write(" ".join(str(error).split())[:200])
+        sys.exit(REFUSED)
+    moves = [
+        (state, [(byte, after) for byte, after in steps.items() if byte != END])
+        for state, steps in index.get_transitions().items()
+    ]
+    json.dump({"start": index.get_initial_state(), "ends": list(index.get_final_states()), "moves": moves}, sys.stdout)
+
+
+def nearest_bytes(moves: Mapping[int, Mapping[int, int]], ends: set[int]) -> dict[int, int | None]:
+    """The byte by which each state comes nearer to an end, None for an end itself; states without an end are left out.
+
+    Of several the first letter or digit, so that what must be written reads well.
+    """
+    before: dict[int, list[tuple[int, int]]] = {}
+    for state, steps in moves.items():
+        for byte, after in sorted(steps.items(), key=lambda step: (not chr(step[0]).isalnum(), step[0])):
+            before.setdefault(after, []).append((state, byte))
+    found: dict[int, int | None] = dict.fromkeys(sorted(ends))
+    waiting = deque(found)
+    while waiting:
+        for state, byte in before.get(waiting.popleft(), ()):
+            if state not in found:
+                found[state] = byte
+                waiting.append(state)
+    return found
+
+
+def read_schema(text: str) -> Any:
+    """Read a JSON schema; ValueError if it is none, or asks for what is not kept to."""
+    try:
+        schema = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"json_schema: not JSON: {error}") from error
+    require_kept(schema)
+    return schema
+
+
+def require_kept(schema: Any) -> None:
+    """ValueError names a keyword that the expression of a schema would leave out."""
+    if not isinstance(schema, dict):
+        raise ValueError(f"json_schema: must be an object, not {json.dumps(schema)[:60]}")
+    for name, value in schema.items():
+        if name == "additionalProperties" and value is False and "properties" in schema:
+            continue
+        if name not in KEPT | SAID:
+            raise ValueError(f"json_schema: {name!r} is not kept to; leave it out")
+        parts: list[Any] = []
+        if name in NAMED_PARTS:
+            parts = list(value.values()) if isinstance(value, dict) else [value]
+        elif name in ("anyOf", "oneOf", "prefixItems"):
+            parts = value if isinstance(value, list) else [value]
+        elif name == "items":
+            parts = [value]
+        for part in parts:
+            require_kept(part)
+
+
+@lru_cache(maxsize=32)
+def regular_grammar(kind: str, text: str) -> RegularGrammar:
+    """That of an expression or a schema, made once."""
+    return RegularGrammar(kind, text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.stdin.read())

@@ -1,0 +1,107 @@
+"""Answers that match a regular expression or a JSON schema: ends, refusals, bounds, and answers of a model."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("outlines_core")
+
+from jax_lm.grammar import find_grammar, regular
+from jax_lm.grammar.regular import regular_grammar
+from jax_lm.options import GenerationOptions
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+PATTERNS = [r"[0-9]{3}-(a|bc)*d", r"(ab)*c", r"é+x?", r"yes|no", r"-?[0-9]+(\.[0-9]+)?", r"[a-f]{2,5}"]
+
+
+@given(st.sampled_from(PATTERNS), st.text(alphabet="0129-abcdéxyesno.f", max_size=8))
+def test_an_end_is_known_exactly_where_there_is_one(pattern, text):
+    """And no shorter one: every text of fewer letters is tried against Python's own engine."""
+    grammar = regular_grammar("regex", pattern)
+    end = grammar.completion(text)
+    if end is None:
+        # Whatever such a text goes on with, these are the first letters that a match could have.
+        assert not re.fullmatch(pattern, text)
+        assert not any(re.fullmatch(pattern, text + more) for more in ("0", "d", "c", "s", "o", "00", "no", "es", "aa"))
+        return
+    assert re.fullmatch(pattern, text + end)
+    assert not end or not re.fullmatch(pattern, text)
+
+
+def test_ends_are_the_shortest():
+    assert regular_grammar("regex", r"(ab)*c").completion("abab") == "c"
+    assert regular_grammar("regex", r"a{3}|b").completion("") == "b"
+    assert regular_grammar("regex", r"a{3}|b").completion("a") == "aa"
+    assert regular_grammar("regex", r"é+").completion("") == "é"
+
+
+def test_a_schema_is_kept_to():
+    grammar = find_grammar(f"json_schema:{json.dumps(PERSON)}")
+    for beginning in ("", '{"na', '{"name": "Bö', '{"name":"Bob","age":-1', '{"name":"Bob","age":3,"tags":["b"'):
+        found = json.loads(beginning + grammar.completion(beginning))
+        assert len(found["name"]) >= 2
+        assert isinstance(found["age"], int)
+        assert set(found) <= {"name", "age", "tags"}
+    for wrong in ('{"age"', '{"name":"B"', '{"name":"Bob","age":3.5', '{"name":"Bob","age":3,"tags":[]', "[", "x"):
+        assert grammar.completion(wrong) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("regex:(a", "regex='(a': Failed to build DFA"),
+        ("regex:(?=a)b", "Failed to build DFA"),
+        ("json_schema:{", "json_schema: not JSON"),
+        ("json_schema:[1]", "json_schema: must be an object, not [1]"),
+        ('json_schema:{"type": "integer", "minimum": 3}', "'minimum' is not kept to"),
+        ('json_schema:{"type": "object", "properties": {"a": {"multipleOf": 2}}}', "'multipleOf' is not kept to"),
+        ('json_schema:{"anyOf": [{"type": "null"}, {"not": {}}]}', "'not' is not kept to"),
+        ('json_schema:{"type": "frog"}', "Unsupported type: frog"),
+        ("json_schema:" + "[" * 15_000, "json_schema: not JSON"),
+        ("regex:" + "a" * 20_001, "20001 characters, at most 20000"),
+        ("pascal", "must be python, regex:EXPRESSION or json_schema:SCHEMA"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused(name, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        find_grammar(name)
+
+
+def test_an_expression_with_a_huge_automaton_is_given_up(monkeypatch):
+    monkeypatch.setattr(regular, "SECONDS", 1)
+    with pytest.raises(ValueError, match="takes more than 1 s to prepare"):
+        regular_grammar("regex", "(a|b)*a(a|b){24}")
+    with pytest.raises(ValueError, match="takes"):
+        regular_grammar("regex", "(((a{100}){100}){100}){10}")
+
+
+@pytest.mark.parametrize("name", ["pascal", "regex:", "json_schema:", "python:x", ""])
+def test_options_know_the_names(name):
+    with pytest.raises(ValueError, match=re.escape("must be python, regex:EXPRESSION or json_schema:SCHEMA, or None")):
+        GenerationOptions(grammar=name)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_knows_nothing_of_it_answers_by_it(engine, temperature):
+    """The built-in model writes Python; held to something else, every answer is that, within its canvas."""
+    schema = json.dumps(PERSON)
+    for name, holds in (
+        (r"regex:[0-9]{3}-[a-z]+", lambda text: re.fullmatch(r"[0-9]{3}-[a-z]+", text)),
+        (f"json_schema:{schema}", lambda text: {"name", "age"} <= set(json.loads(text))),
+    ):
+        options = GenerationOptions(max_new_tokens=48, temperature=temperature, grammar=name)
+        for seed in range(2):
+            for text in engine.complete(["def area(r):", "x ="], options, seed=seed):
+                assert holds(text), text
