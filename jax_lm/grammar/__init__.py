@@ -10,6 +10,8 @@ end within what is left. Hence a grammar is asked for the end itself. Texts only
 
 from typing import Protocol, runtime_checkable
 
+from jax_lm.grammar.regular import regular_grammar
+
 
 @runtime_checkable
 class Grammar(Protocol):
@@ -29,13 +31,11 @@ class Grammar(Protocol):
 def find_grammar(name: str) -> Grammar:
     """Find a grammar by its name (`jax_lm.options.GRAMMARS`); ValueError for another, or one that cannot be made."""
     kind, _, text = name.partition(":")
-    # Each is imported where it is asked for: one needs an extra, and none is the business of most commands.
+    # Imported where it is asked for: no business of most commands.
     if name == "python":
         from jax_lm.grammar.python import PythonGrammar
 
         return PythonGrammar()
     if kind in ("regex", "json_schema") and text:
-        from jax_lm.grammar.regular import regular_grammar
-
         return regular_grammar(kind, text)
     raise ValueError(f"grammar={name!r}: must be python, regex:EXPRESSION or json_schema:SCHEMA")

@@ -6,20 +6,19 @@ is let through in silence.
 """
 
 import json
-import resource
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
-END = 256
-"""No byte: where a text may end."""
-SECONDS, BYTES = 20, 2**30
+OUTLINES = "outlines_core"
+REFUSED = 3
+"""Status of the process that makes an automaton if there is none; its last words are the reason."""
+SECONDS = 20
 """What making an automaton may take."""
-REFUSED, MISSING = 3, 4
-"""Status of the process that makes one: its last words are the reason, or outlines-core is not installed."""
 LONGEST = 20_000
 """Characters of an expression or a schema."""
 
@@ -48,7 +47,7 @@ class RegularGrammar:
 
     def __init__(self, kind: str, text: str) -> None:
         if len(text) > LONGEST:
-            raise ValueError(f"{shown(kind, text)}: {len(text)} characters, at most {LONGEST}")
+            raise ValueError(f"{quoted(kind, text)}: {len(text)} characters, at most {LONGEST}")
         if kind == "json_schema":
             text = json.dumps(read_schema(text))
         table = automaton(kind, text)
@@ -56,7 +55,7 @@ class RegularGrammar:
         self.moves = {state: dict(steps) for state, steps in table["moves"]}
         self.nearest = nearest_bytes(self.moves, set(table["ends"]))
         if self.start not in self.nearest:
-            raise ValueError(f"{shown(kind, text)}: matches no text")
+            raise ValueError(f"{quoted(kind, text)}: matches no text")
 
     def completion(self, text: str, after: str = "") -> str | None:
         """The shortest end in bytes; None if no text that begins so is matched. What stands after does not matter."""
@@ -73,7 +72,7 @@ class RegularGrammar:
             state = self.moves[state][byte]
 
 
-def shown(kind: str, text: str) -> str:
+def quoted(kind: str, text: str) -> str:
     """An expression or a schema for a message."""
     return f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
 
@@ -84,39 +83,17 @@ def automaton(kind: str, text: str) -> dict[str, Any]:
     Raises:
         ValueError: there is none, or it takes too much.
     """
-    command = [sys.executable, "-m", "jax_lm.grammar.regular", kind]
+    if find_spec(OUTLINES) is None:
+        raise ModuleNotFoundError(f"needs {OUTLINES}", name=OUTLINES)
+    command = [sys.executable, "-m", "jax_lm.grammar.automaton", kind]
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{shown(kind, text)}: takes more than {SECONDS} s to prepare") from error
-    if done.returncode == MISSING:
-        raise ModuleNotFoundError("needs outlines_core", name="outlines_core")
+        raise ValueError(f"{quoted(kind, text)}: takes more than {SECONDS} s to prepare") from error
     if done.returncode:
         said = done.stderr.strip() if done.returncode == REFUSED else ""
-        raise ValueError(f"{shown(kind, text)}: {said or 'takes too much memory to prepare'}")
+        raise ValueError(f"{quoted(kind, text)}: {said or 'takes too much memory to prepare'}")
     return json.loads(done.stdout)
-
-
-def main(kind: str, text: str) -> None:
-    """Write the automaton: its start, its ends, and each state's moves by byte."""
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    try:
-        from outlines_core import Index, Vocabulary
-        from outlines_core.json_schema import build_regex_from_schema
-    except ModuleNotFoundError:
-        sys.exit(MISSING)
-    letters: Any = {bytes([byte]): [byte] for byte in range(END)}
-    try:
-        pattern = build_regex_from_schema(text) if kind == "json_schema" else text
-        index = Index(pattern, Vocabulary(END, letters))
-    except ValueError as error:
-        sys.stderr.write(" ".join(str(error).split())[:200])
-        sys.exit(REFUSED)
-    moves = [
-        (state, [(byte, after) for byte, after in steps.items() if byte != END])
-        for state, steps in index.get_transitions().items()
-    ]
-    json.dump({"start": index.get_initial_state(), "ends": list(index.get_final_states()), "moves": moves}, sys.stdout)
 
 
 def nearest_bytes(moves: Mapping[int, Mapping[int, int]], ends: set[int]) -> dict[int, int | None]:
@@ -172,7 +149,3 @@ def require_kept(schema: Any) -> None:
 def regular_grammar(kind: str, text: str) -> RegularGrammar:
     """That of an expression or a schema, made once."""
     return RegularGrammar(kind, text)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.stdin.read())

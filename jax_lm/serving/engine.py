@@ -404,7 +404,8 @@ class Engine:
             self.running.pop(job.sequence, None)
         for slots in self.groups:
             if job.sequence in slots.sequences:
-                slots.leave(job.sequence)
+                sequence: Any = job.sequence
+                slots.leave(sequence)
         seconds = time.monotonic() - job.arrived
         self.metrics.rows.labels(event.reason).inc()
         self.metrics.forwards.inc(event.forwards)

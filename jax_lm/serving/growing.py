@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -157,5 +158,5 @@ class GrowingSlots:
 
     def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
         """The states of a sequence from its beginning on."""
-        key: Key[Array, 1] = jax.random.wrap_key_data(sequence.key)[None]
+        key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(sequence.canvas(self.columns), sequence.options, seed=key, every=self.every)
