@@ -125,3 +125,24 @@ def test_no_device_holds_a_whole_table_to_look_up(on_devices, mesh):
 
 if __name__ == "__main__":
     compare_on_devices()
+
+
+def test_a_cpu_widens_no_table_to_take_rows_of_it_in_a_loop():
+    """XLA's CPU compiler makes a float32 copy of a bfloat16 table before a loop, were it let: at 7B, two gigabytes."""
+    table = jax.random.normal(jax.random.key(0), (4096, 64)).astype(jnp.bfloat16)
+
+    @jax.jit
+    def walked(table, ids):
+        def follow(_, ids):
+            found = lookup(table, ids, None)
+            return jnp.argmax(found, axis=-1).astype(jnp.int32) * 60 + ids % 7
+
+        return jax.lax.fori_loop(0, 5, follow, ids)
+
+    ids = jnp.arange(6, dtype=jnp.int32)[None]
+    compiled = walked.lower(table, ids).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < table.nbytes
+    expected = ids
+    for _ in range(5):
+        expected = np.argmax(np.asarray(table, np.float32)[expected], axis=-1).astype(np.int32) * 60 + expected % 7
+    np.testing.assert_array_equal(np.asarray(compiled(table, ids)), expected)

@@ -20,7 +20,7 @@ from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.extent import Extent, Growth, without_expand
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.unmasking import Candidates, SamplingParams, TokenLogProbs
-from jax_lm.diffusion.vocabulary import Rows
+from jax_lm.diffusion.vocabulary import Rows, in_parts
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
 NEVER = np.iinfo(np.int32).max
@@ -326,9 +326,8 @@ def propose(
     def gathered(size: int) -> Evaluation:
         index = jnp.argsort(~masked, axis=1)[:, :size]
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
-        compact = decide(
-            model.logits(rows), *(jnp.take_along_axis(part, index, axis=1) for part in (positions, masked))
-        )
+        parts = [jnp.take_along_axis(part, index, axis=1) for part in (positions, masked)]
+        compact = in_parts(decide, model.logits(rows), *parts)
         batch = jnp.arange(len(index))[:, None]
 
         def scattered(part: Array) -> Array:

@@ -5,12 +5,15 @@ model on a CPU, and is slow on GPUs and TPUs. All that is needed of a row are a 
 once, and the exponentials are computed once.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+CACHED_LOGITS = 2**20
+"""Logits that a CPU looks at together: 4 MiB, which its caches hold beside their weights."""
 CHUNK = 64
 """Columns that are looked at as one where something is looked for, so that this goes over the vocabulary once."""
 GROUP = 32
@@ -23,6 +26,24 @@ FIRST_PASSES, PASSES = 8, 8
 """Passes over some columns, and the most over all; rows that need more are bisected by the bits of their logits."""
 AROUND = (0.93, 0.985, 1.015, 1.07)
 """Thresholds of the first pass over all columns, in parts of what some of them said: that is seldom further off."""
+
+
+def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others: Array) -> Any:
+    """Call what treats every row alone, on a CPU for so few rows at a time that all it does stays in the caches."""
+    count = logits.shape[1]
+    size = max(1, CACHED_LOGITS // (logits.shape[0] * logits.shape[2]))
+    parts = -(-count // size)
+    while count % parts:
+        parts += 1
+    if parts == 1:
+        return decide(logits, *others)
+
+    def one_by_one(*arguments: Array) -> Any:
+        split = [jnp.moveaxis(a.reshape(a.shape[0], parts, -1, *a.shape[2:]), 1, 0) for a in arguments]
+        found = jax.lax.map(lambda part: decide(*part), split)
+        return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], count, *a.shape[3:]), found)
+
+    return jax.lax.platform_dependent(logits, *others, cpu=one_by_one, default=decide)
 
 
 class Border(NamedTuple):
@@ -88,8 +109,20 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
 
 def weigh(logits: Float[Array, "b r v"], peak: Float[Array, "b r 1"], scale: Float[Array, ""]) -> Float[Array, "b r v"]:
     """Compute exp(scale * (logit - peak)), once for all that is summed up."""
-    # Without the barrier they are computed again within each sum, on a CPU one by one.
-    return jax.lax.optimization_barrier(jnp.exp((logits - peak) * scale))
+
+    def stored(*operands: Array) -> Array:
+        # XLA's CPU compiler drops barriers, and would compute them again within each sum, one by one; it keeps what a
+        # branch returns. A scale is positive.
+        return jax.lax.cond(scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands)
+
+    def barred(*operands: Array) -> Array:
+        return jax.lax.optimization_barrier(exponential(*operands))
+
+    return jax.lax.platform_dependent(logits, peak, scale, cpu=stored, default=barred)
+
+
+def exponential(logits: Array, peak: Array, scale: Array) -> Array:
+    return jnp.exp((logits - peak) * scale)
 
 
 def nucleus(

@@ -81,12 +81,28 @@ def lookup(table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None
     times, as that of MASK is, loses most of its gradient.
     """
     if mesh is None:
-        return table[ids]
+        return take_rows(table, ids)
     # Each device looks the columns up that it has, for the rows of all; the parts of rows are then exchanged. To gather
     # the table instead would put all of it on every device.
     rows = rows_beside_columns(ids, mesh)
-    found = table[sharding.constrain(ids, mesh, rows)]
+    found = take_rows(table, sharding.constrain(ids, mesh, rows))
     return sharding.shard_rows(sharding.constrain(found, mesh, rows, None, "fsdp"), mesh)
+
+
+def take_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+    """Take rows by their ids, as they are stored.
+
+    XLA's CPU compiler takes rows of bfloat16 from a float32 copy of the table, which it would make whole before a loop.
+    """
+
+    def within_loops(table: Array, ids: Array) -> Array:
+        # What depends on the ids cannot be moved out of the loop that they change in, and is made of their rows alone.
+        table, ids = jax.lax.optimization_barrier((table, ids))
+        return table[ids]
+
+    if table.dtype != jnp.bfloat16:
+        return table[ids]
+    return jax.lax.platform_dependent(table, ids, cpu=within_loops, default=lambda table, ids: table[ids])
 
 
 def rows_beside_columns(ids: Array, mesh: Mesh) -> str | None:
