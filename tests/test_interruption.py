@@ -69,7 +69,13 @@ def leftovers(folder):
 
 
 def check(name, seconds, folder):
-    status, err, waited = interrupted([sys.executable, "-m", "jax_lm", *COMMANDS[name]], seconds, folder)
+    words = [sys.executable, "-m", "jax_lm", *COMMANDS[name]]
+    status, err, waited = interrupted(words, seconds, folder)
+    for more in range(1, 6):
+        # On a busy machine Python itself may still be starting, before any line of ours: nobody can guard that.
+        if not (status == -signal.SIGINT and f"{os.sep}jax_lm{os.sep}" not in err):
+            break
+        status, err, waited = interrupted(words, seconds + 0.1 * more, folder)
     assert status == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted"
