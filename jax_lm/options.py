@@ -157,6 +157,9 @@ class GenerationOptions:
         early_stop: do not decode what comes after a stop token; the text is the same.
         draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. The answer
             is the same but for ties of floating point; an evaluation costs as much as that of 1 + draft canvases.
+        lookahead: branches that are tried beside the canvas after each step, each with one token more of those that the
+            rule did not take; on goes the one whose masks are surest (LoPA, arXiv 2512.16229). Takes fewer evaluations,
+            each of 1 + lookahead canvases, and may change the answer; 0 is off. Not with commit="steps".
         grammar: `python`: the answer, with its prompt and what stands after it, is a program that the running Python
             parses; `regex:EXPRESSION`, `json_schema:SCHEMA`: the answer as a whole matches it (extra `grammar`). An
             answer that is right anyway stays as it is; another is decoded again from its first wrong token.
@@ -177,6 +180,7 @@ class GenerationOptions:
     alg_temp: float = 0.0
     early_stop: bool = True
     draft: int = 0
+    lookahead: int = 0
     grammar: str | None = None
     growth: str = "auto"
     decoding: Decoding = EXACT
@@ -194,6 +198,7 @@ class GenerationOptions:
         if commit != "steps" and self.tokens_per_step != 1:
             raise ValueError(f"tokens_per_step={self.tokens_per_step}: commit={commit!r} decides that by itself")
         self.check_draft()
+        self.check_lookahead()
         self.check_grammar()
         require_one_of("alg", self.alg, ALGS)
         require_one_of("growth", self.growth, GROWTHS)
@@ -220,6 +225,16 @@ class GenerationOptions:
         if self.draft and chosen.cache == "prefix" and chosen.refresh_every > 1:
             raise ValueError(f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1")
 
+    def check_lookahead(self) -> None:
+        """ValueError if branches do not go with the rest."""
+        if not 0 <= self.lookahead <= MAX_DRAFT:
+            raise ValueError(f"lookahead={self.lookahead}: must lie in [0, {MAX_DRAFT}]")
+        if self.lookahead and self.draft:
+            raise ValueError(f"lookahead={self.lookahead}: must be 0 with draft={self.draft}, give one of the two")
+        if self.lookahead and self.decoding.resolved.commit == "steps":
+            allowed = ", ".join(rule for rule in COMMIT_RULES if rule != "steps")
+            raise ValueError(f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}")
+
     def check_grammar(self) -> None:
         """ValueError for a grammar that there is not, or that has no end of an answer to hold to."""
         if self.grammar is not None:
@@ -235,7 +250,8 @@ class GenerationOptions:
         chosen = self.decoding.resolved
         needed = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
         found: dict[str, tuple[Any, Any]] = {name: (getattr(chosen, name), only) for name, only in needed.items()}
-        found |= {"num_steps": (self.num_steps, None), "draft": (self.draft, 0), "grammar": (self.grammar, None)}
+        found |= {"num_steps": (self.num_steps, None), "draft": (self.draft, 0), "lookahead": (self.lookahead, 0)}
+        found |= {"grammar": (self.grammar, None)}
         for name, (value, only) in found.items():
             if value != only:
                 raise ValueError(
@@ -251,6 +267,11 @@ class GenerationOptions:
         return replace(self, **settings, **({"decoding": replace(self.decoding, **below)} if below else {}))
 
     @property
+    def canvases_beside(self) -> int:
+        """Canvases that are evaluated beside the canvas: guesses of the next steps, or branches."""
+        return self.draft or self.lookahead
+
+    @property
     def steps(self) -> int | None:
         """Denoising steps over the whole canvas; None is as many as a commit rule by probability needs."""
         if self.decoding.resolved.commit != "steps":
@@ -260,5 +281,5 @@ class GenerationOptions:
 
 DEFAULTS = GenerationOptions()
 
-LATER_OPTIONS = {"draft": 0, "grammar": None, "growth": "auto"}
+LATER_OPTIONS = {"draft": 0, "lookahead": 0, "grammar": None, "growth": "auto"}
 """Options that runs did not record before there were any, with what they did then."""

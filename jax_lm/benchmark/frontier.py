@@ -34,7 +34,7 @@ class FrontierPoint:
         low, high: 95 % interval of their share.
         tokens: of all answers, before their stop tokens.
         forwards: model evaluations for all answers.
-        canvases: that an evaluation computes for an answer: guesses and the canvas itself.
+        canvases: that an evaluation computes for an answer: guesses or branches, and the canvas itself.
         seconds: of decoding, without compilation; None where that was not asked for.
     """
 
@@ -68,7 +68,7 @@ class FrontierPoint:
             high=high,
             tokens=sum(record["tokens"] for record in counted),
             forwards=sum(record["forwards"] for record in counted),
-            canvases=1 + setting.draft,
+            canvases=1 + setting.draft + setting.lookahead,
             seconds=sum(record["seconds"] for record in counted) if timed else None,
         )
 

@@ -132,6 +132,7 @@ class FrontierSetting:
     decoding: Decoding
     tokens_per_step: int = 1
     draft: int = 0
+    lookahead: int = 0
 
     def options(self, quality: "QualitySettings") -> GenerationOptions:
         """The options of an answer."""
@@ -140,6 +141,7 @@ class FrontierSetting:
             temperature=quality.temperature,
             tokens_per_step=self.tokens_per_step,
             draft=self.draft,
+            lookahead=self.lookahead,
             decoding=self.decoding,
         )
 
@@ -164,6 +166,9 @@ def frontier_settings() -> dict[str, FrontierSetting]:
         decoding = windowed(commit="threshold", threshold=threshold)
         found[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
     found["threshold 0.9, draft 4"] = FrontierSetting("threshold, draft", Decoding(preset="turbo"), draft=4)
+    for branches in (2, 4, 8):
+        decoding = windowed(commit="threshold", threshold=0.95)
+        found[f"threshold 0.95, lookahead {branches}"] = FrontierSetting("lookahead", decoding, lookahead=branches)
     for factor in (0.1, 0.3, 1.0):
         decoding = windowed(commit="factor", factor=factor)
         found[f"factor {factor}"] = FrontierSetting("factor, window", decoding)

@@ -14,8 +14,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jax_lm.diffusion.lookahead import lookahead_step
 from jax_lm.diffusion.step import (
+    CANVASES,
     NEVER,
+    ROWS,
     BatchInputs,
     Evaluation,
     KVCache,
@@ -28,9 +31,6 @@ from jax_lm.diffusion.step import (
     step,
 )
 from jax_lm.models.dream import DreamForCausalLM
-
-ROWS, CANVASES = "rows", "canvases"
-"""Names of the axes over rows, and over the canvases that are evaluated for a row."""
 
 
 class Guesses(NamedTuple):
@@ -46,22 +46,24 @@ class Drafted(NamedTuple):
 
     Attributes:
         rows: their states, all leaves with an axis more.
-        guesses: of each row; None where none are made.
+        guesses: of each row; with lookahead, its branches; None where none are made.
     """
 
     rows: SamplerState
-    guesses: Guesses | None
+    guesses: Guesses | SamplerState | None
 
     @classmethod
-    def of(cls, state: SamplerState, count: int) -> "Drafted":
+    def of(cls, state: SamplerState, config: StepConfig) -> "Drafted":
         """The rows of a state, without a guess yet: a canvas is never what the step from it makes."""
         batch = len(state.tokens)
         spread = state._replace(step=jnp.full(batch, state.step), forwards=jnp.full(batch, state.forwards))
         rows = jax.tree.map(lambda part: part[:, None], spread)._replace(step=spread.step, forwards=spread.forwards)
 
         def copied(part: Array) -> Array:
-            return jnp.broadcast_to(part[:, None], (batch, count, *part.shape[1:]))
+            return jnp.broadcast_to(part[:, None], (batch, config.guessed, *part.shape[1:]))
 
+        if config.looks_ahead:
+            return cls(rows, jax.tree.map(copied, rows))
         return cls(rows, Guesses(copied(rows.tokens), copied(rows.masked), copied(rows.step)))
 
     def at(self, step: Int[Array, ""], mask_id: int) -> SamplerState:
@@ -90,17 +92,19 @@ def advance_rows(
     going: Bool[Array, "b"],
     shared: Any = 0,
 ) -> tuple[Drafted, KVCache]:
-    """Take a `draft_step` with each of the rows that are going; the others recompute what they hold.
+    """Take a `draft_step`, or a `lookahead_step`, with each of the rows that are going.
+
+    The others recompute what they hold.
 
     Args:
         cache: an axis more than that of a row, as `inputs`.
         shared: which axis of the inputs is that of the rows, as `jax.vmap` takes it; None for what they share.
     """
 
-    def take(
-        state: SamplerState, guesses: Guesses | None, cache: KVCache, inputs: BatchInputs
-    ) -> tuple[SamplerState, Guesses | None, KVCache]:
-        return draft_step(model, state, guesses, cache, inputs, replace(config, axes=(ROWS,)))
+    take_step = lookahead_step if config.looks_ahead else draft_step
+
+    def take(state: SamplerState, guesses: Any, cache: KVCache, inputs: BatchInputs) -> tuple[SamplerState, Any, KVCache]:
+        return take_step(model, state, guesses, cache, inputs, replace(config, axes=(ROWS,)))
 
     mapped = jax.vmap(take, in_axes=(0, 0, 0, shared), axis_name=ROWS)
     rows, guesses, cache = mapped(drafted.rows, drafted.guesses, cache, inputs)

@@ -158,8 +158,9 @@ class Sampler:
             strict_reference=strict_reference,
             hooks=hooks,
         )
-        if options.draft and (hooks != NO_HOOKS or strict_reference):
-            raise ValueError(f"draft={options.draft}: must be 0 with hooks or strict_reference")
+        if options.canvases_beside and (hooks != NO_HOOKS or strict_reference):
+            name = "draft" if options.draft else "lookahead"
+            raise ValueError(f"{name}={options.canvases_beside}: must be 0 with hooks or strict_reference")
         if canvas.room is not None:
             config = growing_config(config, options)
         done: list[Block] = []
@@ -184,8 +185,9 @@ class Sampler:
             rows=None,
             mask_id=self.mask_id,
             top_k=options.top_k,
-            checked=options.draft,
-            guessed=options.draft,
+            checked=options.canvases_beside,
+            guessed=options.canvases_beside,
+            looks_ahead=options.lookahead > 0,
             growth=self.growth,
         )
 
@@ -209,8 +211,8 @@ class Sampler:
         step = first_step = int(state.step)
         limit = first_step + step_limit(params, block.length)
         forwards, refreshed = int(state.forwards), None
-        is_open, guessed = True, passes[0][0].guessed
-        drafted = Drafted.of(state, guessed) if guessed else None
+        is_open = True
+        drafted = Drafted.of(state, passes[0][0]) if passes[0][0].guessed else None
         while is_open and step < limit:
             is_refresh = len(passes) > 1 and (refreshed is None or forwards - refreshed >= refresh_steps)
             config, first_row = passes[0] if is_refresh else passes[-1]
@@ -270,7 +272,7 @@ class Sampler:
             Ids and log-probabilities at the temperature, of the columns of the canvas's region.
         """
         region = canvas.region
-        config = replace(self.step_config(options, region.length), top_k=None, checked=0, guessed=1)
+        config = replace(self.step_config(options, region.length), top_k=None, checked=0, guessed=1, looks_ahead=False)
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
             Window.of(block=region.start, rows=0, first_step=0, until=UNLIMITED, forwards=UNLIMITED),

@@ -24,6 +24,8 @@ from jax_lm.diffusion.vocabulary import Rows, in_parts
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
 NEVER = np.iinfo(np.int32).max
+ROWS, CANVASES = "rows", "canvases"
+"""Names of the axes over rows, and over the canvases that are evaluated for a row."""
 SMALLEST_HEAD = 16
 HEAD_SHARES = (2, 1)
 """The head runs on the smallest of these fractions of a block that holds its masked rows; each is compiled."""
@@ -152,6 +154,7 @@ class StepConfig:
         forced: commit the block's first column, and nothing else.
         checked: guesses of the next canvases that are evaluated beside the canvas (`jax_lm.diffusion.drafts`).
         guessed: guesses that are made for the next evaluation.
+        looks_ahead: whether guesses are branches to choose from (`jax_lm.diffusion.lookahead`).
         top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
         growth: tokens by which holes grow, of a checkpoint that has them.
         axes: names of the axes over canvases, where each is a batch of one under `jax.vmap`.
@@ -168,6 +171,7 @@ class StepConfig:
     forced: bool = False
     checked: int = 0
     guessed: int = 0
+    looks_ahead: bool = False
     top_tokens: int = 0
     growth: Growth | None = None
     axes: tuple[str, ...] = ()
@@ -223,11 +227,19 @@ def evaluate(
 
 def commit(state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> SamplerState:
     """Commit what the rule takes of a proposal; the state is then at the next step that commits anything."""
+    state = write(state, evaluation, choose(evaluation.proposal, state, inputs, config), inputs, config)
+    return skip_idle(state._replace(step=state.step + 1), inputs, config)
+
+
+def write(
+    state: SamplerState, evaluation: Evaluation, chosen: Bool[Array, "b r"], inputs: BatchInputs, config: StepConfig
+) -> SamplerState:
+    """Write the chosen tokens of a proposal into the canvas, and end the rows that end with them."""
     proposal = evaluation.proposal
     # Only the strict reference can propose MASK; such a position stays open, as it does there.
-    chosen = choose(proposal, state, inputs, config) & (proposal.tokens != config.mask_id)
+    chosen &= proposal.tokens != config.mask_id
 
-    def write(values: Array, new: Array) -> Array:
+    def updated(values: Array, new: Array) -> Array:
         is_new = chosen.reshape(*chosen.shape, *[1] * (new.ndim - 2))
         new = jnp.where(is_new, new, block_columns(values, inputs.window, config))
         if config.length == values.shape[1]:
@@ -235,19 +247,19 @@ def commit(state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, con
         return jax.lax.dynamic_update_slice_in_dim(values, new, inputs.window.block, axis=1)
 
     state = state._replace(
-        tokens=write(state.tokens, proposal.tokens),
-        masked=write(state.masked, jnp.zeros_like(chosen)),
-        commit_step=write(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
-        confidence=write(state.confidence, proposal.probability),
+        tokens=updated(state.tokens, proposal.tokens),
+        masked=updated(state.masked, jnp.zeros_like(chosen)),
+        commit_step=updated(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
+        confidence=updated(state.confidence, proposal.probability),
     )
     if state.logprobs is not None and evaluation.logprobs is not None:
-        state = state._replace(logprobs=jax.tree.map(write, state.logprobs, evaluation.logprobs))
+        state = state._replace(logprobs=jax.tree.map(updated, state.logprobs, evaluation.logprobs))
     if config.hooks.tokens is not None:
         tokens = config.hooks.tokens(state.step, state.tokens, evaluation.logits)
         state = rewrite(state, tokens, inputs.canvas.holes, config.mask_id)
     if config.stop_ids:
         state = end_rows(state, inputs, config.stop_ids)
-    return skip_idle(state._replace(step=state.step + 1), inputs, config)
+    return state
 
 
 def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
@@ -308,7 +320,7 @@ def propose(
     def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"], needed: Bool[Array, "b c"]) -> Evaluation:
         logits = without_expand(logits, state.masked, config.growth, state.extent)
         candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
-        kept = unmasking.likeliest_candidates(candidates) if config.guessed else None
+        kept = unmasking.likeliest_candidates(candidates) if config.guessed and not config.looks_ahead else None
         shape = logits.shape[:2]
         entropy = if_any(
             params.entropy_bound >= 0, lambda: unmasking.row_entropy(logits, excluded_id), jnp.zeros(shape), config

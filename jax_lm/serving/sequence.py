@@ -74,6 +74,7 @@ class Sequence:
         if self.options.top_k is None or self.options.top_k > TOP_K:
             raise ValueError(f"top_k={self.options.top_k}: must lie in [1, {TOP_K}], the candidates that are kept")
         fixed: dict[str, Any] = {"alg_temp": (self.options.alg_temp, 0), "draft": (self.options.draft, 0)}
+        fixed["lookahead"] = (self.options.lookahead, 0)
         fixed["grammar"] = (self.options.grammar, None)
         fixed["growth"] = ("on" if self.options.growth == "on" else "off", "off")
         fixed |= {name: (getattr(decoding, name), only) for name, only in FIXED.items()}
