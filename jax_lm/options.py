@@ -272,6 +272,11 @@ class GenerationOptions:
         return self.draft or self.lookahead
 
     @property
+    def beside(self) -> str:
+        """The option that asks for them, with its value."""
+        return f"lookahead={self.lookahead}" if self.lookahead else f"draft={self.draft}"
+
+    @property
     def steps(self) -> int | None:
         """Denoising steps over the whole canvas; None is as many as a commit rule by probability needs."""
         if self.decoding.resolved.commit != "steps":

@@ -1,7 +1,9 @@
 """Lookahead against a reading of LoPA in plain Python, one canvas and one forward after another."""
 
 from dataclasses import replace
+from itertools import pairwise
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import greedy
@@ -27,7 +29,7 @@ def prompt(seed, rows=1):
 
 def said(sampler, tokens):
     """The likeliest token of each column and its probability, without MASK."""
-    logits = np.array(sampler.forward(np.asarray(tokens, np.int32)[None]))[0].astype(np.float64)
+    logits = np.array(sampler.forward(jnp.asarray(tokens, jnp.int32)[None]))[0].astype(np.float64)
     logits = np.concatenate([logits[:1], logits[:-1]])
     logits[:, sampler.mask_id] = -np.inf
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -116,7 +118,7 @@ def test_rows_of_a_batch_are_what_they_are_alone(golden_sampler, settings):
 def test_a_stream_ends_with_the_same_text_and_only_adds(golden_sampler):
     canvas, chosen = Canvas.after(prompt(2), None, COLUMNS), options(3, cache="window")
     states = list(golden_sampler.stream(canvas, chosen))
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         kept = ~np.asarray(before.masked)
         np.testing.assert_array_equal(np.asarray(before.tokens)[kept], np.asarray(after.tokens)[kept])
     np.testing.assert_array_equal(states[-1].tokens, golden_sampler.generate(canvas, chosen).tokens)
@@ -148,4 +150,4 @@ def test_the_strict_reference_and_rows_that_share_steps_have_none(tiny):
     with pytest.raises(ValueError, match="lookahead=2: must be 0 with hooks"):
         decoded(tiny, prompt(0), options(2), strict_reference=True)
     with pytest.raises(ValueError, match="lookahead=2: rows that share steps can only have 0"):
-        sequence(options=greedy(lookahead=2, decoding=Decoding(preset="turbo")))
+        sequence(0, options=greedy(lookahead=2, decoding=Decoding(preset="turbo")))

@@ -71,9 +71,7 @@ def run_plan(arguments: Plan) -> int:
             raise ValueError(f"explain=True: {missing}: {install}")
         print(f"{missing}: {install}", file=sys.stderr)
     if arguments.generation.canvases_beside and not passes:
-        beside = {"draft": arguments.generation.draft, "lookahead": arguments.generation.lookahead}
-        name, count = next((name, count) for name, count in beside.items() if count)
-        raise ValueError(f"{name}={count}: arithmetic knows no canvases beside; compile it, or give 0")
+        raise ValueError(f"{arguments.generation.beside}: arithmetic knows no canvases beside; compile it, or give 0")
     memory = planning.estimated_memory(config, planned, mesh)
     worst = worst_of(passes)
     total = memory.total if worst is None else worst.total

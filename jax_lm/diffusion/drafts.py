@@ -103,7 +103,9 @@ def advance_rows(
 
     take_step = lookahead_step if config.looks_ahead else draft_step
 
-    def take(state: SamplerState, guesses: Any, cache: KVCache, inputs: BatchInputs) -> tuple[SamplerState, Any, KVCache]:
+    def take(
+        state: SamplerState, guesses: Any, cache: KVCache, inputs: BatchInputs
+    ) -> tuple[SamplerState, Any, KVCache]:
         return take_step(model, state, guesses, cache, inputs, replace(config, axes=(ROWS,)))
 
     mapped = jax.vmap(take, in_axes=(0, 0, 0, shared), axis_name=ROWS)

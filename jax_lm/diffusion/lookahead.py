@@ -58,14 +58,13 @@ def lookahead_step(
     anchor = commit(chosen, evaluation, inputs, config)
     branches = branch(anchor, evaluation, inputs, config)
     is_full = ~jnp.any(block_columns(branches.masked[0], inputs.window, config))
-    # Nothing is surer than a full block: it need not be evaluated to be chosen.
-    anchor = jax.tree.map(lambda full, left: jnp.where(is_full, full[0], left), branches, anchor)
+    # Nothing is surer than a full block: it need not be evaluated to be chosen, as the only branch of a last mask.
+    filled = jax.tree.map(lambda part: part[0], branches)._replace(step=anchor.step + 1)
+    anchor = jax.tree.map(lambda full, left: jnp.where(is_full, full, left), filled, anchor)
     return anchor, branches, cache
 
 
-def surety(
-    canvas: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
-) -> Float[Array, ""]:
+def surety(canvas: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> Float[Array, ""]:
     """Mean probability of the tokens proposed for what is masked in the block; 1 if nothing is."""
     masked = block_columns(canvas.masked, inputs.window, config)
     count = jnp.sum(masked)
@@ -73,9 +72,7 @@ def surety(
     return jnp.where(count > 0, total / jnp.maximum(count, 1), 1.0)
 
 
-def branch(
-    anchor: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
-) -> SamplerState:
+def branch(anchor: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> SamplerState:
     """Copies of a canvas, each with one token more, in the order of the scores; beyond the last mask, plain copies."""
     masked = block_columns(anchor.masked, inputs.window, config)
     rank = decoding.ranks(evaluation.proposal.scores, masked)

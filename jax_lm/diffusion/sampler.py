@@ -159,8 +159,7 @@ class Sampler:
             hooks=hooks,
         )
         if options.canvases_beside and (hooks != NO_HOOKS or strict_reference):
-            name = "draft" if options.draft else "lookahead"
-            raise ValueError(f"{name}={options.canvases_beside}: must be 0 with hooks or strict_reference")
+            raise ValueError(f"{options.beside}: must be 0 with hooks or strict_reference")
         if canvas.room is not None:
             config = growing_config(config, options)
         done: list[Block] = []

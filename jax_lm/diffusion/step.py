@@ -157,7 +157,7 @@ class StepConfig:
         looks_ahead: whether guesses are branches to choose from (`jax_lm.diffusion.lookahead`).
         top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
         growth: tokens by which holes grow, of a checkpoint that has them.
-        axes: names of the axes over canvases, where each is a batch of one under `jax.vmap`.
+        axes: names of the axes over canvases, each a batch of one under `jax.vmap`.
     """
 
     length: int
@@ -307,10 +307,10 @@ def block_hidden(
 def propose(
     model: DreamForCausalLM, hidden: Float[Array, "b r d"], state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> Evaluation:
-    """Filter, draw and score the masked positions.
+    """Filter, draw and score the masked positions; a hook sees the logits of all rows.
 
     The head costs more than a small body, so it runs on the masked rows alone: gathered to the front, and as many
-    as the smallest compiled size that holds them. A hook sees the logits of all rows.
+    as the smallest compiled size that holds them.
     """
     params = inputs.params
     masked = block_columns(state.masked, inputs.window, config)
@@ -362,9 +362,8 @@ def propose(
 
 
 def if_any(wanted: Bool[Array, ""], compute: Callable[[], Any], nothing: Any, config: StepConfig) -> Any:
-    """Compute something if it is wanted; under `jax.vmap`, for all rows if it is for any."""
+    """Compute something if it is wanted: under `jax.vmap`, for any row, as a condition of each row's own does both."""
     if config.axes:
-        # A condition of every row's own would compute both sides.
         wanted = jax.lax.pmax(wanted.astype(jnp.int32), config.axes) > 0
     return jax.lax.cond(wanted, compute, lambda: nothing)
 
@@ -419,8 +418,7 @@ def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]
     masks_before = jnp.cumsum(state.masked, axis=1) - state.masked
     # Clear: as many masks before the stop token as before its hole, hence none between.
     is_clear = is_stop & (masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1))
-    place = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
-    last = jax.lax.cummax(jnp.where(is_clear, place, -1), axis=1)
+    last = jax.lax.cummax(jnp.where(is_clear, jnp.arange(state.tokens.shape[1], dtype=jnp.int32), -1), axis=1)
     ended = state.masked & (last >= canvas.hole_starts)
     stops = jnp.take_along_axis(state.tokens, jnp.maximum(last, 0), axis=1)
     return state._replace(
