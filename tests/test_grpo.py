@@ -17,7 +17,8 @@ from safetensors.numpy import load_file
 from jax_lm import cli
 from jax_lm.options import LATER_OPTIONS, Decoding, GenerationOptions
 from jax_lm.training.checkpoints import differing_setting, named_settings
-from jax_lm.training.config import Estimator, GRPOConfig, OptimizerConfig, PolicyLoss, TrainerConfig, settings_without
+from jax_lm.training.config import OptimizerConfig, TrainerConfig, settings_without
+from jax_lm.training.grpo_config import Estimator, GRPOConfig, PolicyLoss
 
 ROOT = Path(__file__).parent.parent
 REWARD = """

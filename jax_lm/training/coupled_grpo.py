@@ -35,8 +35,9 @@ from jax_lm.printing import printable_json
 from jax_lm.rewards import Scored, WeightedSum, weighted_sum
 from jax_lm.sharding import divisors, on_mesh, replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.config import Estimator, GRPOConfig, settings_without
+from jax_lm.training.config import settings_without
 from jax_lm.training.fitting import announced, chosen_dtype, fitted_grpo, weight_count
+from jax_lm.training.grpo_config import Estimator, GRPOConfig
 from jax_lm.training.placement import RolloutWeights
 from jax_lm.training.policy_loss import (
     advantages,

@@ -20,9 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_lm.data.batches import Batch
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.sharding import AnyMesh, row_devices, row_spec, tree_shardings
-from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
+from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.coupled_grpo import PolicyBatch, grpo_loss, policy_scores
 from jax_lm.training.fitting import chosen_dtype, fitted_grpo, fitted_loss, fitted_trainer, weight_count
+from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.masked_diffusion import diffusion_loss
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.rollouts import WIDTH_BUCKET
