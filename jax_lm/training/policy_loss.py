@@ -6,9 +6,10 @@ log-probability of a completion token (Apple's `selective_log_softmax`):
     s = [l0 + sum over pairs of (m1 l1 / t + m2 l2 / (1 - t))] / (pairs + 1)
 
 l0, l1, l2 are log-probabilities of the token with the whole completion masked, with m1 masked, and with the rest (m2)
-masked. A proxy, not a normalised log-probability. With `trace` and `stratified` each token has one copy: its score is its
-log-probability there, which for `trace` comes near to what the sampler drew from. A loss comes as a sum and what to divide it by, so that a batch may
-be cut into parts without changing its loss. Knows the model and masks; not where completions and rewards come from.
+masked. A proxy, not a normalised log-probability. With `trace` and `stratified` a token has one copy, and its score is
+its log-probability there, which for `trace` comes near to what the sampler drew from. A loss comes as a sum and what to
+divide it by, so that a batch may be cut into parts without changing its loss. Knows the model and masks; not where
+completions and rewards come from.
 """
 
 from functools import partial
@@ -142,9 +143,7 @@ def drawn_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple
     return masked, weights[: estimator.copies]
 
 
-def segments(
-    commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"], count: int
-) -> Int[Array, "b c"]:
+def segments(commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"], count: int) -> Int[Array, "b c"]:
     """Cut the decoding of each completion into `count` segments of about as many tokens; no step is cut in two.
 
     The segment of a position follows from how many counted tokens were decoded before it; those after the end of the
