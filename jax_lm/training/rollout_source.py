@@ -37,6 +37,7 @@ from jax_lm.training.rollouts import (
     has_variance,
     reward_by_process,
     reward_metrics,
+    rewards_of,
     sample_completions,
 )
 from jax_lm.training.trainer import State
