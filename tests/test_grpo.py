@@ -60,8 +60,8 @@ def test_the_published_recipe_is_the_preset_and_the_default():
         "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
         "remat", "rollout_mesh", "draft", "lookahead", "profile", "warmup_steps", "adam_epsilon",
         "muon_learning_rate", "tokens_per_step", "alg_temp", "early_stop", "grammar", "growth",
-        "held_out_prompts", "dynamic_sampling", "num_segments", "min_p", "optim", "async_checkpointing", "metric_for_best_model", "load_best_model_at_end",
-        "early_stopping_patience",
+        "held_out_prompts", "dynamic_sampling", "num_segments", "min_p", "optim", "async_checkpointing",
+        "metric_for_best_model", "load_best_model_at_end", "early_stopping_patience",
     }  # fmt: skip
     # Of decoding, the preset says everything.
     overrides = {field.name for field in dataclasses.fields(Decoding)} - {"preset"}

@@ -110,8 +110,8 @@ class GRPOConfig:
         generation_batch_size: completions sampled together; None is all of a rollout.
         reward_funcs: names of rewards, or functions of yours, as file.py:function or package.module:function.
         reward_weights: their weights, in this order; on the command line 1 for a single reward if not given.
-        dynamic_sampling: how often a rollout draws prompts anew for groups whose completions are all worth the same, which
-            teach nothing (DAPO, arXiv 2503.14476); 0 keeps such groups.
+        dynamic_sampling: how often a rollout draws prompts anew, in place of groups whose completions are all worth the
+            same and teach nothing (DAPO, arXiv 2503.14476); 0 keeps such groups.
         shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
         baseline: of the advantages: leave_one_out, or mean.
         scale_rewards: divide advantages by the standard deviation of their group.
