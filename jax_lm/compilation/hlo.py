@@ -163,7 +163,7 @@ def parse_hlo(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry: Computation | None = None
     current: Computation | None = None
-    for line in text.splitlines():
+    for line in whole_lines(text):
         if current is None:
             header = HEADER.match(line)
             if header:
@@ -178,6 +178,18 @@ def parse_hlo(text: str) -> Module:
             f"no ENTRY computation in a text that begins with {text[:40]!r}: must be that of an HLO module"
         )
     return Module(computations, entry)
+
+
+def whole_lines(text: str) -> Iterator[str]:
+    """Yield lines; what a Pallas kernel says of itself stands on lines of its own, within an instruction."""
+    kept = ""
+    for line in text.splitlines():
+        if kept and line.startswith(('"', "}}")):
+            kept += line
+        else:
+            yield from [kept] if kept else []
+            kept = line
+    yield kept
 
 
 def parse_instruction(line: str, start: re.Match) -> Instruction:
