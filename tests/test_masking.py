@@ -207,12 +207,10 @@ def drawn_sizes(jaxpr):
                 yield from drawn_sizes(inner)
 
 
-def test_attention_draws_one_mask_for_all_rows_and_none_where_it_is_open():
+def test_attention_draws_one_mask_for_all_rows():
     samples, key = jnp.repeat(PACKED, 8, axis=0), jax.random.key(0)
     openness = jnp.full(16, 0.5)
     assert list(drawn_sizes(jax.make_jaxpr(attention_mask)(samples, openness, key).jaxpr)) == [6 * 6]
-    assert list(drawn_sizes(jax.make_jaxpr(lambda s, k: attention_mask(s, None, k))(samples, key).jaxpr)) == []
     # Rows of a step have the same draw, wherever they are.
     alone = attention_mask(samples[3:4], openness[:1], key)
     np.testing.assert_array_equal(attention_mask(samples, openness, key)[3:4], alone)
-    np.testing.assert_array_equal(attention_mask(samples, None, key), samples[:, :, None] == samples[:, None, :])

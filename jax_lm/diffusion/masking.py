@@ -101,17 +101,13 @@ def unforced_ratio(
     return jnp.where(counts == 1, alone, 1.0)
 
 
-def attention_mask(
-    samples: Int[Array, "b t"], openness: Float[Array, "b"] | None, key: PRNGKeyArray
-) -> Bool[Array, "b t s"]:
-    """Let a token attend to those of its own sample: to all of them, or while attention opens, to those that are not
-    in the future and to each future one with probability `openness` of its row (1 is bidirectional, 0 causal).
+def attention_mask(samples: Int[Array, "b t"], openness: Float[Array, "b"], key: PRNGKeyArray) -> Bool[Array, "b t s"]:
+    """Let a token attend to those of its own sample: to those that are not in the future, and to each
+    future one with probability `openness` of its row (1 is bidirectional, 0 causal).
 
     One draw [t, s] for all rows (Gong et al., DiffuLLaMA, arXiv 2410.17891), so that it follows from the step alone.
     """
     own = samples[:, :, None] == samples[:, None, :]
-    if openness is None:
-        return own
     columns = jnp.arange(samples.shape[1])
     drawn = jax.random.uniform(key, (columns.size, columns.size)) < openness[:, None, None]
     return own & ((columns[:, None] >= columns[None]) | drawn)

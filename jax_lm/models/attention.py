@@ -1,12 +1,30 @@
-"""Grouped-query attention, and the keys and values that it runs over. Dimension letters: see `jax_lm.models.dream`."""
+"""Grouped-query attention, and the keys and values that it runs over. Dimension letters: see `jax_lm.models.dream`.
 
+`attend` takes a fused kernel where one exists and pays, which never writes the scores of all queries with all keys to
+memory: JAX's splash attention on TPUs, cuDNN's on NVIDIA GPUs. `docs/results/scale` has what that saves, as compiled.
+"""
+
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.products import product
+from jax_lm.sharding import row_axes
+
+LANES = 128
+"""Columns of a TPU's registers: keys come in blocks of a multiple of it, and so do the numbers of a head."""
+BLOCKS = (512, 384, 256, LANES)
+"""Queries and keys of a block, the first that divides the sequence."""
+UNSEEN = -2
+"""Number of positions that fill a sequence up; those of samples, and of what is no sample, are larger."""
+LONG = {"tpu": 1024, "gpu": 256}
+"""Positions from which fused attention pays. Below, as compiled, the scores of a row stay in a v5e's own memory anyway;
+GPUs write them at any length."""
 
 
 class KeyValues(NamedTuple):
@@ -23,13 +41,58 @@ class KeyValues(NamedTuple):
         return KeyValues(keys, values)
 
 
-def attend(
-    q: Float[Array, "b t n h"],
-    k: Float[Array, "b k s h"],
-    v: Float[Array, "b k s h"],
-    attention_mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | None,
-) -> Float[Array, "b t n h"]:
-    """Attend to all keys that the mask admits, to all queries or to each; grouped queries, softmax in float32.
+class OwnSample(NamedTuple):
+    """A mask of packed rows: a token attends to all that are of its own sample, by their numbers, and to no other.
+
+    Attributes:
+        samples: -1 where there is none, or more.
+    """
+
+    samples: Int[Array, "b t"]
+
+
+KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample | None
+Queries, Keys = Float[Array, "b t n h"], Float[Array, "b k s h"]
+Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
+
+
+def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None) -> Float[Array, "b t n h"]:
+    """Attend to all keys that the mask admits: for all queries, for each, or by samples.
+
+    On a `mesh`, rows and heads are split as the hidden states and the weights are. A query that may attend to nothing
+    gets numbers that mean nothing, but are finite.
+    """
+    fused = fused_attention(q, k, attention_mask, mesh)
+    if fused is None:
+        return attend_in_full(q, k, v, attention_mask)
+    if mesh is None:
+        return fused(q, k, v, attention_mask)
+    # The compiler cannot split a kernel: each device is told to run it for its own rows and heads.
+    rows = row_axes(len(q), mesh.shape)
+    queries, keys = PartitionSpec(rows, None, "tensor"), PartitionSpec(rows, "tensor")
+    specs = queries, keys, keys, PartitionSpec(rows)
+    return jax.shard_map(fused, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, attention_mask)
+
+
+def fused_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None) -> Attention | None:
+    """Choose the fused kernel of the machine that the program is for; None if it has none for these arrays.
+
+    They multiply bfloat16. A window that attends to a longer cache is too narrow for its scores to matter.
+    """
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
+    is_long = t == s and t >= LONG.get(platform, t + 1)
+    if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
+        return None
+    if platform == "tpu":
+        # Its kernel knows samples, or a mask that is the same in every run.
+        by_sample = attention_mask is None or isinstance(attention_mask, OwnSample) or attention_mask.ndim == 2
+        return splash if by_sample and h % LANES == 0 else None
+    return cudnn if t % 2 == 0 and h % 8 == 0 and h <= LANES and has_cudnn() else None
+
+
+def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Float[Array, "b t n h"]:
+    """Attend by two products and a softmax in float32 between them.
 
     The query heads of a group become further rows of their key head, so that keys are never repeated.
     """
@@ -38,12 +101,86 @@ def attend(
     q = q.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4).reshape(b, -1, groups * t, h)
     scores = product(q, k) / h**0.5
     if attention_mask is not None:
+        admitted = by_query(attention_mask)
         # Where only keys are masked, a padded query sees the real keys, so that no row is empty.
-        if attention_mask.ndim == 2:
-            admitted = attention_mask[:, None, None, :]
-        else:
-            admitted = jnp.tile(attention_mask, (1, groups, 1))[:, None]
-        scores = jnp.where(admitted, scores, jnp.finfo(jnp.float32).min)
+        if admitted.shape[1] > 1:
+            admitted = jnp.tile(admitted, (1, groups, 1))
+        scores = jnp.where(admitted[:, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def by_query(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample) -> Bool[Array, "b #t s"]:
+    """Say for each query, or once for all, which keys are admitted."""
+    if isinstance(mask, OwnSample):
+        return mask.samples[:, :, None] == mask.samples[:, None, :]
+    return mask[:, None] if mask.ndim == 2 else mask
+
+
+def splash(
+    q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False
+) -> Float[Array, "b t n h"]:
+    """Attend by JAX's kernel for TPUs (jax.experimental.pallas.ops.tpu.splash_attention), forward and backward.
+
+    Scores are scaled before they are made, which rounds the queries once more.
+
+    Args:
+        interpret: run the kernel's program where there is no TPU.
+    """
+    # Takes a tenth of a second, which only programs for TPUs need.
+    from jax.experimental.pallas.ops.tpu import splash_attention
+
+    _, t, n, h = q.shape
+    filling = -t % LANES
+    q_numbers, k_numbers = (filled(numbers, filling, 1, UNSEEN) for numbers in numbered(q, attention_mask))
+    scaled = filled((q.astype(jnp.float32) / h**0.5).astype(q.dtype).swapaxes(1, 2), filling, 2)
+    block = next(size for size in BLOCKS if (t + filling) % size == 0)
+    kernel = splash_attention.make_splash_mha_single_device(
+        splash_attention.MultiHeadMask([splash_attention.FullMask((t + filling, t + filling))] * n),
+        block_sizes=splash_attention.BlockSizes(
+            **dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block)
+        ),
+        interpret=interpret,
+    )
+    numbers = splash_attention.SegmentIds(q_numbers, k_numbers)
+    y = jax.vmap(kernel)(scaled, filled(k, filling, 2), filled(v, filling, 2), numbers)
+    return y.swapaxes(1, 2)[:, :t]
+
+
+def numbered(q: Queries, mask: KeyMask) -> tuple[Int[Array, "b t"], Int[Array, "b s"]]:
+    """Number queries and keys, so that a query may attend to the keys of its own number."""
+    if isinstance(mask, OwnSample):
+        return mask.samples, mask.samples
+    ones = jnp.ones(q.shape[:2], jnp.int32)
+    if mask is None:
+        return ones, ones
+    # The kernel's gradient is right only where there is something to attend to: what fills a batch up sees itself.
+    return ones, (mask | ~jnp.any(mask, axis=1, keepdims=True)).astype(jnp.int32)
+
+
+def filled(x: Array, count: int, axis: int, value: int = 0) -> Array:
+    """Append so many equal entries along an axis."""
+    widths = [(0, count if at == axis else 0) for at in range(x.ndim)]
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Float[Array, "b t n h"]:
+    """Attend by cuDNN's kernel for NVIDIA GPUs (jax.nn.dot_product_attention), forward and backward."""
+    admitted = None
+    if attention_mask is not None:
+        # It takes no mask that is one for all queries.
+        admitted = jnp.broadcast_to(by_query(attention_mask), (len(q), q.shape[1], k.shape[2]))[:, None]
+    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    return jax.nn.dot_product_attention(q, keys, values, mask=admitted, implementation="cudnn")
+
+
+@functools.cache
+def has_cudnn() -> bool:
+    """Tell whether JAX finds cuDNN. With a GPU it does; to compile for one that is not here, it may not be installed."""
+    heads = jax.ShapeDtypeStruct((1, LANES, 1, LANES), jnp.bfloat16)
+    try:
+        jax.eval_shape(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), heads, heads, heads)
+    except RuntimeError:
+        return False
+    return True

@@ -28,16 +28,16 @@ from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
 from jax_lm.config import DreamConfig, stored_in
-from jax_lm.models.attention import KeyValues, attend
+from jax_lm.models.attention import KeyMask, KeyValues, OwnSample, attend
 from jax_lm.models.products import lookup, product, scaled
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 Batch = Int[Array, "b t"]
-Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"]
+Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | OwnSample
 Hidden = Float[Array, "b t d"]
 Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
-KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | None
 Row = Int[Array, ""]
+Past = tuple[KeyValues, Row] | None
 
 
 class DreamLinear(nnx.Module):
@@ -114,7 +114,7 @@ class DreamAttention(nnx.Module):
         self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
 
     def __call__(
-        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: tuple[KeyValues, Row] | None = None
+        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: Past = None, mesh: Mesh | None = None
     ) -> tuple[Hidden, KeyValues]:
         """Let the rows of `x` attend to themselves, or to all of `past` with themselves written in at its row."""
         b, t, _ = x.shape
@@ -125,7 +125,7 @@ class DreamAttention(nnx.Module):
         if past is not None:
             cached, start = past
             seen = cached.rewritten(seen, start)
-        return self.o_proj(attend(q, *seen, attention_mask).reshape(b, t, -1)), seen
+        return self.o_proj(attend(q, *seen, attention_mask, mesh).reshape(b, t, -1)), seen
 
 
 class DreamMLP(nnx.Module):
@@ -151,9 +151,9 @@ class DreamDecoderLayer(nnx.Module):
         self.mlp = DreamMLP(config, init=init)
 
     def __call__(
-        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: tuple[KeyValues, Row] | None = None
+        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: Past = None, mesh: Mesh | None = None
     ) -> tuple[Hidden, KeyValues]:
-        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past)
+        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past, mesh)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), seen
 
@@ -191,14 +191,12 @@ class DreamModel(nnx.Module):
     ) -> Iterator[Hidden]:
         """Yield the embedding output, then the output of each layer, the last after the final norm.
 
-        The mask admits keys for all queries, or for each, which needs positions. `remat` keeps nothing inside a layer
-        for its gradient, but computes it again.
+        The mask admits keys for all queries, or for each or by samples, which needs positions. `remat` keeps nothing
+        inside a layer for its gradient, but computes it again.
         """
-        if attention_mask is not None:
+        if attention_mask is not None and not isinstance(attention_mask, OwnSample):
             attention_mask = attention_mask.astype(bool)
         if position_ids is None:
-            if attention_mask is not None and attention_mask.ndim != 2:
-                raise ValueError("position_ids=None: an attention mask for each query needs positions")
             position_ids = default_positions(input_ids, attention_mask)
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids, self.mesh)
@@ -206,7 +204,7 @@ class DreamModel(nnx.Module):
             yield x
 
             def outputs(x: Hidden, layer: DreamDecoderLayer = layer) -> Hidden:
-                return layer(x, rotary, attention_mask)[0]
+                return layer(x, rotary, attention_mask, mesh=self.mesh)[0]
 
             x = (jax.checkpoint(outputs) if remat else outputs)(x)
         yield self.norm(x)
@@ -228,7 +226,7 @@ class DreamModel(nnx.Module):
         x = self.embed_tokens(input_ids, self.mesh)
         rewritten = []
         for layer, past in zip(self.layers, cache, strict=True):
-            x, seen = layer(x, rotary, attention_mask, (past, start))
+            x, seen = layer(x, rotary, attention_mask, (past, start), self.mesh)
             rewritten.append(seen)
         return self.norm(x), tuple(rewritten)
 
@@ -409,8 +407,10 @@ class Initializer:
         return (jax.random.normal(self.rngs.params(), shape) * self.std).astype(self.dtype)
 
 
-def default_positions(input_ids: Batch, attention_mask: Bool[Array, "b t"] | None) -> Batch:
-    """Count the real tokens, so that left padding moves nothing."""
+def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Batch:
+    """Count the real tokens, so that left padding moves nothing; ValueError if queries have masks of their own."""
+    if isinstance(attention_mask, OwnSample) or (attention_mask is not None and attention_mask.ndim != 2):
+        raise ValueError("position_ids=None: an attention mask for each query needs positions")
     if attention_mask is None:
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
     return jnp.maximum(jnp.cumsum(attention_mask, axis=1) - 1, 0)

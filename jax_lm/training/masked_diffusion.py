@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_lm.data.batches import Batch, filled_up
 from jax_lm.diffusion import masking
+from jax_lm.models.attention import OwnSample
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning import training_flops
@@ -114,8 +115,10 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
         if drawn is not None:
             noisy = jnp.where(canvas, mask_id, tokens)
-        per_query = config.masks_per_query or openness is not None
-        seen = masking.attention_mask(samples, openness, key_attention) if per_query else samples >= 0
+        if openness is not None:
+            seen = masking.attention_mask(samples, openness, key_attention)
+        else:
+            seen = OwnSample(samples) if config.masks_per_query else samples >= 0
         hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=bool(config.remat))
         losses = -token_log_probs(model, masking.shift_right(hidden, masking.sample_starts(samples)), tokens)
         if drawn is not None:
