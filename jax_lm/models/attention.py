@@ -177,7 +177,7 @@ def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Float[Array,
 
 @functools.cache
 def has_cudnn() -> bool:
-    """Tell whether JAX finds cuDNN. With a GPU it does; to compile for one that is not here, it may not be installed."""
+    """Tell whether JAX finds cuDNN: with a GPU it does, but to compile for one that is not here nobody needs it."""
     heads = jax.ShapeDtypeStruct((1, LANES, 1, LANES), jnp.bfloat16)
     try:
         jax.eval_shape(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), heads, heads, heads)
