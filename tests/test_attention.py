@@ -1,6 +1,7 @@
 """Fused attention gives what attention in full gives, and is taken where it pays.
 
-`pytest --release tests/test_attention.py` compiles an update for machines that are not here, and looks for scores in it.
+`pytest --release tests/test_attention.py` compiles an update for machines that are not here, and looks for
+scores in it.
 """
 
 import json
@@ -9,10 +10,9 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import jax
@@ -198,9 +198,17 @@ def on_meshes():
     return report
 
 
+@dataclass(frozen=True)
+class Chip:
+    """A device of a mesh that is not here."""
+
+    id: int
+    platform: str = "tpu"
+
+
 def test_key_heads_that_do_not_split_are_attended_to_in_full():
     q, k = jnp.zeros((1, 2048, 8, SIZE), jnp.bfloat16), jnp.zeros((1, 4, 2048, SIZE), jnp.bfloat16)
-    devices = [SimpleNamespace(platform="tpu", id=number) for number in range(8)]
+    devices = [Chip(number) for number in range(8)]
     for tensor, kernel in ((4, splash), (8, None)):
         mesh = Mesh(np.asarray(devices).reshape(8 // tensor, 1, tensor), AXES)
         assert fused_attention(q, k, None, mesh) is kernel
