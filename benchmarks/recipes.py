@@ -170,7 +170,17 @@ def operations(equation: Any) -> int:
     inner = [traced_operations(each) for each in programs(equation.params.values())]
     if equation.primitive.name == "cond":
         return max(inner)
-    return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)
+    return runs(equation) * sum(inner)
+
+
+def runs(equation: Any) -> int:
+    """Count how often an equation runs its programs: those of a loop, of a kernel for its blocks, of each device."""
+    given = equation.params
+    if equation.primitive.name == "scan":
+        return given["length"]
+    if equation.primitive.name == "pallas_call":
+        return math.prod(given["grid_mapping"].grid)
+    return given["mesh"].size if equation.primitive.name == "shard_map" else 1
 
 
 def programs(values: Any) -> Iterator[Any]:

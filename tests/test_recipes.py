@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 from benchmarks.recipe_table import LAYERS, read_found
 from benchmarks.recipes import abstract, extrapolated, planned, read, traced_operations, without
 from jax_lm.arguments.training import ModelArguments
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.data.batches import Row
+from jax_lm.models.attention import splash
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import LoraConfig, add_lora, is_lora
 from jax_lm.options import GenerationOptions
@@ -110,6 +112,20 @@ def test_operations_of_a_loop_that_is_computed_again_are_counted_as_they_run():
     assert traced_operations(jax.make_jaxpr(looped)(a, b)) == 3 * 2 * once
     # Backward: the first product again, as the last of what is computed again is not needed, and two for each of both.
     assert traced_operations(jax.make_jaxpr(jax.grad(looped, (0, 1)))(a, b)) == 3 * (2 + 1 + 4) * once
+
+
+def test_operations_of_a_kernel_are_counted_for_all_its_blocks():
+    q, k = jnp.ones((1, 1024, 2, 128)), jnp.ones((1, 1, 1024, 128))
+    mesh = MeshShape().mesh()
+
+    def total(q):
+        return jnp.sum(jax.shard_map(splash, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(q, k, k, None))
+
+    product = 2 * 2 * 1024 * 1024 * 128
+    assert traced_operations(jax.make_jaxpr(total)(q)) == 2 * product
+    # Scores, and what weights change by, are computed for each of the two kernels that give gradients; of each output
+    # and its gradient, the sum of products once.
+    assert traced_operations(jax.make_jaxpr(jax.grad(total))(q)) == (2 + 3 + 4) * product + 2 * q.size
 
 
 @pytest.mark.parametrize("recipe", sorted({recipe for recipe, _, _ in PUBLISHED}))
