@@ -25,7 +25,16 @@ from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models import attention
-from jax_lm.models.attention import OwnSample, attend, attend_in_full, cudnn, fused_attention, has_cudnn, splash
+from jax_lm.models.attention import (
+    OwnSample,
+    attend,
+    attend_in_blocks,
+    attend_in_full,
+    cudnn,
+    fused_attention,
+    has_cudnn,
+    splash,
+)
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.roofline import Topology
 from jax_lm.sharding import AXES, MeshShape
@@ -92,6 +101,16 @@ def test_splash_in_bfloat16_is_as_near_to_float32_as_attention_in_full(name):
     assert max(ours) < 0.01
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 1e-6), (jnp.bfloat16, 5e-3)])
+def test_blocks_give_what_attention_in_full_gives(dtype, bound):
+    """Three blocks of queries, of which each has a mask of its own; sums over them are float32 in any dtype."""
+    arrays = arrays_of(dtype, 192)
+    mask = jnp.tril(jnp.ones((2, 192, 192), bool)).at[1, :, 7:9].set(True)
+    with patch.object(attention, "BLOCK_BYTES", 4 * 2 * HEADS * 64 * 192):
+        found = with_gradients(attend_in_blocks, arrays, mask)
+    assert max(distance(found, with_gradients(attend_in_full, arrays, mask))) < bound
+
+
 @pytest.mark.parametrize("attention", [interpreted, attend_in_full])
 def test_rows_without_any_key_are_finite_and_change_no_other(attention):
     *arrays, weights = arrays_of(jnp.float32, 128, heads=4, key_heads=2)
@@ -131,7 +150,9 @@ def chosen(platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", 
 
 def test_kernels_are_taken_where_they_pay():
     assert chosen("cpu") is None
-    assert [chosen("tpu", name=name) for name in ("none", "padded", "packed", "each")] == [splash] * 3 + [None]
+    assert [chosen("tpu", name=name) for name in ("none", "padded", "packed", "each")] == [splash] * 3 + [
+        attend_in_blocks
+    ]
     assert [chosen("gpu", name=name) for name in ("none", "padded", "packed", "each")] == [cudnn] * 4
     for platform in ("tpu", "gpu"):
         assert chosen(platform, dtype=jnp.float32) is None

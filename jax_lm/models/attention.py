@@ -14,12 +14,14 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.products import product
-from jax_lm.sharding import row_axes
+from jax_lm.sharding import divisors, row_axes
 
 LANES = 128
 """Columns of a TPU's registers: keys come in blocks of a multiple of it, and so do the numbers of a head."""
 BLOCKS = (512, 384, 256, LANES)
 """Queries and keys of a block, the first that divides the sequence."""
+BLOCK_BYTES = 64 * 2**20
+"""Of the scores of a block of queries: half of what a v5e's own memory holds."""
 UNSEEN = -2
 """Number of positions that fill a sequence up; those of samples, and of what is no sample, are larger."""
 LONG = {"tpu": 1024, "gpu": 256}
@@ -85,9 +87,9 @@ def fused_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | N
     if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
         return None
     if platform == "tpu":
-        # Its kernel knows samples, or a mask that is the same in every run.
-        by_sample = attention_mask is None or isinstance(attention_mask, OwnSample) or attention_mask.ndim == 2
-        return splash if by_sample and h % LANES == 0 else None
+        # Its kernel knows samples, but no mask of each query that is drawn, as that of opening attention is.
+        is_drawn = isinstance(attention_mask, jax.Array) and attention_mask.ndim == 3
+        return attend_in_blocks if is_drawn else splash if h % LANES == 0 else None
     return cudnn if t % 2 == 0 and h % 8 == 0 and h <= LANES and has_cudnn() else None
 
 
@@ -109,6 +111,24 @@ def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Flo
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: Bool[Array, "b t s"]) -> Float[Array, "b t n h"]:
+    """Attend in full for some queries at a time, whose scores are made again for the gradient.
+
+    A block is as large as a TPU's own memory holds: as compiled, its scores never leave it.
+    """
+    b, t, n, _ = q.shape
+    size = max(size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size == 1)
+    # Gradients of keys and values add up over the blocks, in the dtype that these have outside of the loop.
+    whole = k.astype(jnp.float32), v.astype(jnp.float32)
+
+    @jax.checkpoint
+    def attend_block(part: tuple[Queries, Bool[Array, "b t s"]]) -> Queries:
+        return attend_in_full(part[0], *(x.astype(q.dtype) for x in whole), part[1])
+
+    parts = [x.reshape(b, t // size, size, *x.shape[2:]).swapaxes(0, 1) for x in (q, attention_mask)]
+    return jax.lax.map(attend_block, tuple(parts)).swapaxes(0, 1).reshape(q.shape)
 
 
 def by_query(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample) -> Bool[Array, "b #t s"]:
