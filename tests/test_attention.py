@@ -1,4 +1,4 @@
-"""Fused attention gives what attention in full gives, and is taken where it pays.
+"""Attention by kernels and in blocks gives what attention in full gives, and is taken where it pays.
 
 `pytest --release tests/test_attention.py` compiles an update for machines that are not here, and looks for
 scores in it.
@@ -31,8 +31,8 @@ from jax_lm.models.attention import (
     attend_in_blocks,
     attend_in_full,
     cudnn,
-    fused_attention,
     has_cudnn,
+    lean_attention,
     splash,
 )
 from jax_lm.models.dream import DreamForCausalLM
@@ -145,7 +145,7 @@ def chosen(platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", 
     k = jnp.zeros((1, KEY_HEADS, keys or length, size), dtype)
     mask = {**masks_of(length, 1), "each": jnp.ones((1, length, length), bool)}[name]
     with patch.object(jax, "default_backend", lambda: platform), patch.object(attention, "has_cudnn", lambda: True):
-        return fused_attention(q, k, mask, None)
+        return lean_attention(q, k, mask, None)
 
 
 def test_kernels_are_taken_where_they_pay():
@@ -159,7 +159,7 @@ def test_kernels_are_taken_where_they_pay():
         assert chosen(platform, length=33, keys=2048) is None
         assert chosen(platform, length=64) is None
     assert (chosen("tpu", length=512), chosen("gpu", length=512)) == (None, cudnn)
-    assert (chosen("tpu", size=64), chosen("gpu", size=64)) == (None, cudnn)
+    assert (chosen("tpu", size=64), chosen("gpu", size=64)) == (attend_in_blocks, cudnn)
     assert chosen("gpu", length=513) is None
 
 
@@ -168,7 +168,7 @@ def test_without_cudnn_scores_are_written():
     missing = patch.object(jax.nn, "dot_product_attention", side_effect=RuntimeError("cuDNN not found."))
     with patch.object(jax, "default_backend", lambda: "gpu"), missing:
         has_cudnn.cache_clear()
-        assert fused_attention(q, k, None, None) is None
+        assert lean_attention(q, k, None, None) is None
     has_cudnn.cache_clear()
 
 
@@ -212,7 +212,7 @@ def on_meshes():
         distances = []
         for mask in masks_of(128, 8).values():
             expected = with_gradients(attend_in_full, arrays, mask)
-            with patch.object(attention, "fused_attention", lambda *_: interpreted):
+            with patch.object(attention, "lean_attention", lambda *_: interpreted):
                 found = with_gradients(partial(attend, mesh=mesh), arrays, mask)
             distances += map(float, distance(found, expected))
         report[name] = distances
@@ -232,7 +232,7 @@ def test_key_heads_that_do_not_split_are_attended_to_in_full():
     devices = [Chip(number) for number in range(8)]
     for tensor, kernel in ((4, splash), (8, None)):
         mesh = Mesh(np.asarray(devices).reshape(8 // tensor, 1, tensor), AXES)
-        assert fused_attention(q, k, None, mesh) is kernel
+        assert lean_attention(q, k, None, mesh) is kernel
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_no_update_writes_the_scores_of_a_row(for_release, topology):
     found = child(topology)
     if not found["has_kernel"]:
         pytest.skip("needs cuDNN: nvidia-cudnn-cu12")
-    assert found["fused"] == []
+    assert found["lean"] == []
     assert "f32" in {shape.partition("[")[0] for shape in found["in full"]}
 
 
@@ -274,8 +274,8 @@ def compiled_for(name, length=2048):
         update, shapes = training_program(settings, model)
         return compiler.compile_lowered(update.lower(*shapes)).as_text()
 
-    report = {"has_kernel": topology.is_tpu or has_cudnn(), "fused": scores_of(text(), length)}
-    with patch.object(attention, "fused_attention", lambda *_: None):
+    report = {"has_kernel": topology.is_tpu or has_cudnn(), "lean": scores_of(text(), length)}
+    with patch.object(attention, "lean_attention", lambda *_: None):
         return report | {"in full": scores_of(text(), length)}
 
 

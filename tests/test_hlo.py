@@ -65,3 +65,14 @@ def test_instructions():
 def test_what_is_no_program_is_refused():
     with pytest.raises(ValueError, match=r"no ENTRY computation in a text that begins with 'no program'"):
         parse_hlo("no program")
+
+
+def test_an_instruction_of_several_lines_is_one():
+    """As that of a Pallas kernel, which says of itself what it was made with."""
+    said = 'custom-call(%Arg_0.1), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n'
+    said += '"xprof_metadata":"{\\"block_q\\": 512}"\n}}, metadata={op_name="jit(run)/kernel" stack_frame_id=7}\n'
+    text = TEXT.replace("  ROOT %fusion.3", f"  %kernel.1 = bf16[512,3584]{{1,0}} {said}  ROOT %fusion.3")
+    found = parse_hlo(text).entry
+    assert found.root.name == "fusion.3"
+    kernel = found.instructions["kernel.1"]
+    assert (kernel.target, kernel.op_name, kernel.operands) == ("tpu_custom_call", "jit(run)/kernel", ("Arg_0.1",))

@@ -1,12 +1,13 @@
 """Grouped-query attention, and the keys and values that it runs over. Dimension letters: see `jax_lm.models.dream`.
 
-`attend` takes a fused kernel where one exists and pays, which never writes the scores of all queries with all keys to
-memory: JAX's splash attention on TPUs, cuDNN's on NVIDIA GPUs. `docs/results/scale` has what that saves, as compiled.
+`attend` never writes the scores of all queries with all keys to memory where something else exists and pays: JAX's
+splash attention on TPUs, or blocks of queries, and cuDNN's kernel on NVIDIA GPUs. What that saves, as compiled, is in
+docs/results/scale.
 """
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ BLOCK_BYTES = 64 * 2**20
 UNSEEN = -2
 """Number of positions that fill a sequence up; those of samples, and of what is no sample, are larger."""
 LONG = {"tpu": 1024, "gpu": 256}
-"""Positions from which fused attention pays. Below, as compiled, the scores of a row stay in a v5e's own memory anyway;
+"""Positions from which that pays. Below, as compiled, the scores of a row stay in a v5e's own memory anyway;
 GPUs write them at any length."""
 
 
@@ -54,46 +55,49 @@ class OwnSample(NamedTuple):
 
 
 KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample | None
-Queries, Keys = Float[Array, "b t n h"], Float[Array, "b k s h"]
+Queries = Float[Array, "b t n h"]
+Keys = Float[Array, "b k s h"]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
 
 
-def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None) -> Float[Array, "b t n h"]:
+def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None) -> Queries:
     """Attend to all keys that the mask admits: for all queries, for each, or by samples.
 
     On a `mesh`, rows and heads are split as the hidden states and the weights are. A query that may attend to nothing
     gets numbers that mean nothing, but are finite.
     """
-    fused = fused_attention(q, k, attention_mask, mesh)
-    if fused is None:
+    lean = lean_attention(q, k, attention_mask, mesh)
+    if lean is None:
         return attend_in_full(q, k, v, attention_mask)
     if mesh is None:
-        return fused(q, k, v, attention_mask)
+        return lean(q, k, v, attention_mask)
     # The compiler cannot split a kernel: each device is told to run it for its own rows and heads.
     rows = row_axes(len(q), mesh.shape)
     queries, keys = PartitionSpec(rows, None, "tensor"), PartitionSpec(rows, "tensor")
     specs = queries, keys, keys, PartitionSpec(rows)
-    return jax.shard_map(fused, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, attention_mask)
+    return jax.shard_map(lean, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, attention_mask)
 
 
-def fused_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None) -> Attention | None:
-    """Choose the fused kernel of the machine that the program is for; None if it has none for these arrays.
+def lean_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None) -> Attention | None:
+    """Choose, for the machine that the program is for, what does not write all scores; None is to attend in full.
 
-    They multiply bfloat16. A window that attends to a longer cache is too narrow for its scores to matter.
+    Kernels multiply bfloat16. A window that attends to a longer cache is too narrow for its scores to matter.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
     is_long = t == s and t >= LONG.get(platform, t + 1)
     if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
         return None
-    if platform == "tpu":
-        # Its kernel knows samples, but no mask of each query that is drawn, as that of opening attention is.
-        is_drawn = isinstance(attention_mask, jax.Array) and attention_mask.ndim == 3
-        return attend_in_blocks if is_drawn else splash if h % LANES == 0 else None
-    return cudnn if t % 2 == 0 and h % 8 == 0 and h <= LANES and has_cudnn() else None
+    if platform == "gpu":
+        return cudnn if t % 2 == 0 and h % 8 == 0 and h <= LANES and has_cudnn() else None
+    # The kernel for TPUs knows samples, but no mask of each query that is drawn, as that of opening attention is.
+    by_sample = attention_mask is None or isinstance(attention_mask, OwnSample) or attention_mask.ndim == 2
+    if by_sample and h % LANES == 0:
+        return splash
+    return attend_in_blocks if t % LANES == 0 else None
 
 
-def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Float[Array, "b t n h"]:
+def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
     """Attend by two products and a softmax in float32 between them.
 
     The query heads of a group become further rows of their key head, so that keys are never repeated.
@@ -113,7 +117,7 @@ def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Flo
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
-def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: Bool[Array, "b t s"]) -> Float[Array, "b t n h"]:
+def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
     """Attend in full for some queries at a time, whose scores are made again for the gradient.
 
     A block is as large as a TPU's own memory holds: as compiled, its scores never leave it.
@@ -121,14 +125,22 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: Bool[Array, "
     b, t, n, _ = q.shape
     size = max(size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size == 1)
     # Gradients of keys and values add up over the blocks, in the dtype that these have outside of the loop.
-    whole = k.astype(jnp.float32), v.astype(jnp.float32)
+    keys, values = k.astype(jnp.float32), v.astype(jnp.float32)
 
     @jax.checkpoint
-    def attend_block(part: tuple[Queries, Bool[Array, "b t s"]]) -> Queries:
-        return attend_in_full(part[0], *(x.astype(q.dtype) for x in whole), part[1])
+    def attend_block(part: tuple[Queries, Bool[Array, "b t s"] | None]) -> Queries:
+        return attend_in_full(part[0], keys.astype(q.dtype), values.astype(q.dtype), part[1])
 
-    parts = [x.reshape(b, t // size, size, *x.shape[2:]).swapaxes(0, 1) for x in (q, attention_mask)]
-    return jax.lax.map(attend_block, tuple(parts)).swapaxes(0, 1).reshape(q.shape)
+    def split(x: Array) -> Array:
+        return x.reshape(b, t // size, size, *x.shape[2:]).swapaxes(0, 1)
+
+    parts = jax.tree.map(split, (q, for_each_query(q, k, attention_mask)))
+    return jax.lax.map(attend_block, parts).swapaxes(0, 1).reshape(q.shape)
+
+
+def for_each_query(q: Queries, k: Keys, mask: KeyMask) -> Bool[Array, "b t s"] | None:
+    """Say for each query which keys are admitted; None admits all."""
+    return None if mask is None else jnp.broadcast_to(by_query(mask), (*q.shape[:2], k.shape[2]))
 
 
 def by_query(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample) -> Bool[Array, "b #t s"]:
@@ -138,9 +150,7 @@ def by_query(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample) -> Boo
     return mask[:, None] if mask.ndim == 2 else mask
 
 
-def splash(
-    q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False
-) -> Float[Array, "b t n h"]:
+def splash(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False) -> Queries:
     """Attend by JAX's kernel for TPUs (jax.experimental.pallas.ops.tpu.splash_attention), forward and backward.
 
     Scores are scaled before they are made, which rounds the queries once more.
@@ -164,7 +174,7 @@ def splash(
         interpret=interpret,
     )
     numbers = splash_attention.SegmentIds(q_numbers, k_numbers)
-    y = jax.vmap(kernel)(scaled, filled(k, filling, 2), filled(v, filling, 2), numbers)
+    y: Any = jax.vmap(kernel)(scaled, filled(k, filling, 2), filled(v, filling, 2), numbers)
     return y.swapaxes(1, 2)[:, :t]
 
 
@@ -185,14 +195,13 @@ def filled(x: Array, count: int, axis: int, value: int = 0) -> Array:
     return jnp.pad(x, widths, constant_values=value)
 
 
-def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Float[Array, "b t n h"]:
+def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
     """Attend by cuDNN's kernel for NVIDIA GPUs (jax.nn.dot_product_attention), forward and backward."""
-    admitted = None
-    if attention_mask is not None:
-        # It takes no mask that is one for all queries.
-        admitted = jnp.broadcast_to(by_query(attention_mask), (len(q), q.shape[1], k.shape[2]))[:, None]
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    return jax.nn.dot_product_attention(q, keys, values, mask=admitted, implementation="cudnn")
+    # It takes no mask that is one for all queries.
+    admitted = for_each_query(q, k, attention_mask)
+    mask = None if admitted is None else admitted[:, None]
+    return jax.nn.dot_product_attention(q, keys, values, mask=mask, implementation="cudnn")
 
 
 @functools.cache
