@@ -34,7 +34,7 @@ from jax_lm.commands.training import lora_config
 from jax_lm.compilation import compiler
 from jax_lm.compilation.explanation import Explanation, StepShape, explain
 from jax_lm.config import DIFFUCODER_7B, DreamConfig
-from jax_lm.models import dream, token_likelihood
+from jax_lm.models import attention, dream, token_likelihood
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import add_lora, is_lora
 from jax_lm.planning import PlannedStep, training_bound
@@ -45,7 +45,7 @@ from jax_lm.training.program import Settings, training_program
 from jax_lm.training.rollouts import WIDTH_BUCKET
 
 MACHINE = re.compile(r"^# machine: (\S+)$", re.MULTILINE)
-SAVINGS = ("remat", "blocks", "lookup")
+SAVINGS = ("remat", "blocks", "lookup", "attention")
 LISTED = 8
 
 
@@ -86,11 +86,14 @@ def planned(settings: Settings, arguments: ModelArguments) -> PlannedStep:
 
 
 def without(savings: list[str], settings: Settings, stack: ExitStack) -> Settings:
-    """Take back what saves memory: layers computed again, the head in blocks, the embedding looked up in its parts."""
+    """Take back what saves memory: layers computed again, the head in blocks, the embedding looked up in its parts,
+    attention that does not write its scores."""
     if "blocks" in savings:
         stack.enter_context(patch.object(token_likelihood, "LOGIT_BYTES", 2**62))
     if "lookup" in savings:
         stack.enter_context(patch.object(dream, "lookup", gathered))
+    if "attention" in savings:
+        stack.enter_context(patch.object(attention, "lean_attention", lambda *_: None))
     if "remat" not in savings:
         return settings
     if isinstance(settings, GRPOConfig):
