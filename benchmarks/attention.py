@@ -3,9 +3,9 @@
     pip install 'jax-diffucoder[plan,plan-gpu]' nvidia-cudnn-cu12
     python benchmarks/attention.py v5e:1x1 --length 2048 --ways full splash blocks
 
-Compiles outputs and gradients of queries, keys and values (bfloat16, packed rows), and prints a line of JSON per way: MiB
-of temporary memory, and MiB that XLA counts as moved or its kernels read and write. The body of a loop counts once in
-these; nothing runs, and no time is implied.
+Compiles the gradients of queries, keys and values (bfloat16, packed rows), and prints a line of JSON per way: MiB of
+temporary memory, MiB that XLA counts as moved (nothing for GPUs), and MiB that kernels read and write. The body of a
+loop counts once in these; nothing runs, and no time is implied.
 """
 
 import argparse
