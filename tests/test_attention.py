@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import jax
 import jax.numpy as jnp
@@ -139,16 +139,26 @@ def test_a_model_takes_samples_as_a_mask(tiny_model):
         tiny_model(tokens, OwnSample(samples))
 
 
-def chosen(platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", size=SIZE):
-    """The kernel for a machine, without and with a mesh over one such device."""
+@dataclass(frozen=True)
+class Chip:
+    """A device that is not here."""
+
+    id: int
+    platform: str = "tpu"
+    compute_capability: str = "9.0"
+
+
+def chosen(platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", size=SIZE, capability="9.0"):
+    """What a machine takes."""
     q = jnp.zeros((1, length, HEADS, size), dtype)
     k = jnp.zeros((1, KEY_HEADS, keys or length, size), dtype)
     mask = {**masks_of(length, 1), "each": jnp.ones((1, length, length), bool)}[name]
-    with patch.object(jax, "default_backend", lambda: platform), patch.object(attention, "has_cudnn", lambda: True):
+    with patch.object(jax, "devices", lambda: [Chip(0, platform, capability)]):
         return lean_attention(q, k, mask, None)
 
 
-def test_kernels_are_taken_where_they_pay():
+def test_kernels_are_taken_where_they_pay(monkeypatch):
+    monkeypatch.setattr(attention, "has_cudnn", lambda: True)
     assert chosen("cpu") is None
     assert [chosen("tpu", name=name) for name in ("none", "padded", "packed", "each")] == [splash] * 3 + [
         attend_in_blocks
@@ -160,16 +170,45 @@ def test_kernels_are_taken_where_they_pay():
         assert chosen(platform, length=64) is None
     assert (chosen("tpu", length=512), chosen("gpu", length=512)) == (None, cudnn)
     assert (chosen("tpu", size=64), chosen("gpu", size=64)) == (attend_in_blocks, cudnn)
-    assert chosen("gpu", length=513) is None
+    assert chosen("gpu", length=513) is chosen("gpu", capability="7.5") is None
 
 
-def test_without_cudnn_scores_are_written():
-    q, k = jnp.zeros((1, 512, 4, SIZE), jnp.bfloat16), jnp.zeros((1, 4, 512, SIZE), jnp.bfloat16)
-    missing = patch.object(jax.nn, "dot_product_attention", side_effect=RuntimeError("cuDNN not found."))
-    with patch.object(jax, "default_backend", lambda: "gpu"), missing:
-        has_cudnn.cache_clear()
-        assert lean_attention(q, k, None, None) is None
+def test_without_cudnn_scores_are_written(monkeypatch):
+    missing = Mock(side_effect=RuntimeError("cuDNN not found."))
+    monkeypatch.setattr(jax.nn, "dot_product_attention", missing)
     has_cudnn.cache_clear()
+    assert chosen("gpu") is None
+    missing.assert_called_once()
+    has_cudnn.cache_clear()
+
+
+def library(query, key, value, *, mask, implementation):
+    """In place of JAX's function: takes what it takes."""
+    assert implementation == "cudnn"
+    assert mask is None or mask.shape == (len(query), 1, query.shape[1], key.shape[1])
+    admitted = None if mask is None else mask[:, 0]
+    return attend_in_full(query, key.swapaxes(1, 2), value.swapaxes(1, 2), admitted)
+
+
+@pytest.mark.parametrize("name", ["none", "padded", "packed"])
+def test_cudnn_is_called_as_it_must_be(monkeypatch, name):
+    monkeypatch.setattr(jax.nn, "dot_product_attention", library)
+    arrays, mask = arrays_of(jnp.float32, 64, heads=4, key_heads=2), masks_of(64)[name]
+    found, expected = (with_gradients(each, arrays, mask) for each in (cudnn, attend_in_full))
+    assert max(distance(found, expected)) < 1e-6
+
+
+@pytest.mark.parametrize("kernel", [interpreted, cudnn])
+@pytest.mark.parametrize("name", ["none", "padded"])
+def test_canvases_are_mapped_over_on_a_mesh(monkeypatch, kernel, name):
+    """As decoding that looks ahead does; keys may be one for all."""
+    monkeypatch.setattr(jax.nn, "dot_product_attention", library)
+    monkeypatch.setattr(attention, "lean_attention", lambda *_: kernel)
+    q, k, v, _ = arrays_of(jnp.float32, 128, heads=4, key_heads=2)
+    mask, several = masks_of(128)[name], jnp.stack([q, 2 * q, -q])
+    found = jax.jit(jax.vmap(lambda q: attend(q, k, v, mask, MeshShape().mesh())))(several)
+    for ours, one in zip(found, several, strict=True):
+        np.testing.assert_allclose(ours, attend_in_full(one, k, v, mask), atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["none", "padded", "packed", "each"])
@@ -213,14 +252,6 @@ def on_meshes():
             distances += map(float, distance(found, expected))
         report[name] = distances
     return report
-
-
-@dataclass(frozen=True)
-class Chip:
-    """A device of a mesh that is not here."""
-
-    id: int
-    platform: str = "tpu"
 
 
 def test_key_heads_that_do_not_split_are_attended_to_in_full():

@@ -30,6 +30,10 @@ LONG = {"tpu": 1024, "gpu": 256}
 GPUs write them at any length."""
 
 
+AMPERE = 8.0
+"""Compute capability from which cuDNN has the kernel."""
+
+
 class KeyValues(NamedTuple):
     """Keys (after the rotary embedding) and values of one layer, to which its queries attend."""
 
@@ -83,13 +87,14 @@ def lean_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | No
 
     Kernels multiply bfloat16. A window that attends to a longer cache is too narrow for its scores to matter.
     """
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
-    is_long = t == s and t >= LONG.get(platform, t + 1)
+    is_long = t == s and t >= LONG.get(device.platform, t + 1)
     if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
         return None
-    if platform == "gpu":
-        return cudnn if t % 2 == 0 and h % 8 == 0 and h <= LANES and has_cudnn() else None
+    if device.platform == "gpu":
+        fits = t % 2 == 0 and h % 8 == 0 and h <= LANES
+        return cudnn if fits and has_cudnn() and float(device.compute_capability) >= AMPERE else None
     # The kernel for TPUs knows samples, but no mask of each query that is drawn, as that of opening attention is.
     by_sample = attention_mask is None or isinstance(attention_mask, OwnSample) or attention_mask.ndim == 2
     if by_sample and h % LANES == 0:
@@ -197,11 +202,41 @@ def filled(x: Array, count: int, axis: int, value: int = 0) -> Array:
 
 def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
     """Attend by cuDNN's kernel for NVIDIA GPUs (jax.nn.dot_product_attention), forward and backward."""
-    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    # It takes no mask that is one for all queries.
-    admitted = for_each_query(q, k, attention_mask)
-    mask = None if admitted is None else admitted[:, None]
-    return jax.nn.dot_product_attention(q, keys, values, mask=mask, implementation="cudnn")
+    return with_gradient(q, k, v, for_each_query(q, k, attention_mask))
+
+
+def by_cudnn(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+    """Call the kernel, which takes heads after positions, and no mask that is one for all queries."""
+    keys, values, admitted = k.swapaxes(1, 2), v.swapaxes(1, 2), None if mask is None else mask[:, None]
+    return jax.nn.dot_product_attention(q, keys, values, mask=admitted, implementation="cudnn")
+
+
+# The sampler maps over canvases: JAX's own rule for that fails if a mask is one for all heads.
+as_rows = jax.custom_batching.custom_vmap(by_cudnn)
+with_gradient = jax.custom_vjp(as_rows)
+
+
+@as_rows.def_vmap
+def as_rows_mapped(size: int, is_mapped: Any, *given: Array | None) -> tuple[Array, bool]:
+    """Put what is mapped over into the rows."""
+
+    def rows(x: Array, mapped: bool) -> Array:
+        whole = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+        return whole.reshape(-1, *whole.shape[2:])
+
+    y = as_rows(*jax.tree.map(rows, tuple(given), tuple(is_mapped)))
+    return y.reshape(size, -1, *y.shape[1:]), True
+
+
+def with_gradient_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:
+    return jax.vjp(lambda q, k, v: by_cudnn(q, k, v, mask), q, k, v)
+
+
+def with_gradient_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array, Array, None]:
+    return *gradients(cotangent), None
+
+
+with_gradient.defvjp(with_gradient_forward, with_gradient_backward)
 
 
 @functools.cache
