@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import Mesh
 
 from jax_lm.compilation import compiler
@@ -137,6 +138,27 @@ def test_a_model_takes_samples_as_a_mask(tiny_model):
     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ValueError, match="position_ids=None"):
         tiny_model(tokens, OwnSample(samples))
+
+
+@pytest.mark.parametrize("lean", [interpreted, attend_in_blocks])
+def test_a_model_learns_the_same(tiny_model, monkeypatch, lean):
+    """Gradients of all weights, of packed rows, where layers are computed again."""
+    graph, state = nnx.split(tiny_model)
+    samples = masks_of(128)["packed"].samples
+    positions = jnp.arange(128)[None].repeat(2, axis=0)
+
+    def gradients():
+        def total(state):
+            hidden = nnx.merge(graph, state).model(positions % 90, OwnSample(samples), positions, remat=True)
+            return jnp.sum(jnp.sin(hidden) * (samples >= 0)[..., None])
+
+        return [np.asarray(x) for x in jax.tree.leaves(jax.jit(jax.grad(total))(state))]
+
+    expected = gradients()
+    monkeypatch.setattr(attention, "lean_attention", lambda *_: lean)
+    scale = max(np.abs(x).max() for x in expected)
+    for ours, theirs in zip(gradients(), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * scale)
 
 
 @dataclass(frozen=True)
