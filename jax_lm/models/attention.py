@@ -21,8 +21,8 @@ LANES = 128
 """Columns of a TPU's registers: keys come in blocks of a multiple of it, and so do the numbers of a head."""
 BLOCKS = (512, 384, 256, LANES)
 """Queries and keys of a block, the first that divides the sequence."""
-BLOCK_BYTES = 64 * 2**20
-"""Of the scores of a block of queries: half of what a v5e's own memory holds."""
+BLOCK_BYTES, NARROWEST = 64 * 2**20, 16
+"""Of the scores of a block of queries, half of what a v5e's own memory holds; and queries of a block at least."""
 UNSEEN = -2
 """Number of positions that fill a sequence up; those of samples, and of what is no sample, are larger."""
 LONG = {"tpu": 1024, "gpu": 256}
@@ -30,8 +30,8 @@ LONG = {"tpu": 1024, "gpu": 256}
 GPUs write them at any length."""
 
 
-AMPERE = 8.0
-"""Compute capability from which cuDNN has the kernel."""
+AMPERE, WIDEST = 8.0, 128
+"""Compute capability from which cuDNN has the kernel, and the size of heads up to which each of these cards does."""
 
 
 class KeyValues(NamedTuple):
@@ -93,7 +93,7 @@ def lean_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | No
     if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
         return None
     if device.platform == "gpu":
-        fits = t % 2 == 0 and h % 8 == 0 and h <= LANES
+        fits = t % 2 == 0 and h % 8 == 0 and h <= WIDEST
         return cudnn if fits and has_cudnn() and float(device.compute_capability) >= AMPERE else None
     # The kernel for TPUs knows samples, but no mask of each query that is drawn, as that of opening attention is.
     by_sample = attention_mask is None or isinstance(attention_mask, OwnSample) or attention_mask.ndim == 2
@@ -128,7 +128,7 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     A block is as large as a TPU's own memory holds: as compiled, its scores never leave it.
     """
     b, t, n, _ = q.shape
-    size = max(size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size == 1)
+    size = max(size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size <= NARROWEST)
     # Gradients of keys and values add up over the blocks, in the dtype that these have outside of the loop.
     keys, values = k.astype(jnp.float32), v.astype(jnp.float32)
 
@@ -171,6 +171,7 @@ def splash(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: 
     q_numbers, k_numbers = (filled(numbers, filling, 1, UNSEEN) for numbers in numbered(q, attention_mask))
     scaled = filled((q.astype(jnp.float32) / h**0.5).astype(q.dtype).swapaxes(1, 2), filling, 2)
     block = next(size for size in BLOCKS if (t + filling) % size == 0)
+    # Two kernels for the gradients: the one for all would add up those of queries in bfloat16.
     kernel = splash_attention.make_splash_mha_single_device(
         splash_attention.MultiHeadMask([splash_attention.FullMask((t + filling, t + filling))] * n),
         block_sizes=splash_attention.BlockSizes(
