@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafted, advance_rows, unbounded
 from jax_lm.diffusion.extent import Extent
+from jax_lm.diffusion.forcing import begin_forcing, force, forcing_passes
 from jax_lm.diffusion.growth import grow, growing_config, growing_params, growth_of
 from jax_lm.diffusion.step import (
     NEVER,
@@ -162,8 +163,11 @@ class Sampler:
             raise ValueError(f"{options.beside}: must be 0 with hooks or strict_reference")
         if canvas.room is not None:
             config = growing_config(config, options)
+        blocks = canvas.blocks(options.decoding.block_columns(canvas.region.length))
+        if decoding.cache == "causal":
+            blocks, (state, config) = [canvas.region], begin_forcing(state, canvas, options, config)
         done: list[Block] = []
-        for block in canvas.blocks(options.decoding.block_columns(canvas.region.length)):
+        for block in blocks:
             if not np.asarray(state.masked)[:, block.start : block.end].any():
                 # Decided before: its rows were never computed here.
                 continue
@@ -294,6 +298,8 @@ def block_passes(
     Without a cache there is one, over all rows. Rows are [first, first + config.rows) of the canvas.
     """
     chosen, width = decoding.resolved, canvas.tokens.shape[1]
+    if config.grid is not None:
+        return forcing_passes(config, config.grid)
     if chosen.cache == "none":
         return [(config, 0)]
     if done and len(done) % chosen.refresh_every:
@@ -323,14 +329,15 @@ def run(
     model, window = nnx.merge(graph, params), inputs.window
 
     def is_open(state: SamplerState) -> Bool[Array, ""]:
-        return jnp.any(block_columns(state.masked, window, config))
+        masked = state.masked if config.grid is not None else block_columns(state.masked, window, config)
+        return jnp.any(masked)
 
     def goes_on(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
         state, _ = carry
         return is_open(state) & (state.step < window.until) & (state.forwards < window.forwards)
 
     def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
-        advance_one = step if carry[0].extent is None else grow
+        advance_one = force if config.grid is not None else step if carry[0].extent is None else grow
         return advance_one(model, *carry, inputs, config)
 
     state, cache = jax.lax.while_loop(goes_on, advance, (skip_idle(state, inputs, config), cache))

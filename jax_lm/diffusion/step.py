@@ -19,6 +19,7 @@ from jax_lm.diffusion import decoding, unmasking
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.extent import Extent, Growth, without_expand
 from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.pipeline import BlockGrid, Pipeline
 from jax_lm.diffusion.unmasking import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.vocabulary import Rows, in_parts
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
@@ -44,6 +45,7 @@ class SamplerState(NamedTuple):
         keys: one random key per row.
         logprobs: of the positions that were decided; None where none are kept.
         extent: how far rows reach whose holes grow; None where none do.
+        pipeline: which blocks are begun, where several are at once; None where they are not.
     """
 
     tokens: Int[Array, "b t"]
@@ -55,6 +57,7 @@ class SamplerState(NamedTuple):
     keys: Key[Array, "b"]
     logprobs: TokenLogProbs | None = None
     extent: Extent | None = None
+    pipeline: Pipeline | None = None
 
     def history(self, mask_id: int) -> Int[np.ndarray, "s b t"]:
         """The canvas after each step: a decided token never changes, so that its commit step tells all."""
@@ -77,7 +80,7 @@ class KVCache(NamedTuple):
 class CanvasArrays(NamedTuple):
     """The parts of a `Canvas` that do not change while it is filled, on the device."""
 
-    attention_mask: Bool[Array, "b t"]
+    attention_mask: Bool[Array, "b t"] | Bool[Array, "b r t"]
     position_ids: Int[Array, "b t"]
     holes: Bool[Array, "b t"]
     hole_starts: Int[Array, "b t"]
@@ -157,6 +160,7 @@ class StepConfig:
         looks_ahead: whether guesses are branches to choose from (`jax_lm.diffusion.lookahead`).
         top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
         growth: tokens by which holes grow, of a checkpoint that has them.
+        grid: blocks of which several are filled at once (`jax_lm.diffusion.forcing`).
         axes: names of the axes over canvases, each a batch of one under `jax.vmap`.
     """
 
@@ -174,6 +178,7 @@ class StepConfig:
     looks_ahead: bool = False
     top_tokens: int = 0
     growth: Growth | None = None
+    grid: BlockGrid | None = None
     axes: tuple[str, ...] = ()
 
 
@@ -392,19 +397,17 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
     rank = decoding.ranks(unmasking.disturbed(for_choice, proposal.scores, params.alg_temp), masked)
     taken = state.step - window.first_step
     share = params.ratios[taken]
-    counts = decoding.commit_counts(masked, share)
-    scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
+    scheduled = jnp.where(
+        params.is_by_chance, for_choice < share, rank < decoding.commit_counts(masked, share)[:, None]
+    )
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
     probable = jax.lax.cond(
         params.factor > 0,
         lambda: decoding.longest_run(params.factor, rank, proposal.probability, masked),
         lambda: decoding.above_threshold(params.threshold, params.decay, rank, proposal.probability, masked, holes),
     )
-    probable = jnp.where(
-        params.entropy_bound >= 0,
-        decoding.within_entropy(params.entropy_bound, rank, proposal.entropy, masked),
-        probable,
-    )
+    within = decoding.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
+    probable = jnp.where(params.entropy_bound >= 0, within, probable)
     allowed = decoding.budget(masked, holes, taken, params.steps)
     return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
 
@@ -446,5 +449,4 @@ def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Arra
     def of_row(key: Key[Array, ""], positions: Int[Array, "r"]) -> Float[Array, "r 3"]:
         return jax.random.uniform(jax.random.fold_in(key, state.step), (state.tokens.shape[1], 3))[positions]
 
-    numbers = jax.vmap(of_row)(state.keys, positions)
-    return numbers[..., 0], numbers[..., 1], numbers[..., 2]
+    return tuple(jnp.moveaxis(jax.vmap(of_row)(state.keys, positions), -1, 0))
