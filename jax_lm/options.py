@@ -8,7 +8,7 @@ walked: commit rule, blocks, cache. What comes back is `jax_lm.results`.
 
 import difflib
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -79,10 +79,10 @@ class Decoding:
         block_length: columns filled before those after them; 0 is the whole canvas. If neither given nor preset, 0 for
             plain `steps` without a cache and else 32: a threshold over the whole canvas wrecks instruct models.
         cache: rows recomputed each step: `none` all of them, `prefix` from the block on, `dual` the block (the row
-            before it stays as the last refresh left it), `window` the block and the row before it. `causal` is for weights
-            trained for it alone (D2F, arXiv 2508.09192): a block attends to itself and to what stands before it, so that
-            nothing finished is computed again, and several blocks are filled at once, each by the tokens whose
-            probability is above `threshold` (its only commit rule). For completions.
+            before it stays as the last refresh left it), `window` the block and the row before it. `causal` is for
+            weights trained for it alone (D2F, arXiv 2508.09192): a block attends to itself and to what stands before
+            it, so that nothing finished is computed again, and several blocks are filled at once, each by the tokens
+            whose probability is above `threshold` (its only commit rule). For completions.
         refresh_every: blocks between two full forwards; at other blocks only the last block and the new one are
             recomputed.
         refresh_steps: evaluations between two full forwards within a block; not given is never.
@@ -334,3 +334,12 @@ DEFAULTS = GenerationOptions()
 
 LATER_OPTIONS = {"draft": 0, "lookahead": 0, "grammar": None, "growth": "auto"}
 """Options that runs did not record before there were any, with what they did then."""
+
+
+def recorded(options: GenerationOptions) -> dict[str, Any]:
+    """Write options down; settings of decoding that there were none of once are left out while they are not given."""
+    found = asdict(options)
+    found["decoding"] = {
+        name: value for name, value in found["decoding"].items() if name not in CAUSAL_SETTINGS or value is not None
+    }
+    return found

@@ -69,7 +69,8 @@ class BlockGrid:
 
     def is_filled(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
         """Tell of which blocks at least that share is decided."""
-        return self.sizes - masks + ROUNDING >= share * self.sizes
+        sizes = jnp.asarray(self.sizes, jnp.float32)
+        return sizes - masks + ROUNDING >= share * sizes
 
     def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
         """Tell which blocks must decide a token at each step: the first, and those after one decided to that share."""

@@ -1,8 +1,7 @@
 """One denoising step: what it takes and gives, and the one function that every way of decoding runs.
 
 The model computes, the sampler decides. Order, commit rule, blocks and cache (`jax_lm.options`) are independent: a
-block limits which columns a step may commit, a cache which rows it recomputes, and a refresh is a step that recomputes
-all of them.
+block limits which columns a step may commit, a cache which rows it recomputes; a refresh is a step that recomputes all.
 """
 
 from collections.abc import Callable
@@ -327,9 +326,8 @@ def propose(
         candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
         kept = unmasking.likeliest_candidates(candidates) if config.guessed and not config.looks_ahead else None
         shape = logits.shape[:2]
-        entropy = if_any(
-            params.entropy_bound >= 0, lambda: unmasking.row_entropy(logits, excluded_id), jnp.zeros(shape), config
-        )
+        by_entropy = params.entropy_bound >= 0
+        entropy = if_any(by_entropy, lambda: unmasking.row_entropy(logits, excluded_id), jnp.zeros(shape), config)
         proposal, logprobs = proposed(candidates, entropy, state, positions, params), None
         if config.top_tokens and params.keeps_logprobs is not None:
             logprobs = if_any(
@@ -397,9 +395,8 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
     rank = decoding.ranks(unmasking.disturbed(for_choice, proposal.scores, params.alg_temp), masked)
     taken = state.step - window.first_step
     share = params.ratios[taken]
-    scheduled = jnp.where(
-        params.is_by_chance, for_choice < share, rank < decoding.commit_counts(masked, share)[:, None]
-    )
+    counts = decoding.commit_counts(masked, share)
+    scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
     probable = jax.lax.cond(
         params.factor > 0,
@@ -449,4 +446,5 @@ def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Arra
     def of_row(key: Key[Array, ""], positions: Int[Array, "r"]) -> Float[Array, "r 3"]:
         return jax.random.uniform(jax.random.fold_in(key, state.step), (state.tokens.shape[1], 3))[positions]
 
-    return tuple(jnp.moveaxis(jax.vmap(of_row)(state.keys, positions), -1, 0))
+    numbers = jax.vmap(of_row)(state.keys, positions)
+    return numbers[..., 0], numbers[..., 1], numbers[..., 2]
