@@ -130,7 +130,7 @@ def test_a_block_computed_after_others_is_as_computed_with_all(golden_model):
     ids, mask = ragged_prompts()
     ids = np.concatenate([ids, np.random.default_rng(1).integers(0, 490, (3, 7))], axis=1)
     present = np.concatenate([mask, np.ones((3, 7))], axis=1).astype(bool)
-    positions = np.maximum(np.cumsum(present, axis=1) - 1, 0)
+    ids, positions = jnp.asarray(ids), jnp.asarray(np.maximum(np.cumsum(present, axis=1) - 1, 0))
     grid, width = BlockGrid(9, 16, 3, 2), 16
     everything = grid.admitted(jnp.asarray(present), jnp.arange(width))
     expected = golden_model.model(ids, everything, positions)
@@ -370,5 +370,5 @@ def test_runs_recorded_before_go_on():
         del before["decoding"][name]
     assert differing_setting({"grpo": {"generation": before}}, {"grpo": {"generation": now}}) is None
     assert recorded(GenerationOptions()) == before
-    causal = asdict(options())
-    assert recorded(options()) == causal
+    given = options(add_threshold=0.3, activate_threshold=0.9)
+    assert recorded(given) == asdict(given)
