@@ -20,6 +20,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import Hooks
 from jax_lm.options import CAUSAL_SETTINGS, Decoding, GenerationOptions, recorded
 from jax_lm.training.checkpoints import differing_setting
+from jax_lm.training.config import GRPOConfig
 
 PROMPT, COLUMNS, MANY = 5, 22, 100
 CAUSAL = Decoding(cache="causal", block_length=5, threshold=0.3, activate_threshold=0.8, active_blocks=MANY)
@@ -354,6 +355,11 @@ def test_what_a_canvas_or_a_call_may_not_have_is_refused(tiny):
 def test_rows_that_share_steps_have_another_cache():
     with pytest.raises(ValueError, match="cache='causal': must be none or window"):
         sequence(0, options=greedy(decoding=CAUSAL))
+
+
+def test_no_policy_is_scored_without_the_mask_that_it_answers_with():
+    with pytest.raises(ValueError, match="cache=causal: scores do not know its mask"):
+        GRPOConfig(generation=options())
 
 
 def test_the_published_settings_are_the_defaults():

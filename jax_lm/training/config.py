@@ -427,10 +427,11 @@ class GRPOConfig:
         bounds.require_not_negative(self, "held_out_prompts")
         bounds.require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
+        decoding = self.generation.decoding.resolved
+        bounds.require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
         bounds.require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
-        rewards, weights = self.reward_funcs, self.reward_weights
-        if len(rewards) != len(weights):
-            raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
+        if len(weights := self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(f"reward_weights={weights}: must have one weight per reward {self.reward_funcs}")
         parts = self.training.gradient_accumulation_steps
         sizes = {"generation_batch_size": self.generation_batch_size, "gradient_accumulation_steps": parts}
         for name, size in sizes.items():
