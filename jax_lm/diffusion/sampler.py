@@ -9,6 +9,7 @@ import copy
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +142,8 @@ class Sampler:
 
         Raises:
             ValueError: no hole, a negative seed, guesses (`options.draft`) with hooks or the strict reference, or a
-                grammar, of which tokens know nothing; holes that grow (`canvas.room`) with what does not go with them.
+                grammar, of which tokens know nothing; holes that grow (`canvas.room`), or the cache `causal`, with what
+                does not go with them.
         """
         if options.grammar is not None:
             raise ValueError(f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one")
@@ -152,17 +154,7 @@ class Sampler:
         cache = KVCache()
         if decoding.cache != "none":
             cache = run_empty_cache(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
-        config = replace(
-            self.step_config(options, canvas.region.length),
-            # The end of a text deletes where holes grow.
-            stop_ids=stop_ids if options.early_stop and canvas.room is None else (),
-            strict_reference=strict_reference,
-            hooks=hooks,
-        )
-        if options.canvases_beside and (hooks != NO_HOOKS or strict_reference):
-            raise ValueError(f"{options.beside}: must be 0 with hooks or strict_reference")
-        if canvas.room is not None:
-            config = growing_config(config, options)
+        config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks, strict_reference=strict_reference)
         blocks = canvas.blocks(options.decoding.block_columns(canvas.region.length))
         if decoding.cache == "causal":
             blocks, (state, config) = [canvas.region], begin_forcing(state, canvas, options, config)
@@ -180,6 +172,16 @@ class Sampler:
             done.append(block)
             if not np.asarray(state.masked).any():
                 break
+
+    def canvas_config(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> StepConfig:
+        """The configuration of steps over a canvas, with settings as `stream` has them; ValueError as there."""
+        config = replace(self.step_config(options, canvas.region.length), **settings)
+        if not options.early_stop or canvas.room is not None:
+            # The end of a text deletes where holes grow.
+            config = replace(config, stop_ids=())
+        if options.canvases_beside and (config.hooks != NO_HOOKS or config.strict_reference):
+            raise ValueError(f"{options.beside}: must be 0 with hooks or strict_reference")
+        return config if canvas.room is None else growing_config(config, options)
 
     def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
         """The configuration of steps over a block of that many columns that recompute every row."""
