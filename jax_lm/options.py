@@ -336,7 +336,7 @@ LATER_OPTIONS = {"draft": 0, "lookahead": 0, "grammar": None, "growth": "auto"}
 """Options that runs did not record before there were any, with what they did then."""
 
 
-def recorded_options(options: GenerationOptions) -> dict[str, Any]:
+def options_record(options: GenerationOptions) -> dict[str, Any]:
     """Write options down; settings of decoding that there were none of once are left out while they are not given."""
     found = asdict(options)
     found["decoding"] = {

@@ -18,7 +18,7 @@ from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.pipeline import BlockGrid
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import Hooks
-from jax_lm.options import CAUSAL_SETTINGS, Decoding, GenerationOptions, recorded_options
+from jax_lm.options import CAUSAL_SETTINGS, Decoding, GenerationOptions, options_record
 from jax_lm.training.checkpoints import differing_setting
 from jax_lm.training.config import GRPOConfig
 
@@ -375,6 +375,6 @@ def test_runs_recorded_before_go_on():
     for name in CAUSAL_SETTINGS:
         del before["decoding"][name]
     assert differing_setting({"grpo": {"generation": before}}, {"grpo": {"generation": now}}) is None
-    assert recorded_options(GenerationOptions()) == before
+    assert options_record(GenerationOptions()) == before
     given = options(add_threshold=0.3, activate_threshold=0.9)
-    assert recorded_options(given) == asdict(given)
+    assert options_record(given) == asdict(given)

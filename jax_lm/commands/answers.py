@@ -23,7 +23,7 @@ from jax_lm.data.prompts import read_prompts
 from jax_lm.files import write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.infilling import Template
-from jax_lm.options import recorded_options
+from jax_lm.options import options_record
 from jax_lm.results import Generation
 
 Answer = dict[str, Any]
@@ -78,7 +78,7 @@ def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
         arguments.adapter,
         arguments.dtype,
         arguments.chat,
-        recorded_options(arguments.generation),
+        options_record(arguments.generation),
         arguments.seed,
     ]
     text = json.dumps([*depends, [row["prompt"] for row in rows]])
