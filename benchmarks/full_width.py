@@ -38,8 +38,9 @@ from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training import masked_diffusion
-from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig, TrainerConfig
+from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
+from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.rollouts import Completions, ended
 from jax_lm.training.trainer import Trainer
 from jax_lm.training.update import in_dtype, partition

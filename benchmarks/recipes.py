@@ -40,7 +40,7 @@ from jax_lm.models.lora import add_lora, is_lora
 from jax_lm.planning import PlannedStep, training_bound
 from jax_lm.roofline import Topology
 from jax_lm.sharding import MeshShape, shard_rows
-from jax_lm.training.config import GRPOConfig
+from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.program import Settings, training_program
 from jax_lm.training.rollouts import WIDTH_BUCKET
 

@@ -16,9 +16,11 @@ from jax_lm.models.dream import flatten
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import MeshShape
-from jax_lm.training.config import OptimizerConfig, PolicyLoss, TrainerConfig
-from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, grpo_loss, mixed
+from jax_lm.training.config import OptimizerConfig, TrainerConfig
+from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, grpo_loss
+from jax_lm.training.grpo_config import PolicyLoss
 from jax_lm.training.policy_loss import advantages
+from jax_lm.training.rollout_source import mixed
 from jax_lm.training.trainer import State
 from jax_lm.training.update import gradient
 

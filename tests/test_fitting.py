@@ -14,7 +14,7 @@ from jax_lm.rollout_planning import rollout_shape
 from jax_lm.roofline import GIB
 from jax_lm.sharding import MeshShape
 from jax_lm.training.checkpoints import differing_setting
-from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig
+from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.fitting import (
     announced,
@@ -25,6 +25,7 @@ from jax_lm.training.fitting import (
     training_mesh,
     weight_count,
 )
+from jax_lm.training.grpo_config import GRPOConfig
 
 SMALL, LARGE = 4_331_776, parameter_count(DIFFUCODER_7B)
 TRAINER = TrainerConfig(max_steps=1, optimizer=OptimizerConfig(learning_rate=1e-5))

@@ -20,7 +20,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import Hooks
 from jax_lm.options import CAUSAL_SETTINGS, Decoding, GenerationOptions, options_record
 from jax_lm.training.checkpoints import differing_setting
-from jax_lm.training.config import GRPOConfig
+from jax_lm.training.grpo_config import GRPOConfig
 
 PROMPT, COLUMNS, MANY = 5, 22, 100
 CAUSAL = Decoding(cache="causal", block_length=5, threshold=0.3, activate_threshold=0.8, active_blocks=MANY)

@@ -17,7 +17,8 @@ from safetensors.numpy import load_file
 from jax_lm import cli
 from jax_lm.options import LATER_OPTIONS, Decoding, GenerationOptions
 from jax_lm.training.checkpoints import differing_setting, named_settings
-from jax_lm.training.config import Estimator, GRPOConfig, OptimizerConfig, PolicyLoss, TrainerConfig, settings_without
+from jax_lm.training.config import OptimizerConfig, TrainerConfig, settings_without
+from jax_lm.training.grpo_config import Estimator, GRPOConfig, PolicyLoss
 
 ROOT = Path(__file__).parent.parent
 REWARD = """
@@ -59,8 +60,8 @@ def test_the_published_recipe_is_the_preset_and_the_default():
         "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
         "remat", "rollout_mesh", "draft", "lookahead", "profile", "warmup_steps", "adam_epsilon",
         "muon_learning_rate", "tokens_per_step", "alg_temp", "early_stop", "grammar", "growth",
-        "held_out_prompts", "min_p", "optim", "async_checkpointing", "metric_for_best_model", "load_best_model_at_end",
-        "early_stopping_patience",
+        "held_out_prompts", "dynamic_sampling", "num_segments", "min_p", "optim", "async_checkpointing",
+        "metric_for_best_model", "load_best_model_at_end", "early_stopping_patience",
     }  # fmt: skip
     # Of decoding, the preset says everything.
     overrides = {field.name for field in dataclasses.fields(Decoding)} - {"preset"}

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.ad_checkpoint import print_saved_residuals
 
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.training.config import Estimator, PolicyLoss
+from jax_lm.training.grpo_config import Estimator, PolicyLoss
 from jax_lm.training.policy_loss import (
     Copies,
     advantages,
@@ -242,15 +242,15 @@ def copies_of(tokens, estimator=None, *, seed=0, rollout=0, iteration=1, ids=Non
 @pytest.mark.parametrize("pairs", [1, 3])
 def test_pairs_are_exact_complements_and_nothing_leaks(rows, pairs):
     copies = copies_of(rows, Estimator(num_mask_pairs=pairs))
-    first, second = copies.masked[:, 1::2], copies.masked[:, 2::2]
-    assert copies.masked.shape == (4, 1 + 2 * pairs, COMPLETION)
-    assert copies.masked[:, 0].all()
+    first, second = copies.scored[:, 1::2], copies.scored[:, 2::2]
+    assert copies.scored.shape == (4, 1 + 2 * pairs, COMPLETION)
+    assert copies.scored[:, 0].all()
     assert (first ^ second).all()
     # A token is predicted exactly where the model does not see it, and the prompt is never masked.
-    assert ((copies.tokens[:, :, PROMPT:] == MASK) == copies.masked).all()
+    assert ((copies.tokens[:, :, PROMPT:] == MASK) == copies.scored).all()
     assert (copies.tokens[:, :, :PROMPT] == rows[:, None, :PROMPT]).all()
     assert (
-        jnp.where(copies.masked, rows[:, None, PROMPT:], copies.tokens[:, :, PROMPT:]) == rows[:, None, PROMPT:]
+        jnp.where(copies.scored, rows[:, None, PROMPT:], copies.tokens[:, :, PROMPT:]) == rows[:, None, PROMPT:]
     ).all()
 
 
@@ -264,7 +264,7 @@ def test_weights_are_the_inverse_shares():
     assert 0.2 <= t.min() < 0.21
     assert 0.79 < t.max() <= 0.8
     # Six standard errors of a share of 2,000 draws.
-    np.testing.assert_allclose(copies.masked[:, 1].mean(axis=1), t, atol=6 * np.sqrt(0.25 / 2000))
+    np.testing.assert_allclose(copies.scored[:, 1].mean(axis=1), t, atol=6 * np.sqrt(0.25 / 2000))
 
 
 def test_decoupled_masks_are_independent_and_full_mask_is_one_copy():
@@ -272,13 +272,13 @@ def test_decoupled_masks_are_independent_and_full_mask_is_one_copy():
     keys = sample_keys(0, 0, 1, jnp.arange(256))
     copies = forward_process(keys, tokens, 1000, MASK, Estimator(estimator="decoupled"))
     t = 1 / copies.weights[:, 1]
-    both = (copies.masked[:, 1] & copies.masked[:, 2]).mean(axis=1)
+    both = (copies.scored[:, 1] & copies.scored[:, 2]).mean(axis=1)
     np.testing.assert_allclose(both, t * (1 - t), atol=6 * np.sqrt(0.25 / 1000))
     coupled = forward_process(keys, tokens, 1000, MASK, Estimator())
-    assert (copies.masked[:, 1] == coupled.masked[:, 1]).all()
+    assert (copies.scored[:, 1] == coupled.scored[:, 1]).all()
     full = forward_process(keys, tokens, 1000, MASK, Estimator(estimator="full_mask"))
-    assert full.masked.shape[1] == 1
-    assert full.masked.all()
+    assert full.scored.shape[1] == 1
+    assert full.scored.all()
 
 
 def test_masks_follow_from_rollout_iteration_and_sample_alone(rows):
@@ -288,7 +288,7 @@ def test_masks_follow_from_rollout_iteration_and_sample_alone(rows):
         for ours, expected in zip(part, whole, strict=True):
             np.testing.assert_array_equal(ours, expected[ids])
     for other in (copies_of(rows, rollout=1), copies_of(rows, iteration=2), copies_of(rows, seed=1)):
-        assert not np.array_equal(other.masked, whole.masked)
+        assert not np.array_equal(other.scored, whole.scored)
         assert not np.array_equal(other.weights, whole.weights)
 
 
@@ -311,8 +311,8 @@ def test_scores_are_the_formula(rows, pairs):
     shape = (4, 1 + 2 * pairs, COMPLETION, 13)
     logits = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 3, jnp.float32)
     index = rows[:, PROMPT:] % 13
-    ours = token_scores(logits, index, copies.masked, copies.weights)
-    np.testing.assert_allclose(ours, plain_scores(logits, index, np.asarray(copies.masked), copies.weights), rtol=2e-6)
+    ours = token_scores(logits, index, copies.scored, copies.weights)
+    np.testing.assert_allclose(ours, plain_scores(logits, index, np.asarray(copies.scored), copies.weights), rtol=2e-6)
 
 
 def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
@@ -320,13 +320,13 @@ def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, COMPLETION, 13)), jnp.float32)
     index = rows[:, PROMPT:] % 13
     stacked = logits.swapaxes(0, 1).reshape(12, COMPLETION, 13)
-    ours = selective_log_softmax(stacked, index, copies.weights.T, copies.masked[:, 1])
-    np.testing.assert_array_equal(ours, token_scores(logits, index, copies.masked, copies.weights))
-    shared = selective_log_softmax(stacked, index, jnp.array([1.0, 4.0, 4 / 3]), copies.masked[:, 1])
+    ours = selective_log_softmax(stacked, index, copies.weights.T, copies.scored[:, 1])
+    np.testing.assert_array_equal(ours, token_scores(logits, index, copies.scored, copies.weights))
+    shared = selective_log_softmax(stacked, index, jnp.array([1.0, 4.0, 4 / 3]), copies.scored[:, 1])
     weights = jnp.broadcast_to(jnp.array([1.0, 4.0, 4 / 3]), (4, 3))
-    np.testing.assert_allclose(shared, token_scores(logits, index, copies.masked, weights), rtol=1e-6)
+    np.testing.assert_allclose(shared, token_scores(logits, index, copies.scored, weights), rtol=1e-6)
     with pytest.raises(ValueError, match="logits has 8 rows: must have 3 for each of the 4"):
-        selective_log_softmax(stacked[:8], index, copies.weights.T, copies.masked[:, 1])
+        selective_log_softmax(stacked[:8], index, copies.weights.T, copies.scored[:, 1])
 
 
 def test_full_mask_scores_are_log_probabilities(rows):
@@ -334,7 +334,7 @@ def test_full_mask_scores_are_log_probabilities(rows):
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 1, COMPLETION, 13)), jnp.float32)
     index = rows[:, PROMPT:] % 13
     expected = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits[:, 0])), np.asarray(index)[..., None], -1)
-    np.testing.assert_allclose(token_scores(logits, index, copies.masked, copies.weights), expected[..., 0], rtol=1e-6)
+    np.testing.assert_allclose(token_scores(logits, index, copies.scored, copies.weights), expected[..., 0], rtol=1e-6)
 
 
 def test_padding_changes_no_score(scored, rows):

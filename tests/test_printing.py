@@ -22,8 +22,8 @@ from jax_lm.sandbox.http import TOKEN_VARIABLE, Worker
 from jax_lm.sandbox.results import results_text
 from jax_lm.sandbox.runner import answer_request, why_not
 from jax_lm.sandbox.tiers import SAFE
-from jax_lm.training.coupled_grpo import RolloutSource
-from jax_lm.training.rollouts import Completions, Prompt
+from jax_lm.training.rollout_source import RolloutSource
+from jax_lm.training.rollouts import Completions, Prompt, Rollout
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\ud800\u202e\x00é"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\r\x9b31m\ud800\u202e\x00é"
@@ -134,8 +134,8 @@ def test_the_log_of_completions_can_be_shown(tmp_path):
     batches = RolloutSource.__new__(RolloutSource)
     batches.out = tmp_path
     empty = np.zeros((1, 2), int)
-    completions = Completions(empty, empty > 0, empty > 0, (NASTY,), np.zeros(1, bool))
-    batches.log(3, [Prompt(NASTY, (), {})], completions, Scored([1.0], {}))
+    completions = Completions(empty, empty > 0, empty > 0, empty, (NASTY,), np.zeros(1, bool))
+    batches.log(3, Rollout((Prompt(NASTY, (), {}),), completions, Scored([1.0], {})))
     text = (tmp_path / "completions" / "000003.jsonl").read_text(encoding="utf-8")
     assert fit(text)
     assert json.loads(text)["completion"] == json.loads(text)["prompt"] == NASTY

@@ -28,9 +28,10 @@ from jax_lm.planning import RESERVED, estimated_memory, parameter_count
 from jax_lm.roofline import GIB
 from jax_lm.sharding import MeshShape, row_devices
 from jax_lm.training import sft, trainer
-from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig
+from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.fitting import fitted_grpo
+from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.program import training_program
 
 ROOT = Path(__file__).parent.parent

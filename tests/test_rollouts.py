@@ -37,7 +37,7 @@ def completions_of(tokenizer, *texts):
     """Completions that spell these texts, padded or cut to 8 tokens."""
     rows = [(tokenizer.encode(text) + [tokenizer.encode("z")[0]] * LENGTH)[:LENGTH] for text in texts]
     tokens = np.array([[tokenizer.pad_id] * WIDTH + row for row in rows], np.int32)
-    return ended(tokens, np.ones(tokens.shape, bool), WIDTH, tokenizer)
+    return ended(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), WIDTH, tokenizer)
 
 
 def test_completions_end_with_their_first_stop_token(letters):

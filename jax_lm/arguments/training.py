@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 from jax_lm.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, PromptColumns, TextColumn
 from jax_lm.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.config_file import values
-from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
+from jax_lm.training.config import AdaptConfig, SftConfig
+from jax_lm.training.grpo_config import GRPOConfig
 
 BUILTIN = "builtin"
 """In place of a file of prompts: tasks of the built-in corpus."""

@@ -27,7 +27,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.options import WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.config import PolicyLoss
+from jax_lm.training.grpo_config import PolicyLoss
 from jax_lm.training.policy_loss import (
     Copies,
     advantages,
@@ -359,4 +359,4 @@ def recorded_batch(
     first = golden["mask"][iteration].astype(bool)
     masked = jnp.asarray(np.stack([np.ones_like(first), first, ~first], axis=1))
     weights = jnp.broadcast_to(jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3))
-    return batch, Copies(noisy_rows(batch["input_ids"], masked, mask_id), masked, weights)
+    return batch, Copies(noisy_rows(batch["input_ids"], masked, mask_id), masked, weights, jnp.full(len(first), 2.0))

@@ -26,10 +26,11 @@ from jax_lm.options import GenerationOptions
 from jax_lm.planning import PlannedStep, parameter_count
 from jax_lm.sharding import row_spec, tree_shardings
 from jax_lm.training import coupled_grpo, masked_diffusion
-from jax_lm.training.config import GRPOConfig, LossConfig, OptimizerConfig
-from jax_lm.training.coupled_grpo import PolicyBatch, policy_scores
+from jax_lm.training.config import LossConfig, OptimizerConfig
 from jax_lm.training.fitting import fitted_grpo
+from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.rollout_source import PolicyBatch, policy_scores
 from jax_lm.training.update import in_dtype, make_update, partition
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)

@@ -10,16 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from jax_lm.metrics import TRACKERS
-from jax_lm.options import GenerationOptions, require_one_of
+from jax_lm.options import require_one_of
 from jax_lm.training import bounds
 
 WEIGHTINGS = ("1/t", "linear", "cart", "plain")
 NORMALISATIONS = ("token", "sequence", "batch", "masked")
-ESTIMATORS = ("coupled", "decoupled", "full_mask")
-LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
 OPTIMIZERS = ("adafactor",)
-BASELINES = ("leave_one_out", "mean")
-PAPER_SAMPLING = GenerationOptions(max_new_tokens=256, num_steps=256, temperature=1.0)
 CHANGEABLE = (
     "stop_after", "log_every", "save_every", "evaluate_every", "keep", "async_checkpointing", "metric_for_best_model",
     "load_best_model_at_end", "early_stopping_patience", "resume", "track", "profile",
@@ -228,6 +224,8 @@ class SftConfig:
             like the answer with a probability that falls from 1 to 0.
         expand_delete: teach holes that find their own length (DreamOn): lines of an answer are the canvas, with the
             wrong number of masks, under DreamOn's loss. The checkpoint gets the token for expanding if it has none.
+            That loss weighs by 1 - t, which leaves full holes to what a model knows already: `weighting` plain and
+            `high_levels` teach them too.
         held_out_share: share of the samples that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.
@@ -257,6 +255,9 @@ class SftConfig:
     def require_own_loss(self) -> None:
         """ValueError for what has no meaning where the masks are those of DreamOn."""
         found = asdict(self.loss) | {"packed": self.packed, "condition_share": self.condition_share, "remat": None}
+        if self.loss.weighting == "plain":
+            found["weighting"] = SFT_LOSS.weighting
+        found["high_levels"] = SFT_LOSS.high_levels
         for name, usual in (asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}).items():
             if found[name] != usual:
                 raise ValueError(f"{name}={found[name]!r}: must be {usual!r} with expand_delete, whose loss is its own")
@@ -292,159 +293,3 @@ class AdaptConfig:
         bounds.require_sizes(self, "max_length", "batch_size")
         bounds.require_shares(self, "cut_share", "prefix_share", "held_out_share")
         bounds.require_not_negative(self, "annealing_steps")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimator:
-    """Masked copies whose log-probabilities make a score. Hashable, hence static under jit.
-
-    Attributes:
-        estimator: `coupled` draws m1 and takes its exact complement, so that each token is predicted once per pair;
-            `decoupled` draws the second mask on its own at 1 - t, `full_mask` scores the fully masked copy alone: the
-            paper's controls.
-        num_mask_pairs: mask pairs per completion, the paper's lambda; more costs two forwards each and varies less.
-        min_mask_ratio: lower bound of t, the share of the completion that m1 masks.
-        max_mask_ratio: upper bound of t.
-    """
-
-    estimator: str = "coupled"
-    num_mask_pairs: int = 1
-    min_mask_ratio: float = 0.2
-    max_mask_ratio: float = 0.8
-
-    def __post_init__(self) -> None:
-        require_one_of("estimator", self.estimator, ESTIMATORS)
-        bounds.require_sizes(self, "num_mask_pairs")
-        if not 0 < self.min_mask_ratio <= self.max_mask_ratio < 1:
-            ratios = f"mask ratios {self.min_mask_ratio} to {self.max_mask_ratio}"
-            raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
-
-    @property
-    def copies(self) -> int:
-        """Rows that the model sees per completion."""
-        return 1 if self.estimator == "full_mask" else 1 + 2 * self.num_mask_pairs
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyLoss:
-    """The form of the policy-gradient loss. Hashable, hence static under jit.
-
-    Attributes:
-        loss_type: what the token terms are divided by. `bnpo` and `dapo`: the completion tokens of the batch (the two
-            differ where parts of a batch are normalised apart, and ours never are); `grpo`: each row by its own
-            tokens, then the mean of rows; `dr_grpo`: rows times the completion length, so that long answers are not
-            favoured by their length; `gspo`: as `grpo`, with one ratio per row, the geometric mean of its tokens'.
-        epsilon: the ratio is clipped below 1 - epsilon.
-        epsilon_high: and above 1 + epsilon_high; None is epsilon.
-        beta: weight of the divergence from the reference policy; 0 needs no reference.
-        kl_clamp: |s_ref - s| beyond which the divergence goes on as a line, as e^d of a composite score explodes;
-            inf is the published form.
-    """
-
-    loss_type: str = "bnpo"
-    epsilon: float = 0.5
-    epsilon_high: float | None = None
-    beta: float = 0.01
-    kl_clamp: float = 5.0
-
-    def __post_init__(self) -> None:
-        require_one_of("loss_type", self.loss_type, LOSS_TYPES)
-        bounds.require_inner_shares(self, "epsilon")
-        bounds.require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
-        bounds.require_not_negative(self, "beta")
-
-    @property
-    def upper(self) -> float:
-        """Largest ratio that is not clipped."""
-        return 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GRPOConfig:
-    """Coupled-GRPO: rollouts of `prompts_per_step` x `num_generations` completions, each used for `num_iterations`
-    updates. The defaults are Apple's recipe.
-
-    Attributes:
-        num_generations: completions per prompt, whose rewards are compared.
-        prompts_per_step: prompts per rollout.
-        num_iterations: updates per rollout, each with masks of its own.
-        num_train_epochs: how often every prompt is used; `max_steps` overrides it.
-        max_prompt_length: longer prompts are dropped, and counted.
-        held_out_prompts: prompts, drawn by the seed, that are not learnt from; their mean reward is measured every
-            `evaluate_every` updates and at the end, always with the same random numbers.
-        generation_batch_size: completions sampled together; None is all of a rollout.
-        reward_funcs: names of rewards, or functions of yours, as file.py:function or package.module:function.
-        reward_weights: their weights, in this order; on the command line 1 for a single reward if not given.
-        shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
-        baseline: of the advantages: leave_one_out, or mean.
-        scale_rewards: divide advantages by the standard deviation of their group.
-        ref_model_sync_steps: updates after which the reference moves towards the policy; None is never.
-        ref_model_mixup_alpha: share of the distance by which it moves.
-        score_chunk: completions whose copies go through the model at once, a multiple of the devices that split rows;
-            None is one for each of them. Memory grows with it. All of them (of a part, if accumulated) at once are
-            kept for the gradient, less are computed again. What does not divide is filled up, and not counted.
-        remat: as in SFT; the inside of layers is computed again.
-        rollout_mesh: devices for sampling, such as data=2,tensor=4, where a copy of the weights in the compute dtype is
-            placed for a rollout; None splits it as little as memory allows.
-        generation: how completions are sampled.
-        masks: which masked copies are scored.
-        loss: clipping and the penalty for drifting away.
-        training: steps, optimizer, checkpoints.
-    """
-
-    num_generations: int = 10
-    prompts_per_step: int = 8
-    num_iterations: int = 2
-    num_train_epochs: float = 1.0
-    max_prompt_length: int = 200
-    held_out_prompts: int = 0
-    generation_batch_size: int | None = None
-    reward_funcs: tuple[str, ...] = ("code", "code_format")
-    reward_weights: tuple[float, ...] = (2.0, 0.5)
-    shuffle_rewards: bool = False
-    baseline: str = "leave_one_out"
-    scale_rewards: bool = False
-    ref_model_sync_steps: int | None = 64
-    ref_model_mixup_alpha: float = 0.6
-    score_chunk: int | None = None
-    remat: bool | None = None
-    rollout_mesh: str | None = None
-    generation: GenerationOptions = PAPER_SAMPLING
-    masks: Estimator = Estimator()
-    loss: PolicyLoss = PolicyLoss()
-    training: TrainerConfig = TrainerConfig(
-        optimizer=OptimizerConfig(learning_rate=1e-6, warmup_ratio=1e-4, adam_beta2=0.99, max_grad_norm=0.2),
-        compute_dtype="bfloat16",
-        log_every=1,
-        save_every=50,
-        evaluate_every=50,
-    )
-
-    def __post_init__(self) -> None:
-        bounds.require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
-        bounds.require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
-        bounds.require_above_zero(self, "num_train_epochs")
-        bounds.require_not_negative(self, "held_out_prompts")
-        bounds.require_shares(self, "ref_model_mixup_alpha")
-        require_one_of("baseline", self.baseline, BASELINES)
-        decoding = self.generation.decoding.resolved
-        bounds.require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
-        bounds.require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
-        if len(weights := self.reward_weights) != len(self.reward_funcs):
-            raise ValueError(f"reward_weights={weights}: must have one weight per reward {self.reward_funcs}")
-        parts = self.training.gradient_accumulation_steps
-        sizes = {"generation_batch_size": self.generation_batch_size, "gradient_accumulation_steps": parts}
-        for name, size in sizes.items():
-            if self.completions % (size or 1):
-                raise ValueError(f"{name}={size}: must divide {self.completions}, the completions that it splits")
-
-    @property
-    def completions(self) -> int:
-        """Completions of a rollout."""
-        return self.prompts_per_step * self.num_generations
-
-    def steps(self, prompt_count: int) -> int:
-        """Updates of a run over so many prompts."""
-        if self.training.max_steps is not None:
-            return self.training.max_steps
-        return math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step) * self.num_iterations

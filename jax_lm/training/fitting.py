@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from jax_lm.config import DreamConfig
 from jax_lm.sharding import AnyMesh, MeshShape, row_devices
-from jax_lm.training.config import GRPOConfig, LossConfig, TrainerConfig
+from jax_lm.training.config import LossConfig, TrainerConfig
+from jax_lm.training.grpo_config import GRPOConfig
 
 logger = logging.getLogger(__name__)
 

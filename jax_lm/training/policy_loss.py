@@ -6,10 +6,13 @@ log-probability of a completion token (Apple's `selective_log_softmax`):
     s = [l0 + sum over pairs of (m1 l1 / t + m2 l2 / (1 - t))] / (pairs + 1)
 
 l0, l1, l2 are log-probabilities of the token with the whole completion masked, with m1 masked, and with the rest (m2)
-masked. A proxy, not a normalised log-probability. A loss comes as a sum and what to divide it by, so that a batch may
-be cut into parts without changing its loss. Knows the model and masks; not where completions and rewards come from.
+masked. A proxy, not a normalised log-probability. With `trace` and `stratified` a token has one copy, and its score is
+its log-probability there, which for `trace` comes near to what the sampler drew from. A loss comes as a sum and what to
+divide it by, so that a batch may be cut into parts without changing its loss. Knows the model and masks; not where
+completions and rewards come from.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,7 +25,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.options import require_one_of
 from jax_lm.sharding import shard_rows
-from jax_lm.training.config import BASELINES, Estimator, PolicyLoss
+from jax_lm.training.grpo_config import BASELINES, Estimator, PolicyLoss
 from jax_lm.training.update import LossTerms, Mean
 
 STD_EPSILON = 1e-4
@@ -67,17 +70,19 @@ def advantages(
 
 
 class Copies(NamedTuple):
-    """Masked copies of rows; n copies, the fully masked one first, then m1 and m2 of each pair.
+    """Masked copies of rows, n of each: the fully masked one first, then m1 and m2 of each pair; or one per segment.
 
     Attributes:
         tokens: rows with MASK where a copy is masked; the prompt never is.
-        masked: which completion positions those are.
-        weights: 1, then 1/t and 1/(1 - t) of each pair.
+        scored: the completion positions that a copy scores, all of them masked there.
+        weights: 1, then 1/t and 1/(1 - t) of each pair; 1 for segments.
+        terms: what a score is divided by: 1 + pairs; 1 for segments, as each token has one copy.
     """
 
     tokens: Int[Array, "b n t"]
-    masked: Bool[Array, "b n c"]
+    scored: Bool[Array, "b n c"]
     weights: Float[Array, "b n"]
+    terms: Float[Array, "b"]
 
 
 def sample_keys(
@@ -89,31 +94,82 @@ def sample_keys(
 
 
 def forward_process(
-    keys: Key[Array, "b"], tokens: Int[Array, "b t"], completion_length: int, mask_id: int, estimator: Estimator
+    keys: Key[Array, "b"],
+    tokens: Int[Array, "b t"],
+    completion_length: int,
+    mask_id: int,
+    estimator: Estimator,
+    *,
+    commit_step: Int[Array, "b c"] | None = None,
+    completion_mask: Bool[Array, "b c"] | None = None,
 ) -> Copies:
-    """Noise rows whose last `completion_length` columns are the completion: t ~ U(min, max) per sample, u < t masks.
+    """Noise rows whose last `completion_length` columns are the completion.
+
+    Args:
+        commit_step: steps in which the completion was decoded, for `trace`; with which positions count.
+
+    Raises:
+        ValueError: `trace` without the steps of the decoding.
+    """
+    if estimator.estimator == "trace":
+        if commit_step is None or completion_mask is None:
+            raise ValueError("commit_step=None: estimator='trace' needs the steps in which completions were decoded")
+        segment = segments(commit_step, completion_mask, estimator.num_segments)
+        return segment_copies(tokens, mask_id, segment, estimator.num_segments)
+    if estimator.estimator == "stratified":
+        return stratum_copies(keys, tokens, completion_length, mask_id, estimator.num_segments)
+    masked, weights = jax.vmap(partial(drawn_masks, length=completion_length, estimator=estimator))(keys)
+    terms = jnp.full(len(tokens), (estimator.copies + 1) / 2)
+    return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, terms)
+
+
+def drawn_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
+    """Draw the masks of a row, the full one first, and their weights: t ~ U(min, max), and u < t masks.
 
     Source: section 4 of the paper; Apple's `forward_process`, which masks where u <= t and shares t among a batch.
     """
     pairs = estimator.num_mask_pairs
-    low, high = estimator.min_mask_ratio, estimator.max_mask_ratio
+    key_level, key_first, key_second = jax.random.split(key, 3)
+    shape = (pairs, length)
+    t = jax.random.uniform(key_level, (pairs, 1), minval=estimator.min_mask_ratio, maxval=estimator.max_mask_ratio)
+    first = jax.random.uniform(key_first, shape) < t
+    # The exact complement predicts every token in one of the two copies: less variance than two draws have.
+    coupled = estimator.estimator == "coupled"
+    second = ~first if coupled else jax.random.uniform(key_second, shape) < 1 - t
+    both = jnp.stack([first, second], axis=1).reshape(-1, length)
+    masked = jnp.concatenate([jnp.ones((1, length), bool), both])[: estimator.copies]
+    # A token is masked with probability t, so 1/t keeps the mean of its term; likewise 1/(1 - t).
+    weights = jnp.concatenate([jnp.ones(1), jnp.concatenate([1 / t, 1 / (1 - t)], axis=1).ravel()])
+    return masked, weights[: estimator.copies]
 
-    def draw(key: Key[Array, ""]) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
-        key_level, key_first, key_second = jax.random.split(key, 3)
-        shape = (pairs, completion_length)
-        t = jax.random.uniform(key_level, (pairs, 1), minval=low, maxval=high)
-        first = jax.random.uniform(key_first, shape) < t
-        # The exact complement predicts every token in one of the two copies: less variance than two draws have.
-        coupled = estimator.estimator == "coupled"
-        second = ~first if coupled else jax.random.uniform(key_second, shape) < 1 - t
-        both = jnp.stack([first, second], axis=1).reshape(-1, completion_length)
-        masked = jnp.concatenate([jnp.ones((1, completion_length), bool), both])
-        # A token is masked with probability t, so 1/t keeps the mean of its term; likewise 1/(1 - t).
-        return masked, jnp.concatenate([jnp.ones(1), jnp.concatenate([1 / t, 1 / (1 - t)], axis=1).ravel()])
 
-    masked, weights = jax.vmap(draw)(keys)
-    masked, weights = masked[:, : estimator.copies], weights[:, : estimator.copies]
-    return Copies(noisy_rows(tokens, masked, mask_id), masked, weights)
+def segments(commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"], count: int) -> Int[Array, "b c"]:
+    """Cut the decoding of each completion into `count` segments of about as many tokens; no step is cut in two.
+
+    The segment of a position follows from how many counted tokens were decoded before it; those after the end of the
+    completion, which are not counted, have theirs in the same way.
+    """
+
+    def of_row(steps: Int[Array, "c"], counted: Bool[Array, "c"]) -> Int[Array, "c"]:
+        before = jnp.sum((steps[None, :] < steps[:, None]) & counted[None, :], axis=1)
+        return jnp.minimum(count * before // jnp.maximum(jnp.sum(counted), 1), count - 1)
+
+    return jax.vmap(of_row)(commit_step, completion_mask)
+
+
+def segment_copies(tokens: Int[Array, "b t"], mask_id: int, segment: Int[Array, "b c"], count: int) -> Copies:
+    """Mask in copy j segment j, which it scores, and all later ones."""
+    number = jnp.arange(count)[None, :, None]
+    masked, scored = segment[:, None] >= number, segment[:, None] == number
+    return Copies(noisy_rows(tokens, masked, mask_id), scored, jnp.ones(scored.shape[:2]), jnp.ones(len(tokens)))
+
+
+def stratum_copies(keys: Key[Array, "b"], tokens: Int[Array, "b t"], length: int, mask_id: int, count: int) -> Copies:
+    """Part the positions of each completion at random into `count` strata as equal as can be; copy j masks the j-th."""
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
+    stratum = jnp.argsort(jnp.argsort(uniform, axis=1), axis=1) * count // length
+    masked = stratum[:, None] == jnp.arange(count)[None, :, None]
+    return Copies(noisy_rows(tokens, masked, mask_id), masked, jnp.ones(masked.shape[:2]), jnp.ones(len(tokens)))
 
 
 def noisy_rows(tokens: Int[Array, "b t"], masked: Bool[Array, "b n c"], mask_id: int) -> Int[Array, "b n t"]:
@@ -126,23 +182,26 @@ def noisy_rows(tokens: Int[Array, "b t"], masked: Bool[Array, "b n c"], mask_id:
 def token_scores(
     logits: Float[Array, "b n c v"],
     index: Int[Array, "b c"],
-    masked: Bool[Array, "b n c"],
+    scored: Bool[Array, "b n c"],
     weights: Float[Array, "b n"],
 ) -> Float[Array, "b c"]:
-    """Compute the score s of each token from aligned logits of all copies, in float32."""
+    """Compute the score s of each token from aligned logits of the copies of pairs, in float32."""
     logits = logits.astype(jnp.float32)
     index = jnp.broadcast_to(index[:, None], logits.shape[:-1])
     own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-    return weighted_scores(own - jax.nn.logsumexp(logits, axis=-1), masked, weights)
+    # 1 + 2 pairs copies: half of one more is pairs + 1, what the formula divides by; one copy (full_mask) by 1.
+    terms = jnp.full(len(weights), (weights.shape[1] + 1) / 2)
+    return weighted_scores(own - jax.nn.logsumexp(logits, axis=-1), scored, weights, terms)
 
 
 def weighted_scores(
-    log_probs: Float[Array, "b n c"], masked: Bool[Array, "b n c"], weights: Float[Array, "b n"]
+    log_probs: Float[Array, "b n c"],
+    scored: Bool[Array, "b n c"],
+    weights: Float[Array, "b n"],
+    terms: Float[Array, "b"],
 ) -> Float[Array, "b c"]:
     """Compute the score s of each token from its log-probability in all copies."""
-    weighted = jnp.where(masked, log_probs * weights[..., None], 0.0)
-    # 1 + 2 pairs copies: half of one more is pairs + 1, what the formula divides by; one copy (full_mask) by 1.
-    return jnp.sum(weighted, axis=1) / ((log_probs.shape[1] + 1) / 2)
+    return jnp.sum(jnp.where(scored, log_probs * weights[..., None], 0.0), axis=1) / terms[:, None]
 
 
 def selective_log_softmax(
@@ -188,7 +247,7 @@ def completion_scores(
     save nothing by that, and keeps its activations. With `remat` those are the inputs of layers alone, in each case.
     Where a chunk is not full, samples are scored twice, once for nothing.
     """
-    count, completion_length = len(tokens), copies.masked.shape[2]
+    count, completion_length = len(tokens), copies.scored.shape[2]
     chunk = count if chunk is None else chunk
     whole = count + -count % chunk
     rows = tokens, attention_mask, copies
@@ -201,7 +260,7 @@ def completion_scores(
         hidden = model.model(copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0), remat=remat)
         index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
         log_probs = token_log_probs(model, shift_right(hidden)[:, -completion_length:], index)
-        return weighted_scores(log_probs.reshape(k, n, -1), copies.masked, copies.weights)
+        return weighted_scores(log_probs.reshape(k, n, -1), copies.scored, copies.weights, copies.terms)
 
     def split(leaf: Array) -> Array:
         # Part i takes samples i, i + parts, …, so that every part has samples of every device of a mesh.

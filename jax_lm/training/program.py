@@ -20,11 +20,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_lm.data.batches import Batch
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.sharding import AnyMesh, row_devices, row_spec, tree_shardings
-from jax_lm.training.config import AdaptConfig, GRPOConfig, SftConfig
-from jax_lm.training.coupled_grpo import PolicyBatch, grpo_loss, policy_scores
+from jax_lm.training.config import AdaptConfig, SftConfig
+from jax_lm.training.coupled_grpo import grpo_loss
 from jax_lm.training.fitting import chosen_dtype, fitted_grpo, fitted_loss, fitted_trainer, weight_count
+from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.masked_diffusion import diffusion_loss
 from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.rollout_source import PolicyBatch, policy_scores
 from jax_lm.training.rollouts import WIDTH_BUCKET
 from jax_lm.training.update import in_dtype, make_update, partition
 
@@ -118,6 +120,7 @@ def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOCo
     width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     tokens, scores = (rows, width + new_tokens), jax.ShapeDtypeStruct((rows, new_tokens), jnp.float32)
+    steps = jax.ShapeDtypeStruct((rows, new_tokens), jnp.int32)
     arrays: Any = {
         "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32),
         "attention_mask": jax.ShapeDtypeStruct(tokens, jnp.bool_),
@@ -126,6 +129,7 @@ def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOCo
         "keys": jax.ShapeDtypeStruct((rows, *key.shape), key.dtype),
         "old_scores": scores,
         "reference_scores": scores if settings.loss.beta else None,
+        "commit_step": steps if settings.masks.estimator == "trace" else None,
     }
     return grpo_loss(score, settings), everywhere(PolicyBatch(**arrays), model.mesh, PartitionSpec())
 

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -89,12 +89,17 @@ class PromptSet:
         learnt = tuple(prompt for number, prompt in enumerate(self.prompts) if number not in held_out)
         return PromptSet(learnt, self.too_long, self.width), tuple(self.prompts[number] for number in order[:count])
 
-    def chosen(self, seed: int, rollout: int, count: int) -> list[Prompt]:
-        """Choose the prompts of a rollout: every prompt once per epoch, each epoch in an order of its own."""
+    def chosen(self, seed: int, rollout: int, count: int, draw: int = 0) -> list[Prompt]:
+        """Choose the prompts of a rollout: every prompt once per epoch, each epoch in an order of its own.
+
+        Args:
+            draw: which choice of the rollout it is; each goes through the prompts in other orders.
+        """
         size = len(self.prompts)
         numbers = range(rollout * count, (rollout + 1) * count)
         epochs = {number // size for number in numbers}
-        orders = {epoch: np.random.default_rng((seed, epoch)).permutation(size) for epoch in epochs}
+        stream = (draw,) if draw else ()
+        orders = {epoch: np.random.default_rng((seed, epoch, *stream)).permutation(size) for epoch in epochs}
         return [self.prompts[orders[number // size][number % size]] for number in numbers]
 
 
@@ -106,6 +111,7 @@ class Completions:
         tokens: prompt and completion; padding before the one and after the other.
         attention_mask: False on the padding before the prompt, as in sampling.
         completion_mask: the completion up to and with its first stop token.
+        commit_step: step of the sampler that decided each position.
         texts: of the completions, without the stop token.
         stopped: which completions have a stop token.
     """
@@ -113,18 +119,53 @@ class Completions:
     tokens: Int[np.ndarray, "b t"]
     attention_mask: Bool[np.ndarray, "b t"]
     completion_mask: Bool[np.ndarray, "b c"]
+    commit_step: Int[np.ndarray, "b c"]
     texts: tuple[str, ...]
     stopped: Bool[np.ndarray, "b"]
+
+    ARRAYS: ClassVar = ("tokens", "attention_mask", "completion_mask", "commit_step", "stopped")
 
     @property
     def lengths(self) -> Int[np.ndarray, "b"]:
         """Tokens of each completion, the stop token among them."""
         return self.completion_mask.sum(axis=1)
 
+    def of_rows(self, rows: Sequence[int]) -> "Completions":
+        """Pick rows."""
+        texts, kept = tuple(self.texts[row] for row in rows), list(rows)
+        return Completions(texts=texts, **{name: getattr(self, name)[kept] for name in self.ARRAYS})
+
     def ids(self, row: int) -> list[int]:
         """List the ids of a completion, up to and with its stop token."""
         start = self.tokens.shape[1] - self.completion_mask.shape[1]
         return self.tokens[row, start : start + self.lengths[row]].tolist()
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Completions of prompts, and what they are worth; the completions of a prompt are consecutive rows."""
+
+    prompts: tuple[Prompt, ...]
+    completions: Completions
+    scored: Scored
+
+    @classmethod
+    def joined(cls, parts: Sequence["Rollout"]) -> "Rollout":
+        """Put rollouts one after the other."""
+        arrays = {
+            name: np.concatenate([getattr(part.completions, name) for part in parts]) for name in Completions.ARRAYS
+        }
+        texts = tuple(text for part in parts for text in part.completions.texts)
+        totals = [total for part in parts for total in part.scored.totals]
+        by_name = {name: [s for part in parts for s in part.scored.parts[name]] for name in parts[0].scored.parts}
+        prompts = tuple(prompt for part in parts for prompt in part.prompts)
+        return cls(prompts, Completions(texts=texts, **arrays), Scored(totals, by_name))
+
+    def of_rows(self, rows: Sequence[int]) -> "Rollout":
+        """Pick rows."""
+        parts = {name: [scores[row] for row in rows] for name, scores in self.scored.parts.items()}
+        scored = Scored([self.scored.totals[row] for row in rows], parts)
+        return Rollout(tuple(self.prompts[row] for row in rows), self.completions.of_rows(rows), scored)
 
 
 def sample_completions(
@@ -157,12 +198,17 @@ def sample_completions(
         rows = first + np.arange(whole) % batch_size
         part = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
         state = sampler.generate(part, options, seed=keys[rows], stop_ids=tokenizer.stop_ids)
-        parts.append(np.asarray(state.tokens)[:batch_size])
-    return ended(np.concatenate(parts), canvas.attention_mask, width, tokenizer)
+        parts.append([np.asarray(part)[:batch_size] for part in (state.tokens, state.commit_step)])
+    tokens, commit_step = map(np.concatenate, zip(*parts, strict=True))
+    return ended(tokens, commit_step, canvas.attention_mask, width, tokenizer)
 
 
 def ended(
-    tokens: Int[np.ndarray, "b t"], attention_mask: Bool[np.ndarray, "b t"], width: int, tokenizer: DiffuCoderTokenizer
+    tokens: Int[np.ndarray, "b t"],
+    commit_step: Int[np.ndarray, "b t"],
+    attention_mask: Bool[np.ndarray, "b t"],
+    width: int,
+    tokenizer: DiffuCoderTokenizer,
 ) -> Completions:
     """Cut rows at the first stop token after column `width`."""
     tokens = tokens.copy()
@@ -173,7 +219,7 @@ def ended(
     completion_mask = np.arange(completions.shape[1]) <= last[:, None]
     completions[~completion_mask] = tokenizer.pad_id
     texts = tuple(tokenizer.decode_until_stop(row.tolist()) for row in completions)
-    return Completions(tokens, attention_mask, completion_mask, texts, stopped)
+    return Completions(tokens, attention_mask, completion_mask, commit_step[:, width:], texts, stopped)
 
 
 def reward_completions(
@@ -205,6 +251,12 @@ def reward_by_process(rewards: WeightedSum, prompts: Sequence[Prompt], completio
     owned = everyone[owner, :, np.arange(len(prompts))].T.tolist()
     totals, *parts = [[None if math.isnan(score) else score for score in line] for line in owned]
     return Scored(totals, dict(zip(names, parts, strict=True)))
+
+
+def has_variance(rewards: Float[np.ndarray, "b"], num_generations: int) -> Bool[np.ndarray, "g"]:
+    """Tell for each group whether its judged completions are worth different amounts: only such a group teaches."""
+    groups = rewards.reshape(-1, num_generations)
+    return np.array([len(np.unique(group[np.isfinite(group)])) > 1 for group in groups])
 
 
 def rewards_of(scores: Scores) -> Float[np.ndarray, "b"]:

@@ -1,0 +1,183 @@
+"""Settings of coupled-GRPO: which masked copies make a score, the form of the loss, the run. Imports no JAX.
+
+GRPOConfig(num_generations=8, masks=Estimator(estimator="trace"), loss=PolicyLoss(beta=0.0))
+"""
+
+import math
+from dataclasses import dataclass
+
+from jax_lm.options import GenerationOptions, require_one_of
+from jax_lm.training import bounds
+from jax_lm.training.config import OptimizerConfig, TrainerConfig
+
+ESTIMATORS = ("coupled", "decoupled", "full_mask", "trace", "stratified")
+LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
+BASELINES = ("leave_one_out", "mean")
+PAPER_SAMPLING = GenerationOptions(max_new_tokens=256, num_steps=256, temperature=1.0)
+PAPER_TRAINING = TrainerConfig(
+    optimizer=OptimizerConfig(learning_rate=1e-6, warmup_ratio=1e-4, adam_beta2=0.99, max_grad_norm=0.2),
+    compute_dtype="bfloat16",
+    log_every=1,
+    save_every=50,
+    evaluate_every=50,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """Masked copies whose log-probabilities make a score. Hashable, hence static under jit.
+
+    Attributes:
+        estimator: `coupled` draws m1 and takes its exact complement, so that each token is predicted once per pair;
+            `decoupled` draws the second mask on its own at 1 - t, `full_mask` scores the fully masked copy alone: the
+            paper's controls. `trace` cuts the steps in which a completion was decoded into segments, and scores each
+            with itself and the later ones masked, as the sampler saw it (TraceRL, arXiv 2509.06949); `stratified`
+            masks each of as many random parts once.
+        num_mask_pairs: mask pairs per completion, the paper's lambda; more costs two forwards each and varies less.
+        num_segments: segments of `trace`, parts of `stratified`; each is one forward.
+        min_mask_ratio: lower bound of t, the share of the completion that m1 masks.
+        max_mask_ratio: upper bound of t.
+    """
+
+    estimator: str = "coupled"
+    num_mask_pairs: int = 1
+    num_segments: int = 4
+    min_mask_ratio: float = 0.2
+    max_mask_ratio: float = 0.8
+
+    def __post_init__(self) -> None:
+        require_one_of("estimator", self.estimator, ESTIMATORS)
+        bounds.require_sizes(self, "num_mask_pairs", "num_segments")
+        if not 0 < self.min_mask_ratio <= self.max_mask_ratio < 1:
+            ratios = f"mask ratios {self.min_mask_ratio} to {self.max_mask_ratio}"
+            raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
+
+    @property
+    def copies(self) -> int:
+        """Rows that the model sees per completion."""
+        if self.estimator in ("trace", "stratified"):
+            return self.num_segments
+        return 1 if self.estimator == "full_mask" else 1 + 2 * self.num_mask_pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The form of the policy-gradient loss. Hashable, hence static under jit.
+
+    Attributes:
+        loss_type: what the token terms are divided by. `bnpo` and `dapo`: the completion tokens of the batch (the two
+            differ where parts of a batch are normalised apart, and ours never are); `grpo`: each row by its own
+            tokens, then the mean of rows; `dr_grpo`: rows times the completion length, so that long answers are not
+            favoured by their length; `gspo`: as `grpo`, with one ratio per row, the geometric mean of its tokens'.
+        epsilon: the ratio is clipped below 1 - epsilon.
+        epsilon_high: and above 1 + epsilon_high; None is epsilon.
+        beta: weight of the divergence from the reference policy; 0 needs no reference.
+        kl_clamp: |s_ref - s| beyond which the divergence goes on as a line, as e^d of a composite score explodes;
+            inf is the published form.
+    """
+
+    loss_type: str = "bnpo"
+    epsilon: float = 0.5
+    epsilon_high: float | None = None
+    beta: float = 0.01
+    kl_clamp: float = 5.0
+
+    def __post_init__(self) -> None:
+        require_one_of("loss_type", self.loss_type, LOSS_TYPES)
+        bounds.require_inner_shares(self, "epsilon")
+        bounds.require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
+        bounds.require_not_negative(self, "beta")
+
+    @property
+    def upper(self) -> float:
+        """Largest ratio that is not clipped."""
+        return 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig:
+    """Coupled-GRPO: rollouts of `prompts_per_step` x `num_generations` completions, each used for `num_iterations`
+    updates. The defaults are Apple's recipe.
+
+    Attributes:
+        num_generations: completions per prompt, whose rewards are compared.
+        prompts_per_step: prompts per rollout.
+        num_iterations: updates per rollout, each with masks of its own.
+        num_train_epochs: how often every prompt is used; `max_steps` overrides it.
+        max_prompt_length: longer prompts are dropped, and counted.
+        held_out_prompts: prompts, drawn by the seed, that are not learnt from; their mean reward is measured every
+            `evaluate_every` updates and at the end, always with the same random numbers.
+        generation_batch_size: completions sampled together; None is all of a rollout.
+        reward_funcs: names of rewards, or functions of yours, as file.py:function or package.module:function.
+        reward_weights: their weights, in this order; on the command line 1 for a single reward if not given.
+        dynamic_sampling: how often a rollout draws prompts anew, in place of groups whose completions are all worth the
+            same and teach nothing (DAPO, arXiv 2503.14476); 0 keeps such groups.
+        shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
+        baseline: of the advantages: leave_one_out, or mean.
+        scale_rewards: divide advantages by the standard deviation of their group.
+        ref_model_sync_steps: updates after which the reference moves towards the policy; None is never.
+        ref_model_mixup_alpha: share of the distance by which it moves.
+        score_chunk: completions whose copies go through the model at once, a multiple of the devices that split rows;
+            None is one for each of them. Memory grows with it. All of them (of a part, if accumulated) at once are
+            kept for the gradient, less are computed again. What does not divide is filled up, and not counted.
+        remat: as in SFT; the inside of layers is computed again.
+        rollout_mesh: devices for sampling, such as data=2,tensor=4, where a copy of the weights in the compute dtype is
+            placed for a rollout; None splits it as little as memory allows.
+        generation: how completions are sampled.
+        masks: which masked copies are scored.
+        loss: clipping and the penalty for drifting away.
+        training: steps, optimizer, checkpoints.
+    """
+
+    num_generations: int = 10
+    prompts_per_step: int = 8
+    num_iterations: int = 2
+    num_train_epochs: float = 1.0
+    max_prompt_length: int = 200
+    held_out_prompts: int = 0
+    generation_batch_size: int | None = None
+    reward_funcs: tuple[str, ...] = ("code", "code_format")
+    reward_weights: tuple[float, ...] = (2.0, 0.5)
+    dynamic_sampling: int = 0
+    shuffle_rewards: bool = False
+    baseline: str = "leave_one_out"
+    scale_rewards: bool = False
+    ref_model_sync_steps: int | None = 64
+    ref_model_mixup_alpha: float = 0.6
+    score_chunk: int | None = None
+    remat: bool | None = None
+    rollout_mesh: str | None = None
+    generation: GenerationOptions = PAPER_SAMPLING
+    masks: Estimator = Estimator()
+    loss: PolicyLoss = PolicyLoss()
+    training: TrainerConfig = PAPER_TRAINING
+
+    def __post_init__(self) -> None:
+        bounds.require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
+        bounds.require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
+        bounds.require_above_zero(self, "num_train_epochs")
+        bounds.require_not_negative(self, "held_out_prompts", "dynamic_sampling")
+        bounds.require_shares(self, "ref_model_mixup_alpha")
+        require_one_of("baseline", self.baseline, BASELINES)
+        decoding = self.generation.decoding.resolved
+        bounds.require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
+        bounds.require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
+        rewards, weights = self.reward_funcs, self.reward_weights
+        if len(rewards) != len(weights):
+            raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
+        parts = self.training.gradient_accumulation_steps
+        sizes = {"generation_batch_size": self.generation_batch_size, "gradient_accumulation_steps": parts}
+        for name, size in sizes.items():
+            if self.completions % (size or 1):
+                raise ValueError(f"{name}={size}: must divide {self.completions}, the completions that it splits")
+
+    @property
+    def completions(self) -> int:
+        """Completions of a rollout."""
+        return self.prompts_per_step * self.num_generations
+
+    def steps(self, prompt_count: int) -> int:
+        """Updates of a run over so many prompts."""
+        if self.training.max_steps is not None:
+            return self.training.max_steps
+        return math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step) * self.num_iterations

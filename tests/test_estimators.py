@@ -1,0 +1,207 @@
+"""Scores along the decoding (trace), by strata, and rollouts that draw anew what teaches nothing."""
+
+import shutil
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_coupled_grpo import FIVES, GENERATION, assert_equal, entries, fives, trainer_of, training
+
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.rewards import WeightedSum
+from jax_lm.training.grpo_config import Estimator
+from jax_lm.training.policy_loss import completion_scores, forward_process, sample_keys, segments
+from jax_lm.training.rollouts import has_variance
+
+PROMPT, COLUMNS, MASK = 3, 12, 95
+TRACE = Estimator(estimator="trace", num_segments=3)
+
+
+def decoded(rng, rows=4):
+    """Rows, the steps that decided their completions (some several positions), and what counts of them."""
+    tokens = rng.integers(0, 90, (rows, PROMPT + COLUMNS)).astype(np.int32)
+    steps = rng.integers(0, 7, (rows, COLUMNS)).astype(np.int32)
+    counted = np.arange(COLUMNS) < rng.integers(1, COLUMNS + 1, (rows, 1))
+    return tokens, steps, counted
+
+
+def copies_of(tokens, estimator, seed=0, **decoding):
+    keys = sample_keys(seed, 0, 1, jnp.arange(len(tokens)))
+    return forward_process(keys, jnp.asarray(tokens), COLUMNS, MASK, estimator, **decoding)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 40])
+def test_segments_are_runs_of_steps_of_about_as_many_tokens(count):
+    for seed in range(20):
+        _, steps, counted = decoded(np.random.default_rng(seed))
+        found = np.asarray(segments(jnp.asarray(steps), jnp.asarray(counted), count))
+        for row in range(len(steps)):
+            total = counted[row].sum()
+            for column in range(COLUMNS):
+                before = sum(steps[row, other] < steps[row, column] and counted[row, other] for other in range(COLUMNS))
+                assert found[row, column] == min(count * before // total, count - 1)
+            # A step is never cut in two, and later steps are not in earlier segments.
+            order = np.argsort(steps[row], kind="stable")
+            assert (np.diff(found[row, order]) >= 0).all()
+            for step in set(steps[row]):
+                assert len(set(found[row, steps[row] == step])) == 1
+
+
+def test_the_trace_shows_no_copy_what_it_scores_or_what_came_later():
+    tokens, steps, counted = decoded(np.random.default_rng(1))
+    copies = copies_of(tokens, TRACE, commit_step=jnp.asarray(steps), completion_mask=jnp.asarray(counted))
+    hidden = np.asarray(copies.tokens)[:, :, PROMPT:] == MASK
+    scored = np.asarray(copies.scored)
+    assert (scored.sum(axis=1) == 1).all()
+    assert (hidden | ~scored).all()
+    for row in range(len(tokens)):
+        for copy in range(TRACE.num_segments):
+            if scored[row, copy].any():
+                first = steps[row, scored[row, copy]].min()
+                np.testing.assert_array_equal(hidden[row, copy], steps[row] >= first)
+    assert (np.asarray(copies.tokens)[:, :, :PROMPT] == tokens[:, None, :PROMPT]).all()
+    np.testing.assert_array_equal(copies.weights, 1)
+    np.testing.assert_array_equal(copies.terms, 1)
+
+
+def test_a_trace_of_every_step_is_what_the_sampler_saw(tiny_model):
+    """With as many segments as steps, a score is the log-probability on the canvas from which the token was drawn."""
+    sampler = Sampler(tiny_model)
+    prompt = np.random.default_rng(2).integers(0, 90, (3, PROMPT)).astype(np.int32)
+    options = replace(GENERATION, max_new_tokens=COLUMNS, num_steps=COLUMNS, top_p=None, top_k=None)
+    state = sampler.generate(Canvas.after(prompt, None, COLUMNS), options, seed=5)
+    tokens, steps = np.asarray(state.tokens), np.asarray(state.commit_step)[:, PROMPT:]
+    everything = jnp.ones((3, COLUMNS), bool)
+    estimator = Estimator(estimator="trace", num_segments=COLUMNS)
+    copies = copies_of(tokens, estimator, commit_step=jnp.asarray(steps), completion_mask=everything)
+    scores = completion_scores(tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies)
+    for row in range(3):
+        for column in range(COLUMNS):
+            canvas = tokens[row].copy()
+            canvas[PROMPT:][steps[row] >= steps[row, column]] = MASK
+            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[0, PROMPT + column - 1].astype(np.float64)
+            expected = logits[tokens[row, PROMPT + column]] - np.log(np.exp(logits).sum())
+            assert scores[row, column] == pytest.approx(expected, abs=2e-5)
+
+
+def test_the_trace_needs_the_steps():
+    with pytest.raises(ValueError, match="commit_step=None: estimator='trace' needs the steps"):
+        copies_of(np.zeros((1, PROMPT + COLUMNS), np.int32), TRACE)
+
+
+def test_strata_part_the_completion_at_random():
+    tokens = np.zeros((4000, PROMPT + COLUMNS), np.int32)
+    copies = copies_of(tokens, Estimator(estimator="stratified", num_segments=5))
+    scored = np.asarray(copies.scored)
+    assert (scored.sum(axis=1) == 1).all()
+    assert set(np.unique(scored.sum(axis=2))) == {2, 3}
+    np.testing.assert_array_equal(np.asarray(copies.tokens)[:, :, PROMPT:] == MASK, scored)
+    # Every position is as often in each stratum as its size says, and beside every other one alike.
+    shares = scored.mean(axis=0)
+    sizes = scored[0].sum(axis=1)
+    np.testing.assert_allclose(
+        shares, np.broadcast_to(sizes[:, None] / COLUMNS, shares.shape), atol=6 * 0.5 / 4000**0.5
+    )
+    together = (scored[:, :, :, None] & scored[:, :, None, :]).sum(axis=1).mean(axis=0)
+    expected = (sizes * (sizes - 1)).sum() / (COLUMNS * (COLUMNS - 1))
+    others = together[~np.eye(COLUMNS, dtype=bool)]
+    np.testing.assert_allclose(others, expected, atol=6 * 0.5 / 4000**0.5)
+
+
+def test_the_mean_over_strata_is_the_mean_over_all_ways_to_hide_as_much(tiny_model):
+    """Three positions in three strata of one: each is scored with the two others visible, whatever the key."""
+    tokens = np.random.default_rng(3).integers(0, 90, (2, PROMPT + 3)).astype(np.int32)
+    keys = sample_keys(0, 0, 1, jnp.arange(2))
+    copies = forward_process(keys, jnp.asarray(tokens), 3, MASK, Estimator(estimator="stratified", num_segments=3))
+    scores = completion_scores(tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies)
+    for row in range(2):
+        for column in range(3):
+            canvas = tokens[row].copy()
+            canvas[PROMPT + column] = MASK
+            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[0, PROMPT + column - 1].astype(np.float64)
+            expected = logits[tokens[row, PROMPT + column]] - np.log(np.exp(logits).sum())
+            assert scores[row, column] == pytest.approx(expected, abs=2e-5)
+
+
+def fives_of_some(prompts, completions, **columns):
+    """Groups of the other prompts are all worth the same."""
+    counts = fives(prompts, completions)
+    return [count if prompt in ("ab", "c") else 0.0 for prompt, count in zip(prompts, counts, strict=True)]
+
+
+SOME = WeightedSum({"fives": fives_of_some}, {"fives": 1.0})
+
+
+def varied_groups(batch):
+    advantages = np.asarray(batch.advantages).reshape(-1, 8)
+    return [bool(np.any(group != 0)) for group in advantages]
+
+
+def test_groups_without_variance_are_drawn_anew(policy, letters, tmp_path):
+    plain = trainer_of(policy, letters, tmp_path / "plain", SOME)
+    refilling = trainer_of(policy, letters, tmp_path / "refilling", SOME, dynamic_sampling=20)
+    counts, before = [], []
+    for rollout in range(4):
+        batches, metrics = refilling.source.make(refilling.state.params, rollout)
+        assert all(varied_groups(batches[0])), rollout
+        assert metrics["zero_variance_groups"] >= 0
+        counts.append(metrics["zero_variance_groups"])
+        before += varied_groups(plain.source.make(plain.state.params, rollout)[0][0])
+    # Without it some taught nothing, and what was drawn in vain is in the metrics.
+    assert not all(before)
+    assert max(counts) > 0
+
+
+def test_a_rollout_that_finds_too_few_is_filled_with_the_first_others(policy, letters, tmp_path):
+    nothing = WeightedSum({"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0})
+    plain = trainer_of(policy, letters, tmp_path / "plain", nothing)
+    refilling = trainer_of(policy, letters, tmp_path / "refilling", nothing, dynamic_sampling=2)
+    (without, *_), _ = plain.source.make(plain.state.params, 0)
+    (batch, *_), metrics = refilling.source.make(refilling.state.params, 0)
+    np.testing.assert_array_equal(batch.tokens, without.tokens)
+    np.testing.assert_array_equal(batch.old_scores, without.old_scores)
+    assert metrics["zero_variance_groups"] == 1
+
+
+def test_draws_of_a_rollout_have_random_numbers_of_their_own(policy, letters, tmp_path):
+    source = trainer_of(policy, letters, tmp_path, dynamic_sampling=1).source
+    params = jax.tree.map(jnp.asarray, trainer_of(policy, letters, tmp_path / "b").state.params)
+    prompts = source.prompts.prompts[:1] * 8
+    first, second = (source.sample(params, prompts, 0, first=number) for number in (0, 16))
+    assert first.texts != second.texts
+
+
+@pytest.mark.parametrize("estimator", ["trace", "stratified"])
+def test_a_resumed_run_is_the_uninterrupted_one(policy, letters, tmp_path, estimator):
+    masks = Estimator(estimator=estimator, num_segments=2)
+    options = {"masks": masks, "dynamic_sampling": 2, "training": training(max_steps=8, save_every=5)}
+    whole = trainer_of(policy, letters, tmp_path / "whole", SOME, **options)
+    assert whole.train()
+    # The ratio is 1 before the first update of each rollout: old and new scores have the same masks.
+    largest = [entry["max_log_ratio"] for entry in entries(tmp_path / "whole")]
+    assert max(largest[0::2]) <= 1e-5
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "8")
+    again = trainer_of(policy, letters, tmp_path / "again", SOME, **options)
+    assert again.train()
+    assert_equal(again.state.params, whole.state.params)
+    with pytest.raises(ValueError, match=r"grpo\.dynamic_sampling=2, not 1"):
+        trainer_of(policy, letters, tmp_path / "again", SOME, **options | {"dynamic_sampling": 1}).train()
+
+
+@pytest.mark.parametrize("estimator", ["trace", "stratified"])
+def test_each_learns_what_is_rewarded(policy, letters, tmp_path, estimator):
+    """The number of fives as reward, as for the coupled pair."""
+    masks = Estimator(estimator=estimator, num_segments=2)
+    trainer = trainer_of(policy, letters, tmp_path, FIVES, masks=masks, training=training(max_steps=40, save_every=40))
+    assert trainer.train()
+    rewards = [entry["reward"] for entry in entries(tmp_path) if "reward" in entry]
+    assert np.mean(rewards[-5:]) > 1.5 * np.mean(rewards[:5])
+
+
+def test_variance_is_of_judged_completions():
+    rewards = np.array([1, 1, np.nan, 1, 0, np.nan, np.nan, 2, np.nan], np.float32)
+    np.testing.assert_array_equal(has_variance(rewards, 3), [False, True, False])
