@@ -56,7 +56,7 @@ class RegularGrammar:
             raise ValueError(f"{quoted(kind, text)}: {len(text)} characters, at most {LONGEST}")
         if kind == "json_schema":
             text = json.dumps(read_schema(text))
-        table = automaton(kind, text, seconds or SECONDS)
+        table = automaton(kind, text, float(seconds or SECONDS))
         self.start: int = table["start"]
         self.moves: Moves = {state: [tuple(step) for step in steps] for state, steps in table["moves"]}
         self.nearest = nearest_bytes(self.moves, set(table["ends"]))
