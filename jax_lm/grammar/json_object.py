@@ -20,26 +20,22 @@ ESCAPE_ENDS = (r"\n", r"\u0000", r"\ud800\udc00")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?(?![0-9.eE+-])")
 """Of a length that Python reads."""
 LITERALS = ("true", "false", "null")
-SPACE = re.compile(r"[ \t\n\r]*")
+SPACE = re.compile(r"[ \t\n\r]{0,64}")
+"""Enough to indent by, and no canvas full of it."""
 
 SHORTEST = {"object": "{}", "value": "0", "item": "", "first key": "", "key": '"":0', "colon": ":0", "next": "", "": ""}
 """What may come next in a text, and the least of it before all that is open is closed."""
 
 
 class JsonObjectGrammar:
-    """The texts of JSON objects, with white space wherever JSON has it."""
+    """The texts of JSON objects, from the first brace on, with some white space wherever JSON has it."""
 
     reads_prompt = False
 
     def completion(self, text: str, after: str = "") -> str | None:
         """The shortest end; None if no JSON object begins so. What stands after does not matter."""
         expects, closers, place = "object", "", 0
-        while True:
-            space = SPACE.match(text, place)
-            assert space is not None, "no space is space"
-            place = space.end()
-            if place == len(text):
-                return SHORTEST[expects] + closers
+        while place < len(text):
             if (read := token_length(text, place, expects, closers[:1])) == 0:
                 end = missing_end(text[place:], expects)
                 return None if end is None else end + SHORTEST[after_scalar(expects)] + closers
@@ -55,6 +51,9 @@ class JsonObjectGrammar:
                 expects = "key" if char == "," and closers[0] == "}" else "value"
             else:
                 expects = after_scalar(expects)
+            space = SPACE.match(text, place)
+            place = space.end() if space else place
+        return SHORTEST[expects] + closers
 
 
 def after_scalar(expects: str) -> str:

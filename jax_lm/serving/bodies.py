@@ -8,12 +8,12 @@ import json
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
-from jax_lm.serving.neutral import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Part
+from jax_lm.serving.neutral import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neutral, Part
 
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
@@ -28,7 +28,7 @@ FILL_IN_THE_MIDDLE = re.compile(
 
 
 class StreamOptions(Part):
-    neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
     include_usage: bool = False
 
 

@@ -29,11 +29,10 @@ def refused(problem: ValueError, grammar_field: str | None = None) -> Refusal:
     Args:
         grammar_field: what a grammar is asked for by, whose own kinds are no fields.
     """
-    kind = str(problem).split("=")[0].split(":")[0]
-    if grammar_field is not None and kind in ("grammar", "regex", "json_schema"):
+    param = str(problem).split("=")[0].split(":")[0]
+    if grammar_field is not None and param in ("grammar", "regex", "json_schema"):
         words = str(problem).removeprefix("grammar: ")
         return Refusal(400, f"{grammar_field}: {words}", param=grammar_field)
-    param = str(problem).split("=")[0].split(":")[0]
     return Refusal(400, str(problem), param=param if param.isidentifier() else None)
 
 
