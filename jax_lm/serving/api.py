@@ -23,7 +23,7 @@ from jax_lm.serving.guard import Guard, RequestLimits
 from jax_lm.serving.inbox import Inbox
 from jax_lm.serving.infill import InfillBody, cut_to_fit, worded
 from jax_lm.serving.jobs import Event, Job
-from jax_lm.serving.line import Line, LineFullError
+from jax_lm.serving.line import LeftError, Line, LineFullError
 from jax_lm.serving.pagefiles import add_page
 from jax_lm.serving.protocol import AnswerFormat, ChatFormat, Refusal
 from jax_lm.serving.refusals import FAILURES, QUEUE_FULL, add_handlers, failure, refused, request_id
@@ -131,18 +131,24 @@ class Server:
         except ValueError as problem:
             raise refused(problem, grammar_field) from problem
 
-    async def accept(self, body: bodies.OpenAI, requests: Sequence[jobs.Request], inbox: Inbox) -> list[Job]:
+    async def accept(
+        self, body: bodies.OpenAI, requests: Sequence[jobs.Request], inbox: Inbox, http: Request
+    ) -> list[Job]:
         """Hand requests to the engine; those under a grammar are prepared one by one, while others are served."""
         if body.grammar_name is None:
             return self.submit(requests, inbox)
 
         def work(waited: float) -> list[Job]:
             # The time that a request may take counts from its arrival.
-            left = max(self.engine.options.timeout - waited, 0.001)
+            left = self.engine.options.timeout - waited
+            if left <= 0:
+                raise Refusal(*FAILURES["timeout"], code="timeout")
             return self.submit(requests, inbox, left, body.grammar_field)
 
         try:
-            return await self.line.run(work)
+            return await self.line.run(work, http.is_disconnected)
+        except LeftError as left:
+            raise Refusal(*FAILURES["cancelled"], code="cancelled") from left
         except LineFullError as full:
             raise Refusal(429, QUEUE_FULL, code="queue_full", retry_after=self.engine.retry_after()) from full
         except ModuleNotFoundError as missing:
@@ -200,7 +206,7 @@ class Server:
     ) -> Response:
         """Decode, and word the answer in one piece or as a stream."""
         inbox = Inbox(hears_progress=body.stream)
-        submitted = await self.accept(body, requests, inbox)
+        submitted = await self.accept(body, requests, inbox, http)
         # Answers to one prompt share it.
         prompt_tokens = sum(len(r.before) + len(r.after) for r in requests if not r.index)
         self.log_prompts(requests, http)
