@@ -172,6 +172,10 @@ class ResponseFormat(Part):
     def has_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema must be given with type 'json_schema', and with no other")
+        try:
+            json.dumps(self.json_schema and self.json_schema.definition)
+        except RecursionError as problem:
+            raise ValueError("json_schema is nested too deeply") from problem
         return self
 
     @property
