@@ -23,22 +23,25 @@ from jax_lm.training.policy_loss import sample_keys
 from jax_lm.training.rollouts import PromptSet, reward_completions, rewards_of, sample_completions
 
 MAX_PROMPT = 64
-SAMPLING = GenerationOptions(max_new_tokens=64, temperature=1.0, decoding=Decoding(preset="turbo"))
+SAMPLING = GenerationOptions(max_new_tokens=96, temperature=1.0, decoding=Decoding(preset="turbo"))
 """As in runs/grpo_builtin.yaml."""
 SAMPLES = 8
-TOGETHER = 8
+LEAST, MOST = 0.1, 0.8
+"""Mean rewards between which a prompt is kept: rarely solved, and not nearly always."""
+TOGETHER = 16
 """Prompts sampled at once."""
 
 
-def main(out: Path, /, tasks: int = 800) -> None:
-    """Try tasks, and keep those whose mean reward lies strictly between 0 and 1.
+def main(out: Path, /, tasks: int = 2500, model: Path = BUILTIN_MODEL) -> None:
+    """Try tasks, and keep those that are solved sometimes.
 
     Args:
         out: JSONL file to write.
         tasks: how many are tried.
+        model: the checkpoint that training starts from.
     """
-    tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
-    sampler = Sampler(DreamForCausalLM.from_pretrained(BUILTIN_MODEL, dtype=jnp.float32))
+    tokenizer = DiffuCoderTokenizer.from_pretrained(model)
+    sampler = Sampler(DreamForCausalLM.from_pretrained(model, dtype=jnp.float32))
     rewards = weighted_sum({"completed_code": 1.0})
     prompts = PromptSet.of(builtin_prompts(tasks), tokenizer, MAX_PROMPT)
     kept, passed = [], 0
@@ -48,7 +51,7 @@ def main(out: Path, /, tasks: int = 800) -> None:
         keys = sample_keys(0, first, 0, jnp.arange(len(rows)))
         completions = sample_completions(sampler, tokenizer, rows, SAMPLING, keys=keys, width=prompts.width)
         means = rewards_of(reward_completions(rewards, rows, completions).totals).reshape(-1, SAMPLES).mean(axis=1)
-        kept += [prompt for prompt, mean in zip(group, means, strict=True) if 0 < mean < 1]
+        kept += [prompt for prompt, mean in zip(group, means, strict=True) if LEAST < mean < MOST]
         passed += int(np.sum(means == 1))
         print(f"{first + TOGETHER} tried, {passed} always solved, {len(kept)} sometimes", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,86 +1,134 @@
-"""Table and plot of runs/demo_rl.sh, from the attempts and metrics that it leaves.
+"""Table, curves and raw counts of runs/demo_rl.sh, from the attempts and metrics that it leaves.
 
     python runs/demo_rl_table.py out/demo_rl
+    python runs/demo_rl_table.py docs/results/coupled_grpo/counts.json
 
-Writes table.md and rewards.svg there, and prints the table.
+The first writes counts.json, curves.json, table.md and a picture of each curve there, and prints the table; the second
+computes the table again from the counts. Intervals hold 95 % of 10,000 draws of tasks, the same for all runs.
 """
 
 import json
-import math
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
 
 from jax_lm.reports.charts import line_chart
 
-ARMS = ("coupled", "full_mask", "shuffled")
+START = "start"
+ARMS = ("coupled", "trace", "shuffled", "full_mask", "sft")
+MEASURES = ("sampled", "greedy")
+CURVES = ("reward", "eval_reward", "kl", "completion_tokens", "zero_variance_groups")
+DRAWS = 10_000
 SMOOTHED = 5
-"""Rollouts in a point of the plot."""
+"""Points of a curve that are averaged."""
+
+Counts = dict[str, dict[str, dict[str, list[int]]]]
+"""Of each run, measure and task: how many samples passed, and how many there were."""
 
 
-def passed(folder: Path) -> dict[str, bool]:
-    """Which problems were solved."""
-    lines = (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
-    return {entry["name"]: entry["outcome"] == "passed" for entry in map(json.loads, lines)}
+def counted(folder: Path) -> dict[str, list[int]]:
+    """Count for each task the samples that passed, and all."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for line in (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        counts[entry["name"]][0] += entry["outcome"] == "passed"
+        counts[entry["name"]][1] += 1
+    return dict(sorted(counts.items()))
 
 
-def rewards(run: Path) -> list[float]:
-    """Mean reward of each rollout of a run, on training prompts."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [entry["reward"] for entry in map(json.loads, lines) if "reward" in entry]
+def runs_of(names: Sequence[str], arm: str) -> list[str]:
+    """The runs of an arm, by seed."""
+    return sorted(name for name in names if name.rpartition("-")[0] == arm)
 
 
-def error_of_mean(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values))
-
-
-def table(folder: Path) -> str:
-    """Held-out pass@1 with its binomial error, and the change on the same problems with the error of that.
+def rates(counts: Counts, run: str, measure: str) -> np.ndarray:
+    """Pass rate of each task.
 
     Raises:
-        ValueError: a run was measured on other problems than the start.
+        ValueError: the run was measured on other tasks than the start.
     """
-    start = passed(folder / "start")
-    count, solved = len(start), sum(start.values())
-    lines = [
-        f"| run | held-out pass@1, {count} tasks | change | training reward, first → second half of the rollouts |",
-        "|---|---|---|---|",
-        f"| start | {solved / count:.1%} ± {math.sqrt(solved * (count - solved) / count**3):.1%} | | |",
-    ]
+    found = counts[run][measure]
+    if found.keys() != counts[START][measure].keys():
+        raise ValueError(f"{run} was measured on other tasks than the start")
+    return np.array([passed / total for passed, total in found.values()])
+
+
+def interval(of_tasks: np.ndarray) -> str:
+    """A mean over tasks, with what 95 % of draws of tasks give."""
+    chosen = np.random.default_rng(0).integers(0, len(of_tasks), (DRAWS, len(of_tasks)))
+    low, high = np.quantile(of_tasks[chosen].mean(axis=1), [0.025, 0.975])
+    return f"{of_tasks.mean():+.1%} ({low:+.1%} to {high:+.1%})"
+
+
+def table(counts: Counts) -> str:
+    """Pass rates of each run and measure, and the changes against the start on the same tasks."""
+    lines = ["| run | sampled | change | greedy | change |", "|---|---|---|---|---|"]
+    start = {measure: rates(counts, START, measure) for measure in MEASURES}
+    lines.append(f"| start | {start['sampled'].mean():.1%} | | {start['greedy'].mean():.1%} | |")
     for arm in ARMS:
-        of_arm = []
-        for run in sorted(folder.glob(f"{arm}-*")):
-            now = passed(run / "held_out")
-            if now.keys() != start.keys():
-                raise ValueError(f"{run} was measured on other problems than the start")
-            total = sum(now.values())
-            changes = [float(now[name]) - start[name] for name in start]
-            made = rewards(run)
-            half = len(made) // 2
-            of_arm.append(mean(changes))
-            score = f"{total / count:.1%} ± {math.sqrt(total * (count - total) / count**3):.1%}"
-            change = f"{mean(changes):+.1%} ± {error_of_mean(changes):.1%}"
-            lines.append(f"| {run.name} | {score} | {change} | {mean(made[:half]):.3f} → {mean(made[half:]):.3f} |")
-        spread = f" ± {error_of_mean(of_arm):.1%} between seeds" if len(of_arm) > 1 else ""
-        lines.append(f"| **{arm}, mean** | | **{mean(of_arm):+.1%}**{spread} | |")
+        names = runs_of(list(counts), arm)
+        found = {measure: [rates(counts, name, measure) for name in names] for measure in MEASURES}
+        for number, name in enumerate(names):
+            cells = []
+            for measure in MEASURES:
+                now = found[measure][number]
+                cells += [f"{now.mean():.1%}", interval(now - start[measure])]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        if names:
+            cells = []
+            for measure in MEASURES:
+                together = np.mean(found[measure], axis=0)
+                cells += [f"{together.mean():.1%}", f"**{interval(together - start[measure])}**"]
+            lines.append(f"| **{arm}, mean of {len(names)}** | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def curves(folder: Path) -> str:
-    """Training rewards, the mean of an arm's seeds, smoothed."""
-    series = {}
-    for arm in ARMS:
-        rollouts = list(map(mean, zip(*(rewards(run) for run in sorted(folder.glob(f"{arm}-*"))), strict=True)))
-        points = range(SMOOTHED, len(rollouts) + 1)
-        series[arm] = [(point, mean(rollouts[point - SMOOTHED : point])) for point in points]
-    return line_chart(f"Mean reward of the last {SMOOTHED} rollouts, three seeds", "rollout", "reward", series)
+def curves_of(run: Path) -> dict[str, list[float]]:
+    """What a run logged, by name."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    found: dict[str, list[float]] = {}
+    for entry in map(json.loads, lines):
+        for name in CURVES:
+            if name in entry:
+                found.setdefault(name, []).append(entry[name])
+    return found
 
 
-def main(folder: Path) -> None:
-    (folder / "table.md").write_text(table(folder), encoding="utf-8")
-    (folder / "rewards.svg").write_text(curves(folder), encoding="utf-8")
-    print((folder / "table.md").read_text(encoding="utf-8"), end="")
+def pictures(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, str]:
+    """Draw each curve: the mean of an arm's seeds, smoothed."""
+    drawn = {}
+    for name in CURVES:
+        series: dict[str, Any] = {}
+        for arm in ARMS:
+            values = [curves[run][name] for run in runs_of(list(curves), arm) if curves[run].get(name)]
+            if values:
+                means = np.mean([each[: min(map(len, values))] for each in values], axis=0)
+                width = min(SMOOTHED, len(means))
+                points = range(width, len(means) + 1)
+                series[arm] = [(point, float(means[point - width : point].mean())) for point in points]
+        if series:
+            drawn[name] = line_chart(f"{name}, mean of the seeds", "measured", name, series)
+    return drawn
+
+
+def main(place: Path) -> None:
+    """Make them from the folder of the runs, or the table from counts."""
+    if place.is_file():
+        print(table(json.loads(place.read_text(encoding="utf-8"))), end="")
+        return
+    names = [run.name for run in sorted(place.iterdir()) if (run / "sampled" / "attempts.jsonl").is_file()]
+    counts = {name: {measure: counted(place / name / measure) for measure in MEASURES} for name in names}
+    curves = {name: curves_of(place / name) for name in names if (place / name / "metrics.jsonl").is_file()}
+    (place / "counts.json").write_text(json.dumps(counts) + "\n", encoding="utf-8")
+    (place / "curves.json").write_text(json.dumps(curves) + "\n", encoding="utf-8")
+    for name, picture in pictures(curves).items():
+        (place / f"{name}.svg").write_text(picture, encoding="utf-8")
+    (place / "table.md").write_text(table(counts), encoding="utf-8")
+    print((place / "table.md").read_text(encoding="utf-8"), end="")
 
 
 if __name__ == "__main__":

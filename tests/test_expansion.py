@@ -1,6 +1,7 @@
 """Answers shown with a hole of the wrong length: cutting, masks, weights, the loss, and `sft --expand-delete`."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jax_lm.models.vocabulary import MULTIPLE, add_expand_token
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
 from jax_lm.training.config import LossConfig, SftConfig
-from jax_lm.training.masked_diffusion import diffusion_loss
+from jax_lm.training.masked_diffusion import diffusion_loss, drawn_loss_terms
 
 PROGRAM = "def area(r):\n    pi = 3.14159\n    square = r * r\n    return pi * square\n"
 LONGEST = 160
@@ -217,6 +218,7 @@ def test_the_new_token_takes_a_free_row_or_a_new_one(tiny_folder):
         ({"packed": True}, "packed=True: must be False with expand_delete"),
         ({"condition_share": 0.5}, "condition_share=0.5: must be 0.0 with expand_delete"),
         ({"loss": LossConfig(weighting="linear", normalisation="sequence")}, "weighting='linear': must be '1/t'"),
+        ({"loss": LossConfig(weighting="plain")}, "normalisation='token': must be 'sequence'"),
         ({"loss": LossConfig()}, "normalisation='token': must be 'sequence'"),
     ],
 )
@@ -224,6 +226,27 @@ def test_what_has_no_meaning_beside_it_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         SftConfig(expand_delete=True, **settings)
     assert SftConfig(expand_delete=True, loss=LossConfig(normalisation="sequence", remat=True)).expand_delete
+    plain = LossConfig(normalisation="sequence", weighting="plain", high_levels=True)
+    assert SftConfig(expand_delete=True, loss=plain).expand_delete
+
+
+@pytest.mark.parametrize(("weighting", "weights"), [("1/t", (0.75, 0.0)), ("plain", (1.0, 1.0))])
+def test_a_full_hole_counts_where_tokens_count_plainly(weighting, weights):
+    """Two rows of two masks, one of which counts by half, at t = 1/4 and t = 1."""
+    losses, masked = jnp.full((2, 3), 2.0), jnp.array([[False, True, True]] * 2)
+    levels, shares = jnp.array([[0.25] * 3, [1.0] * 3]), jnp.array([[0.0, 1.0, 0.5]] * 2)
+    terms = drawn_loss_terms(LossConfig(weighting=weighting), losses, masked, levels, shares)
+    assert float(terms.total) == pytest.approx(2.0 * 1.5 * sum(weights))
+    assert float(terms.weight) == pytest.approx(3.0)
+
+
+def test_high_levels_mask_more_of_a_hole(expansion, sample):
+    means = []
+    for each in (expansion, replace(expansion, high_levels=True)):
+        rows = [each(sample, 0, seeded(seed)) for seed in range(600)]
+        means.append(np.mean([row.drawn.level for row in rows]))
+    # Of u and of 1 - u^2.
+    assert means == pytest.approx([1 / 2, 2 / 3], abs=6 * 0.3 / 600**0.5)
 
 
 @pytest.fixture(scope="module")

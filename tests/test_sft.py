@@ -193,18 +193,18 @@ def test_only_the_targets_carry_adapters(folder):
 
 
 def test_the_best_weights_of_a_run_are_written(folder):
-    """A learning rate far too high makes the last evaluation worse than the first."""
+    """A learning rate far too high makes one of the evaluations worse than the one before, on any machine."""
     out = folder / "best"
     changes = {
         "held-out-share": 0.2, "evaluate-every": 2, "max-steps": 40, "learning-rate": 0.5, "warmup-steps": 0,
-        "metric-for-best-model": "eval_loss", "load-best-model-at-end": True, "early-stopping-patience": 3, "keep": 1,
+        "metric-for-best-model": "eval_loss", "load-best-model-at-end": True, "early-stopping-patience": 1, "keep": 1,
     }  # fmt: skip
     assert main(arguments(folder, out, **changes)) == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
     best = min(losses, key=losses.__getitem__)
     last = max(losses)
-    assert last == best + 6 < 40
+    assert last == best + 2 < 40
     assert sorted(int(path.name) for path in (out / "checkpoints").iterdir()) == [best, last]
     # The same run, ended where its best evaluation was.
     again = folder / "best-again"

@@ -33,6 +33,7 @@ from jax_lm.rewards import weighted_sum
 from jax_lm.rewards.cases import row_tests
 from jax_lm.sandbox.runner import choose_tier
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
+from jax_lm.training.config import SftConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.fitting import training_mesh
 from jax_lm.training.sft import adapt, fine_tune
@@ -53,7 +54,7 @@ def run_sft(arguments: Sft) -> int:
     expansion = None
     if settings.expand_delete:
         # After the samples are read: tokenised ones are of the tokenizer without it.
-        model, target, expansion = with_expansion(model, target, settings.max_length)
+        model, target, expansion = with_expansion(model, target, settings)
     finished = fine_tune(
         model,
         rows,
@@ -69,7 +70,7 @@ def run_sft(arguments: Sft) -> int:
 
 
 def with_expansion(
-    model: DreamForCausalLM, target: "TrainedModel", max_length: int
+    model: DreamForCausalLM, target: "TrainedModel", settings: SftConfig
 ) -> tuple[DreamForCausalLM, "TrainedModel", Expansion]:
     """Add the token for expanding, where there is none, and show samples with holes.
 
@@ -86,7 +87,8 @@ def with_expansion(
     model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)
     growth = growth_of(model.config)
     assert growth is not None
-    return model, target, Expansion(target.tokenizer, growth.delete_id, max_length)
+    expansion = Expansion(target.tokenizer, growth.delete_id, settings.max_length, settings.loss.high_levels)
+    return model, target, expansion
 
 
 JSON_FILES = (".jsonl", ".json")

@@ -45,11 +45,13 @@ class Expansion:
         tokenizer: with the token for expanding.
         delete_id: the token of a mask that is to be deleted, which also ends a text.
         max_length: tokens of a row.
+        high_levels: t = 1 - u^2 instead of t = u: more holes are nearly or wholly masked.
     """
 
     tokenizer: DiffuCoderTokenizer
     delete_id: int
     max_length: int
+    high_levels: bool = False
 
     def __call__(self, sample: Row, step: int, rng: np.random.Generator) -> Row:
         """Cut, lengthen, mask and merge: the canvas of the row is what is masked. The step decides nothing."""
@@ -63,6 +65,8 @@ class Expansion:
         before = before[max(len(before) - room, 0) :]
         deletes = min(int(rng.integers(MOST_DELETED + 1)), room - len(before))
         level = float(rng.random())
+        if self.high_levels:
+            level = 1 - level**2
         masked = rng.random(len(middle)) < level
         if not deletes and not masked.any():
             # A row without a mask would teach nothing.

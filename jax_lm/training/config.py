@@ -224,6 +224,8 @@ class SftConfig:
             like the answer with a probability that falls from 1 to 0.
         expand_delete: teach holes that find their own length (DreamOn): lines of an answer are the canvas, with the
             wrong number of masks, under DreamOn's loss. The checkpoint gets the token for expanding if it has none.
+            That loss weighs by 1 - t, which leaves full holes to what a model knows already: `weighting` plain and
+            `high_levels` teach them too.
         held_out_share: share of the samples that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.
@@ -253,6 +255,9 @@ class SftConfig:
     def require_own_loss(self) -> None:
         """ValueError for what has no meaning where the masks are those of DreamOn."""
         found = asdict(self.loss) | {"packed": self.packed, "condition_share": self.condition_share, "remat": None}
+        if self.loss.weighting == "plain":
+            found["weighting"] = SFT_LOSS.weighting
+        found["high_levels"] = SFT_LOSS.high_levels
         for name, usual in (asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}).items():
             if found[name] != usual:
                 raise ValueError(f"{name}={found[name]!r}: must be {usual!r} with expand_delete, whose loss is its own")

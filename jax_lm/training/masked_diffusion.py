@@ -85,12 +85,19 @@ def loss_terms(
 
 
 def drawn_loss_terms(
-    losses: Float[Array, "b t"], masked: Bool[Array, "b t"], levels: Float[Array, "b t"], shares: Float[Array, "b t"]
+    config: LossConfig,
+    losses: Float[Array, "b t"],
+    masked: Bool[Array, "b t"],
+    levels: Float[Array, "b t"],
+    shares: Float[Array, "b t"],
 ) -> LossTerms:
-    """Sum up the negative log-likelihoods where masks are drawn already: (1 - t) times a token's share, over all
-    shares (DreamLM/DreamOn, src/trainer/fsdp_sft_expand_trainer.py)."""
-    total = jnp.sum(jnp.where(masked, losses * (1 - levels) * shares, 0.0))
-    return LossTerms(total, jnp.sum(shares), {})
+    """Sum up the negative log-likelihoods where masks are drawn already, over all shares.
+
+    A token counts by its share, and by 1 - t (DreamLM/DreamOn, src/trainer/fsdp_sft_expand_trainer.py) unless it is
+    to count plainly: 1 - t hardly teaches full holes, which is what decoding begins with.
+    """
+    weights = shares if config.weighting == "plain" else (1 - levels) * shares
+    return LossTerms(jnp.sum(jnp.where(masked, losses * weights, 0.0)), jnp.sum(shares), {})
 
 
 def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
@@ -112,7 +119,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=bool(config.remat))
         losses = -token_log_probs(model, masking.shift_right(hidden, masking.sample_starts(samples)), tokens)
         if drawn is not None:
-            return drawn_loss_terms(losses, canvas, *drawn)
+            return drawn_loss_terms(config, losses, canvas, *drawn)
         return loss_terms(config, losses, masked, canvas, samples, levels)
 
     return loss
