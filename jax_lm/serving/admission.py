@@ -38,10 +38,10 @@ def sequence_of(
         return growing_sequence(request, inference, key, context)
     if options.growth == "on":
         raise ValueError("growth='on': fills holes between texts; a completion has the length that is stated")
-    return Sequence(**parts(request, inference, key))
+    return Sequence(**sequence_parts(request, inference, key))
 
 
-def parts(request: Request, inference: DiffuCoderInference, key: np.ndarray) -> dict[str, Any]:
+def sequence_parts(request: Request, inference: DiffuCoderInference, key: np.ndarray) -> dict[str, Any]:
     """What a sequence in the slots has of its request."""
     options, start = request.options, len(request.before)
     tokens = np.concatenate([request.before, np.zeros(options.max_new_tokens), request.after]).astype(np.int32)
@@ -67,7 +67,7 @@ def constrained_sequence(request: Request, inference: DiffuCoderInference, key: 
     before, after = (read(ids, skip_special_tokens=True) for ids in given)
     grammar = find_grammar(options.grammar, PREPARING_SECONDS)
     constraint = Constraint(grammar, inference.tokenizer, options.max_new_tokens, before, after, request.stop)
-    return ConstrainedSequence(**parts(request, inference, key), constraint=constraint)
+    return ConstrainedSequence(**sequence_parts(request, inference, key), constraint=constraint)
 
 
 def growing_sequence(
