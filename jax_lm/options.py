@@ -8,6 +8,7 @@ walked: commit rule, blocks, cache. What comes back is `jax_lm.results`.
 
 import difflib
 import math
+import reprlib
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ FIRST_TOKENS = ("rule", "force")
 BLOCK_LENGTH = 32
 WHOLE_CANVAS = 0
 MAX_DRAFT = 32
-GRAMMARS = ("python", "regex:", "json_schema:")
+GRAMMARS = ("python", "json_object", "regex:", "json_schema:")
 """Those that end in a colon come with an expression or a schema after it."""
+GRAMMAR_WORDS = "python, json_object, regex:EXPRESSION or json_schema:SCHEMA"
 GROWTHS = ("auto", "on", "off")
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -197,8 +199,9 @@ class GenerationOptions:
             rule did not take; on goes the one whose masks are surest (LoPA, arXiv 2512.16229). Takes fewer evaluations,
             each of 1 + lookahead canvases, and may change the answer; 0 is off. Not with commit="steps".
         grammar: `python`: the answer, with its prompt and what stands after it, is a program that the running Python
-            parses; `regex:EXPRESSION`, `json_schema:SCHEMA`: the answer as a whole matches it (extra `grammar`). An
-            answer that is right anyway stays as it is; another is decoded again from its first wrong token.
+            parses; `json_object`: the answer is one; `regex:EXPRESSION`, `json_schema:SCHEMA`: the answer as a whole
+            matches it (extra `grammar`). An answer that is right anyway stays as it is; another is decoded again from
+            its first wrong token.
         growth: whether a hole between texts finds its own length, at most max_new_tokens, by tokens for expanding and
             deleting that the checkpoint was trained with (DreamOn): `auto` if it has them, `on` refuses one without
             them, `off` keeps the length that is stated.
@@ -277,8 +280,7 @@ class GenerationOptions:
         if self.grammar is not None:
             kind, colon, text = self.grammar.partition(":")
             if f"{kind}{colon}" not in GRAMMARS or (colon and not text):
-                allowed = "python, regex:EXPRESSION or json_schema:SCHEMA"
-                raise ValueError(f"grammar={self.grammar!r}: must be {allowed}, or None")
+                raise ValueError(f"grammar={reprlib.repr(self.grammar)}: must be {GRAMMAR_WORDS}, or None")
             if not self.early_stop:
                 raise ValueError(f"grammar={self.grammar!r}: needs early_stop, by which an answer ends")
 

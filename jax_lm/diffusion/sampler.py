@@ -23,6 +23,7 @@ from jax_lm.diffusion.drafts import Drafted, advance_rows, unbounded
 from jax_lm.diffusion.extent import Extent
 from jax_lm.diffusion.forcing import begin_forcing, force, forcing_passes
 from jax_lm.diffusion.growth import grow, growing_config, growing_params, growth_of
+from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.step import (
     NEVER,
     NO_HOOKS,
@@ -287,6 +288,16 @@ class Sampler:
         assert candidates is not None
         return candidates
 
+    def logits_at(self, tokens: Int[np.ndarray, "t"], length: int, column: int) -> Float[np.ndarray, "v"]:
+        """Tell what a column may become, by one forward; what it cannot become (MASK, expanding) has none of a chance.
+
+        Args:
+            tokens: a canvas, MASK where nothing is decided, of which `length` columns are there.
+        """
+        logits = np.array(run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)), np.float32)
+        logits[[self.mask_id] if self.growth is None else [self.mask_id, self.growth.expand_id]] = -np.inf
+        return logits
+
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
         """Logits of one compiled forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
@@ -406,6 +417,16 @@ def run_empty_cache(graph: nnx.GraphDef, params: dict, shape: tuple[int, int], h
     weight = model.embed_tokens.weight[...]
     tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
     return KVCache(model.empty_cache(*shape), tail)
+
+
+@partial(jax.jit, static_argnames="graph")
+def run_logits(
+    graph: nnx.GraphDef, params: dict, tokens: Int[Array, "t"], length: Int[Array, ""], column: Int[Array, ""]
+) -> Float[Array, "v"]:
+    """Logits of one column of a canvas that is padded on the right."""
+    model, positions = nnx.merge(graph, params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
+    hidden = model.model(tokens[None], positions < length, positions)
+    return replicate(model.logits(jnp.take(shift_right(hidden), column, axis=1))[0], model.mesh)
 
 
 @partial(jax.jit, static_argnames="graph")
