@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jax_lm import planning
+from jax_lm import planning, platforms
 from jax_lm.arguments.plan import Plan
 from jax_lm.checkpoints import huggingface
 from jax_lm.compilation import compiler
@@ -62,7 +62,7 @@ def run_plan(arguments: Plan) -> int:
     package = CompilerPackage.of(topology)
     passes: list[CompiledPass] = []
     if not arguments.estimate and package.is_installed:
-        with compiler.without_driver_notes():
+        with platforms.without_driver_notes():
             passes = list(compiled_passes(arguments, config, planned, topology, mesh))
     elif not arguments.estimate:
         missing = f"{package.distribution} is not installed, so nothing is compiled"
