@@ -91,6 +91,7 @@ class PlannedStep:
         preset: as in `GenerationOptions`.
         kind: generate, sft (masked diffusion) or grpo (coupled-GRPO's update, `new_tokens` of a row its completion).
         lora_rank: of adapters, which are trained instead of all weights; int8 are then the kernels below them.
+        canvases_beside: guesses or branches of a row that each step computes too; memory is not estimated with them.
     """
 
     precision: str = "bfloat16"
@@ -100,6 +101,7 @@ class PlannedStep:
     preset: str = "exact"
     kind: str = "generate"
     lora_rank: int | None = None
+    canvases_beside: int = 0
 
     def __post_init__(self) -> None:
         require_one_of("step", self.kind, STEPS)
@@ -241,7 +243,8 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     """Find the least that a device must do, averaged over the steps of a block, and how long that takes."""
     if planned.is_training:
         return training_bound(config, planned, mesh, topology)
-    decoding, batch = Decoding(preset=planned.preset), rows_per_device(planned, mesh)
+    decoding = Decoding(preset=planned.preset)
+    batch = rows_per_device(planned, mesh) * (1 + planned.canvases_beside)
     block = decoding.block_columns(planned.new_tokens)
     # The head runs on the masked rows alone: from all of the block down to one.
     masked = (block + 1) // 2
@@ -256,7 +259,8 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     mean = Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps)) // len(steps) // mesh.tensor
     limits = topology.chip.limits
     seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
-    rate = planned.batch / seconds if decoding.resolved.commit == "steps" else None
+    is_counted = decoding.resolved.commit == "steps" and not planned.canvases_beside
+    rate = planned.batch / seconds if is_counted else None
     return Bound(mean, seconds, mean.limit(limits), rate)
 
 

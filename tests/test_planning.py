@@ -127,6 +127,15 @@ def test_bound_by_hand():
     assert (found.limit, found.tokens_per_second) == ("compute", pytest.approx(4 * 197e12 / flops))
 
 
+def test_canvases_beside_are_computed_too_and_commit_more_than_is_known():
+    chip, mesh = Topology.parse("h200:1"), MeshShape()
+    alone, guessed = (bound(DIFFUCODER_7B, PlannedStep(canvases_beside=count), mesh, chip) for count in (0, 4))
+    assert guessed.step.flops == 5 * alone.step.flops
+    assert alone.step.bytes < guessed.step.bytes < 1.02 * alone.step.bytes
+    assert alone.tokens_per_second == pytest.approx(1 / alone.seconds)
+    assert guessed.tokens_per_second is None
+
+
 def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     chip, mesh = Topology.parse("v6e:1x1"), MeshShape()
     exact, fast, turbo = (

@@ -138,6 +138,7 @@ def planned_step(arguments: Plan) -> PlannedStep:
         preset=arguments.generation.decoding.preset,
         kind=arguments.step,
         lora_rank=arguments.lora_rank,
+        canvases_beside=arguments.generation.canvases_beside,
     )
 
 
