@@ -135,7 +135,7 @@ def planned_step(arguments: Plan) -> PlannedStep:
         batch=arguments.batch_size,
         canvas=arguments.max_length,
         new_tokens=arguments.generation.max_new_tokens,
-        preset=arguments.generation.decoding.preset,
+        decoding=arguments.generation.decoding,
         kind=arguments.step,
         lora_rank=arguments.lora_rank,
         canvases_beside=arguments.generation.canvases_beside,
@@ -194,7 +194,7 @@ def what_rows(planned: PlannedStep, topology: Topology, mesh: MeshShape) -> Rows
     """List what is planned, and for which devices."""
     new = f", {planned.new_tokens} of them new" if planned.kind != "sft" else ""
     trained = "all weights" if planned.lora_rank is None else f"adapters of rank {planned.lora_rank}"
-    how = f"one {planned.kind} update of {trained}" if planned.is_training else f"preset {planned.preset}"
+    how = f"one {planned.kind} update of {trained}" if planned.is_training else f"preset {planned.decoding.preset}"
     return [
         ("plan", f"{planned.batch} x {planned.canvas} tokens{new}, {how}, {planned.precision}"),
         ("devices", f"{topology}: {topology.devices}, mesh {mesh}"),
