@@ -8,20 +8,22 @@ walked: commit rule, blocks, cache. What comes back is `jax_lm.results`.
 
 import difflib
 import math
-from dataclasses import dataclass, fields, replace
+import reprlib
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy")
-CACHES = ("none", "prefix", "dual", "window")
+CACHES = ("none", "prefix", "dual", "window", "causal")
 FIRST_TOKENS = ("rule", "force")
 BLOCK_LENGTH = 32
 WHOLE_CANVAS = 0
 MAX_DRAFT = 32
-GRAMMARS = ("python", "regex:", "json_schema:")
+GRAMMARS = ("python", "json_object", "regex:", "json_schema:")
 """Those that end in a colon come with an expression or a schema after it."""
+GRAMMAR_WORDS = "python, json_object, regex:EXPRESSION or json_schema:SCHEMA"
 GROWTHS = ("auto", "on", "off")
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -42,7 +44,13 @@ DECODING_DEFAULTS: dict[str, Any] = {
     "refresh_steps": None,
     "freeze_prompt": False,
     "first_token": "rule",
+    "add_threshold": 0.1,
+    "activate_threshold": 0.95,
+    "active_blocks": 4,
 }
+
+CAUSAL_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
+"""Settings of decoding that only the cache `causal` has."""
 
 
 def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -73,13 +81,20 @@ class Decoding:
         block_length: columns filled before those after them; 0 is the whole canvas. If neither given nor preset, 0 for
             plain `steps` without a cache and else 32: a threshold over the whole canvas wrecks instruct models.
         cache: rows recomputed each step: `none` all of them, `prefix` from the block on, `dual` the block (the row
-            before it stays as the last refresh left it), `window` the block and the row before it.
+            before it stays as the last refresh left it), `window` the block and the row before it. `causal` is for
+            weights trained for it alone (D2F, arXiv 2508.09192): a block attends to itself and to what stands before
+            it, so that nothing finished is computed again, and several blocks are filled at once, each by the tokens
+            whose probability is above `threshold` (its only commit rule). For completions.
         refresh_every: blocks between two full forwards; at other blocks only the last block and the new one are
             recomputed.
         refresh_steps: evaluations between two full forwards within a block; not given is never.
         freeze_prompt: leave the cache of the prompt as first computed.
         first_token: `rule` treats a block's first position like the others; `force` commits it at the refresh, as
             Fast-dLLM does.
+        add_threshold: for `causal`, the share of the last block from which the next one is begun, in [0, 1].
+        activate_threshold: for `causal`, the share of a block from which the one after it decides its surest token at
+            each step even if none is above the threshold, in [0, 1].
+        active_blocks: for `causal`, blocks that are filled at once at most; each costs its rows at each step.
     """
 
     preset: str = "exact"
@@ -94,6 +109,9 @@ class Decoding:
     refresh_steps: int | None = None
     freeze_prompt: bool | None = None
     first_token: str | None = None
+    add_threshold: float | None = None
+    activate_threshold: float | None = None
+    active_blocks: int | None = None
 
     def __post_init__(self) -> None:
         require_one_of("preset", self.preset, tuple(PRESETS))
@@ -118,13 +136,33 @@ class Decoding:
         needs_cache = chosen.refresh_every > 1 or chosen.refresh_steps or chosen.freeze_prompt
         if chosen.cache == "none" and (needs_cache or chosen.first_token == "force"):
             raise ValueError("cache='none': refresh_…, freeze_prompt and first_token='force' need a cache")
+        self.check_causal(chosen)
+
+    def check_causal(self, chosen: SimpleNamespace) -> None:
+        """ValueError for what does not go with the cache `causal`, or only with it."""
+        if chosen.cache != "causal":
+            for name in CAUSAL_SETTINGS:
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}={getattr(self, name)}: needs cache='causal', not {chosen.cache!r}")
+            return
+        usual = {name: DECODING_DEFAULTS[name] for name in ("refresh_every", "refresh_steps", "freeze_prompt")}
+        for name, only in (usual | {"first_token": "rule", "commit": "threshold"}).items():
+            if getattr(chosen, name) != only:
+                raise ValueError(f"{name}={getattr(chosen, name)!r}: must be {only!r} with cache='causal'")
+        for name in ("add_threshold", "activate_threshold"):
+            if not 0 <= getattr(chosen, name) <= 1:
+                raise ValueError(f"{name}={getattr(chosen, name)}: must lie in [0, 1]")
+        if chosen.active_blocks < 1:
+            raise ValueError(f"active_blocks={chosen.active_blocks}: must be at least 1")
 
     @cached_property
     def resolved(self) -> SimpleNamespace:
-        """Every setting as given, else as the preset says, else the default."""
+        """Every setting as given, else as the preset says, else the default; of `causal`, its only commit rule."""
         names = [field.name for field in fields(self) if field.name != "preset"]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        chosen = DECODING_DEFAULTS | PRESETS[self.preset] | given
+        above = PRESETS[self.preset] | given
+        implied = {"commit": "threshold"} if above.get("cache") == "causal" else {}
+        chosen = DECODING_DEFAULTS | implied | above
         plain = chosen["commit"] == "steps" and chosen["cache"] == "none"
         return SimpleNamespace(**{"block_length": WHOLE_CANVAS if plain else BLOCK_LENGTH} | chosen)
 
@@ -161,8 +199,9 @@ class GenerationOptions:
             rule did not take; on goes the one whose masks are surest (LoPA, arXiv 2512.16229). Takes fewer evaluations,
             each of 1 + lookahead canvases, and may change the answer; 0 is off. Not with commit="steps".
         grammar: `python`: the answer, with its prompt and what stands after it, is a program that the running Python
-            parses; `regex:EXPRESSION`, `json_schema:SCHEMA`: the answer as a whole matches it (extra `grammar`). An
-            answer that is right anyway stays as it is; another is decoded again from its first wrong token.
+            parses; `json_object`: the answer is one; `regex:EXPRESSION`, `json_schema:SCHEMA`: the answer as a whole
+            matches it (extra `grammar`). An answer that is right anyway stays as it is; another is decoded again from
+            its first wrong token.
         growth: whether a hole between texts finds its own length, at most max_new_tokens, by tokens for expanding and
             deleting that the checkpoint was trained with (DreamOn): `auto` if it has them, `on` refuses one without
             them, `off` keeps the length that is stated.
@@ -200,6 +239,7 @@ class GenerationOptions:
         self.check_draft()
         self.check_lookahead()
         self.check_grammar()
+        self.check_causal()
         require_one_of("alg", self.alg, ALGS)
         require_one_of("growth", self.growth, GROWTHS)
         if self.growth == "on":
@@ -240,10 +280,18 @@ class GenerationOptions:
         if self.grammar is not None:
             kind, colon, text = self.grammar.partition(":")
             if f"{kind}{colon}" not in GRAMMARS or (colon and not text):
-                allowed = "python, regex:EXPRESSION or json_schema:SCHEMA"
-                raise ValueError(f"grammar={self.grammar!r}: must be {allowed}, or None")
+                raise ValueError(f"grammar={reprlib.repr(self.grammar)}: must be {GRAMMAR_WORDS}, or None")
             if not self.early_stop:
                 raise ValueError(f"grammar={self.grammar!r}: needs early_stop, by which an answer ends")
+
+    def check_causal(self) -> None:
+        """ValueError for what does not go with several blocks at once."""
+        if self.decoding.resolved.cache == "causal":
+            found = {"draft": self.draft, "lookahead": self.lookahead, "grammar": self.grammar}
+            for name, value in (found | {"num_steps": self.num_steps}).items():
+                if value:
+                    only = 0 if name in ("draft", "lookahead") else None
+                    raise ValueError(f"{name}={value!r}: must be {only!r} with cache='causal'")
 
     def require_growable(self) -> None:
         """ValueError for what does not go with holes that change their length."""
@@ -288,3 +336,12 @@ DEFAULTS = GenerationOptions()
 
 LATER_OPTIONS = {"draft": 0, "lookahead": 0, "grammar": None, "growth": "auto"}
 """Options that runs did not record before there were any, with what they did then."""
+
+
+def options_record(options: GenerationOptions) -> dict[str, Any]:
+    """Write options down; settings of decoding that there were none of once are left out while they are not given."""
+    found = asdict(options)
+    found["decoding"] = {
+        name: value for name, value in found["decoding"].items() if name not in CAUSAL_SETTINGS or value is not None
+    }
+    return found

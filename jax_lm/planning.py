@@ -16,7 +16,7 @@ from jax_lm.checkpoints.stored import is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
 from jax_lm.models.token_likelihood import LOGIT_BYTES
-from jax_lm.options import PRESETS, Decoding, require_one_of
+from jax_lm.options import EXACT, Decoding, require_one_of
 from jax_lm.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
@@ -88,23 +88,26 @@ class PlannedStep:
         batch: rows decoded, or learnt from, together.
         canvas: tokens of a row, prompt and answer.
         new_tokens: of them, those that are generated.
-        preset: as in `GenerationOptions`.
+        decoding: as in `GenerationOptions`.
         kind: generate, sft (masked diffusion) or grpo (coupled-GRPO's update, `new_tokens` of a row its completion).
         lora_rank: of adapters, which are trained instead of all weights; int8 are then the kernels below them.
+        canvases_beside: guesses or branches of a row that each step computes too; memory is not estimated with them.
     """
 
     precision: str = "bfloat16"
     batch: int = 1
     canvas: int = 512
     new_tokens: int = 256
-    preset: str = "exact"
+    decoding: Decoding = EXACT
     kind: str = "generate"
     lora_rank: int | None = None
+    canvases_beside: int = 0
 
     def __post_init__(self) -> None:
         require_one_of("step", self.kind, STEPS)
         require_one_of("dtype", self.precision, PRECISIONS)
-        require_one_of("preset", self.preset, tuple(PRESETS))
+        if self.decoding.resolved.cache == "causal":
+            raise ValueError("cache='causal': is not planned for; its steps are as those of 'window', of more rows")
         if self.is_training and self.is_int8 and self.lora_rank is None:
             raise ValueError(f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32")
         if self.lora_rank is not None and (self.lora_rank < 1 or not self.is_training):
@@ -193,7 +196,7 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
     size = jnp.dtype(planned.dtype).itemsize
-    cached = Decoding(preset=planned.preset).resolved.cache != "none"
+    cached = planned.decoding.resolved.cache != "none"
     cache = cached * 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim * size
     _, working = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
     return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
@@ -241,7 +244,8 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     """Find the least that a device must do, averaged over the steps of a block, and how long that takes."""
     if planned.is_training:
         return training_bound(config, planned, mesh, topology)
-    decoding, batch = Decoding(preset=planned.preset), rows_per_device(planned, mesh)
+    decoding = planned.decoding
+    batch = rows_per_device(planned, mesh) * (1 + planned.canvases_beside)
     block = decoding.block_columns(planned.new_tokens)
     # The head runs on the masked rows alone: from all of the block down to one.
     masked = (block + 1) // 2
@@ -256,7 +260,8 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     mean = Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps)) // len(steps) // mesh.tensor
     limits = topology.chip.limits
     seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
-    rate = planned.batch / seconds if decoding.resolved.commit == "steps" else None
+    is_counted = decoding.resolved.commit == "steps" and not planned.canvases_beside
+    rate = planned.batch / seconds if is_counted else None
     return Bound(mean, seconds, mean.limit(limits), rate)
 
 

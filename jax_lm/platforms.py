@@ -6,9 +6,15 @@ start, and it complains of missing metadata, drivers and libraries. Called befor
 
 import importlib.metadata
 import importlib.util
+import os
 import pkgutil
+import re
 import sys
-from collections.abc import MutableMapping
+import tempfile
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +24,10 @@ NO_CHIP = ("0x01", "0x02")
 NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """The last is that of Windows' subsystem for Linux."""
 CUDA_PLUGINS = ("xla_cuda12", "xla_cuda13")
+CUDA_LIBRARIES = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+"""Their kernels, which jaxlib loads with itself where they are installed."""
+STDERR = 2
+DRIVER_NOTES = re.compile(rb"absl::InitializeLog|Could not find cuda drivers")
 QUIET_TPU = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 DECIDED = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_FORCE_TPU_INIT", "PJRT_NAMES_AND_LIBRARY_PATHS")
 """Variables by which a user has said which platform is meant."""
@@ -44,9 +54,50 @@ def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")
         environment["JAX_PLATFORMS"] = "cpu"
         for name in plugins:
             sys.modules.setdefault(f"jax_plugins.{name}", idle_plugin(name))
+        if plugins and not any(isinstance(finder, QuietFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, QuietFinder())
     elif has_libtpu:
         for name, value in QUIET_TPU.items():
             environment.setdefault(name, value)
+
+
+@contextmanager
+def without_driver_notes() -> Iterator[None]:
+    """Drop what libraries of GPUs print of drivers that are not here; all else that is printed comes at the end."""
+    sys.stderr.flush()
+    kept = os.dup(STDERR)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, STDERR)
+            os.close(kept)
+            printed.seek(0)
+            for line in printed:
+                if not DRIVER_NOTES.search(line):
+                    os.write(STDERR, line)
+
+
+class QuietFinder(MetaPathFinder):
+    """Finds the kernels of NVIDIA GPUs as ever; loading them says nothing of drivers."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in CUDA_LIBRARIES:
+            return None
+        found = PathFinder.find_spec(fullname, path, target)
+        if found is not None and isinstance(found.loader, ExtensionFileLoader):
+            found.loader = QuietLoader(fullname, found.loader.path)
+        return found
+
+
+class QuietLoader(ExtensionFileLoader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        with without_driver_notes():
+            return super().create_module(spec)
 
 
 def idle_plugin(name: str) -> ModuleType:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 
 from jax_lm.config import DreamConfig
-from jax_lm.options import Decoding
+from jax_lm.options import EXACT, Decoding
 from jax_lm.planning import PASSES, RESERVED, PlannedStep, bound, device_bytes, rows_per_device
 from jax_lm.roofline import Topology, gib
 from jax_lm.sharding import MeshShape, divisors
@@ -102,7 +102,7 @@ def sampling(config: DreamConfig, planned: PlannedStep, shape: MeshShape, topolo
 def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:
     """Count the bytes that a device must receive in a denoising step, on average."""
     whole = device_bytes(config, planned, replace(shape, fsdp=1))
-    decoding, rows = Decoding(preset=planned.preset), planned.canvas
+    decoding, rows = planned.decoding, planned.canvas
     if decoding.resolved.cache != "none":
         block = decoding.block_columns(planned.new_tokens)
         rows = (planned.canvas + (block - 1) * (block + 1)) // block
@@ -118,8 +118,8 @@ def rollout_rows(
     """List what a rollout of so many completions takes, without and with a cache: on the mesh of the training, where
     weights are streamed, and with a copy of them."""
     shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
-    presets = ("exact", "fast" if planned.preset == "exact" else planned.preset)
-    ways = [(replace(planned, preset=preset), shape) for preset in presets for shape in shapes]
+    cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
+    ways = [(replace(planned, decoding=decoding), shape) for decoding in (EXACT, cached) for shape in shapes]
     update = bound(config, planned, training, topology).seconds
     scores = 2 * ITERATIONS * update / PASSES
     rows = [
@@ -129,5 +129,7 @@ def rollout_rows(
         least = sampling(config, way, shape, topology)
         cost = f"{least.seconds:.1f} s, bound by {least.limit}, {gib(least.received)} received per device"
         hours = (least.seconds + scores + ITERATIONS * update) * ROLLOUTS / 3600
-        rows.append((f"rollout, {way.preset}", f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h"))
+        rows.append(
+            (f"rollout, {way.decoding.preset}", f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h")
+        )
     return rows

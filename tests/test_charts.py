@@ -6,7 +6,19 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from jax_lm.reports.charts import BOTTOM, HEIGHT, TOP, bar_chart, heat_chart, line_chart, rounded_up
+from jax_lm.reports.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    bar_chart,
+    heat_chart,
+    line_chart,
+    round_ticks,
+    rounded_up,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,6 +50,20 @@ def test_an_axis_may_end_elsewhere():
     assert [float(circle.get("cy")) for circle in root.iter(f"{SVG}circle")] == [low, middle, TOP, low]
     assert "5,000" in [text.text for text in root.iter(f"{SVG}text")]
     assert [rounded_up(value) for value in (0, 0.03, 1, 1.01, 7, 1234)] == [1, 0.05, 1, 2, 10, 2000]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0.296, 8.66, [2, 4, 6, 8]), (0, 255, [0, 100, 200]), (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (-3, 3, [-2, 0, 2])],
+)
+def test_ticks_are_round_numbers_within_the_axis(low, high, ticks):
+    assert round_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_an_axis_may_begin_elsewhere():
+    picture = line_chart("quality", "x", "y", {"a": [(0, 60), (1, 80)]}, bottom=60, top=80)
+    assert f'points="{LEFT}.0,{HEIGHT - BOTTOM}.0 {WIDTH - RIGHT}.0,{TOP}.0"' in picture
+    assert ">64</text>" in picture
 
 
 def test_bars_are_as_long_as_their_values():

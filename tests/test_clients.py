@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi")
+pytest.importorskip("outlines_core")
 
 from serving import call, listening, started
 
+from jax_lm.grammar import find_grammar
 from jax_lm.serving.bodies import CompletionBody
 from jax_lm.serving.infill import InfillBody, cut_to_fit, indented
 
@@ -59,6 +61,9 @@ def test_what_a_client_sends_is_answered(address, sample):
     found = texts(answer)
     assert len(found) == sample.get("choices", 1)
     assert all(isinstance(text, str) for text in found)
+    if "grammar" in sample:
+        grammar = find_grammar(sample["grammar"])
+        assert [grammar.completion(text) for text in found] == [""] * len(found)
     # Greedy, so that the same answer without what means nothing is the same text.
     if sample["body"].get("temperature") == 0 and "plain" in sample:
         assert texts(call(address, "POST", sample["path"], sample["plain"])[2]) == found

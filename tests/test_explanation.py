@@ -124,7 +124,7 @@ def test_what_is_broken_exceeds_the_budget(body, named):
 
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_the_real_step_reads_every_weight_once(tiny_config, preset):
-    planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, preset=preset)
+    planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset))
     options = GenerationOptions(max_new_tokens=32, decoding=Decoding(preset=preset))
     programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
     assert list(programs) == (["step"] if preset == "exact" else ["refresh", "step"])
@@ -139,7 +139,7 @@ def test_the_real_step_reads_every_weight_once(tiny_config, preset):
 def test_turbo_runs_the_programs_of_fast(tiny_config):
     lowered = []
     for preset in ("fast", "turbo"):
-        planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, preset=preset)
+        planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset))
         options = GenerationOptions(max_new_tokens=32, decoding=Decoding(preset=preset))
         programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
         lowered.append({name: program.lower().as_text() for name, program in programs.items()})

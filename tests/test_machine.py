@@ -17,3 +17,9 @@ def test_plain_data_names_versions_and_device():
     assert f"jax {here.jax}" in here.metadata["software"]
     assert f"{here.cpu_count} CPU cores" in here.metadata["host"]
     assert here.platform in here.metadata["device"]
+
+
+def test_commands_can_be_typed_again():
+    words = ["/venv/jax_lm/__main__.py", "bench", "--only", "exact, draft 4"]
+    assert machine.typed_command(words) == "diffucoder bench --only 'exact, draft 4'"
+    assert machine.typed_command(["benchmarks/full_width.py"]) == "full_width.py"

@@ -18,9 +18,9 @@ from playwright.sync_api import expect
 from serving import call, listening, started
 
 from jax_lm.sandbox import run
-from jax_lm.serving.api import PAGE, PAGE_FILES
 from jax_lm.serving.engine import EngineOptions
 from jax_lm.serving.guard import RequestLimits
+from jax_lm.serving.pagefiles import PAGE, PAGE_FILES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")

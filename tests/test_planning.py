@@ -15,6 +15,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
+from jax_lm.options import Decoding
 from jax_lm.planning import (
     OutOfMemoryError,
     PlannedStep,
@@ -127,18 +128,29 @@ def test_bound_by_hand():
     assert (found.limit, found.tokens_per_second) == ("compute", pytest.approx(4 * 197e12 / flops))
 
 
+def test_canvases_beside_are_computed_too_and_commit_more_than_is_known():
+    chip, mesh = Topology.parse("h200:1"), MeshShape()
+    alone, guessed = (bound(DIFFUCODER_7B, PlannedStep(canvases_beside=count), mesh, chip) for count in (0, 4))
+    assert guessed.step.flops == 5 * alone.step.flops
+    assert alone.step.bytes < guessed.step.bytes < 1.02 * alone.step.bytes
+    assert alone.tokens_per_second == pytest.approx(1 / alone.seconds)
+    assert guessed.tokens_per_second is None
+
+
 def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     chip, mesh = Topology.parse("v6e:1x1"), MeshShape()
     exact, fast, turbo = (
-        bound(DIFFUCODER_7B, PlannedStep(preset=name), mesh, chip) for name in ("exact", "fast", "turbo")
+        bound(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset=name)), mesh, chip)
+        for name in ("exact", "fast", "turbo")
     )
     assert fast.step.flops < exact.step.flops / 5
     assert fast.limit == "memory"
     assert turbo.tokens_per_second is None
     keys_and_values = 2 * 28 * 4 * 128 * 512 * 2
-    assert estimated_memory(DIFFUCODER_7B, PlannedStep(preset="fast"), mesh).cache == keys_and_values
+    assert estimated_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), mesh).cache == keys_and_values
     assert (
-        estimated_memory(DIFFUCODER_7B, PlannedStep(preset="fast"), MeshShape(tensor=4)).cache == keys_and_values // 4
+        estimated_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), MeshShape(tensor=4)).cache
+        == keys_and_values // 4
     )
 
 
@@ -146,7 +158,7 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     ("fields", "named"),
     [
         ({"precision": "int4"}, "dtype='int4'"),
-        ({"preset": "slow"}, "preset='slow'"),
+        ({"decoding": Decoding(cache="causal")}, "cache='causal': is not planned for"),
         ({"batch": 0}, "batch=0"),
         ({"canvas": 8, "new_tokens": 9}, r"max_new_tokens=9: must lie in \[1, canvas=8\]"),
     ],

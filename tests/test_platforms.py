@@ -1,6 +1,8 @@
 """Libraries of accelerators that are not here stay quiet; those of accelerators that are here are left alone."""
 
 import importlib.util
+import os
+import sys
 
 import pytest
 
@@ -26,6 +28,7 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.setattr(platforms.importlib.util, "find_spec", lambda name: found if name == "libtpu" else None)
         monkeypatch.setattr(platforms, "plugin_names", lambda: set(plugins))
         monkeypatch.setattr(platforms.sys, "modules", {})
+        monkeypatch.setattr(platforms.sys, "meta_path", [*sys.meta_path])
         return tmp_path
 
     return make
@@ -58,6 +61,13 @@ def test_another_accelerator_alone_is_left_alone(machine):
     assert silenced(machine(libtpu=False, plugins=("xla_rocm7",))) == {}
 
 
+def test_the_finder_is_there_once(machine):
+    root = machine(plugins=("xla_cuda12",))
+    silenced(root)
+    silenced(root)
+    assert sum(isinstance(finder, platforms.QuietFinder) for finder in sys.meta_path) == 1
+
+
 @pytest.mark.parametrize("name", platforms.DECIDED)
 def test_what_the_user_has_decided_stays(machine, name):
     assert silenced(machine(), **{name: "tpu"}) == {name: "tpu"}
@@ -73,6 +83,24 @@ def test_a_plugin_without_its_device_does_nothing_until_it_is_to_compile(machine
     assert platforms.sys.modules["jax_plugins.xla_cuda12"].initialize() is None
     platforms.admit_cuda_compiler()
     assert platforms.sys.modules == {}
+
+
+def test_kernels_of_an_absent_device_load_without_a_word(tmp_path, capfd, monkeypatch):
+    finder = platforms.QuietFinder()
+    (tmp_path / "jax_cuda12_plugin").mkdir()
+    (tmp_path / "jax_cuda12_plugin" / "_solver.so").touch()
+    spec = finder.find_spec("jax_cuda12_plugin._solver", [str(tmp_path / "jax_cuda12_plugin")])
+
+    def create(loader, spec):
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
+        os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine\nE0000 out of luck\n")
+        return pytest
+
+    monkeypatch.setattr(platforms.ExtensionFileLoader, "create_module", create)
+    spec.loader.create_module(spec)
+    assert capfd.readouterr().err == "E0000 out of luck\n"
+    assert finder.find_spec("json", None) is None
+    assert finder.find_spec("jax_cuda12_plugin._none", [str(tmp_path)]) is None
 
 
 def test_a_plugin_that_is_loaded_stays(machine, monkeypatch):

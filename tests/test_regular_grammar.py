@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("outlines_core")
@@ -26,6 +26,7 @@ PERSON = {
 PATTERNS = [r"[0-9]{3}-(a|bc)*d", r"(ab)*c", r"é+x?", r"yes|no", r"-?[0-9]+(\.[0-9]+)?", r"[a-f]{2,5}"]
 
 
+@settings(deadline=None)  # the first text of each makes its automaton
 @given(st.sampled_from(PATTERNS), st.text(alphabet="0129-abcdéxyesno.f", max_size=8))
 def test_an_end_is_known_exactly_where_there_is_one(pattern, text):
     """And no shorter one: every text of fewer letters is tried against Python's own engine."""
@@ -71,7 +72,7 @@ def test_a_schema_is_kept_to():
         ('json_schema:{"type": "frog"}', "Unsupported type: frog"),
         ("json_schema:" + "[" * 15_000, "json_schema: not JSON"),
         ("regex:" + "a" * 20_001, "20001 characters, at most 20000"),
-        ("pascal", "must be python, regex:EXPRESSION or json_schema:SCHEMA"),
+        ("pascal", "must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA"),
     ],
 )
 def test_what_cannot_be_kept_to_is_refused(name, message):
@@ -89,7 +90,9 @@ def test_an_expression_with_a_huge_automaton_is_given_up(monkeypatch):
 
 @pytest.mark.parametrize("name", ["pascal", "regex:", "json_schema:", "python:x", ""])
 def test_options_know_the_names(name):
-    with pytest.raises(ValueError, match=re.escape("must be python, regex:EXPRESSION or json_schema:SCHEMA, or None")):
+    with pytest.raises(
+        ValueError, match=re.escape("must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA, or None")
+    ):
         GenerationOptions(grammar=name)
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from jax_lm.config import DIFFUCODER_7B
+from jax_lm.options import Decoding
 from jax_lm.planning import PlannedStep, parameter_count
 from jax_lm.rollout_planning import planned_shape, received, rollout_rows, sampling
 from jax_lm.roofline import Topology
@@ -12,7 +13,7 @@ from jax_lm.sharding import MeshShape
 
 EIGHT_H100 = Topology.parse("h100:8")
 RECIPE = PlannedStep(kind="grpo", batch=80, canvas=480, new_tokens=256)
-CACHED = dataclasses.replace(RECIPE, preset="fast")
+CACHED = dataclasses.replace(RECIPE, decoding=Decoding(preset="fast"))
 
 
 def test_streaming_receives_the_weights_at_every_step():

@@ -4,6 +4,7 @@ Tasks are decoded one by one, so that evaluations are those of an answer, not of
 stop token do not count. Entry: `diffucoder bench --frontier`.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from jax_lm.evaluation.pass_at_k import wilson
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.inference import WIDTH_BUCKET, DiffuCoderInference
-from jax_lm.reports.charts import line_chart, rounded_up
+from jax_lm.reports.charts import line_chart
 from jax_lm.reports.document import Document, Section
 from jax_lm.reports.run_folder import Record
 
@@ -158,12 +159,16 @@ def frontier_report(points: Sequence[FrontierPoint], metadata: Mapping[str, str]
     families: dict[str, list[tuple[float, float]]] = {}
     for point in sorted(points, key=lambda point: point.tokens_per_forward):
         families.setdefault(point.family, []).append((point.tokens_per_forward, 100 * point.rate))
+    rates = [100 * point.rate for point in points]
+    # The axis ends at whole tens, and not at 0: settings differ by a few tasks.
+    bottom = 10 * math.floor(min(rates) / 10)
     picture = line_chart(
         "pass@1 and tokens per forward",
         "tokens per forward",
         "pass@1, %",
         families,
-        top=rounded_up(max(100 * point.rate for point in points) or 1.0),
+        bottom=bottom,
+        top=max(10 * math.ceil(max(rates) / 10), bottom + 10),
     )
     timed = any(point.seconds is not None for point in points)
     text = (

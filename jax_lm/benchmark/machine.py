@@ -4,8 +4,9 @@ import datetime
 import os
 import platform
 import resource
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +72,12 @@ class PeakMemory:
         return f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
 
 
+def typed_command(words: Sequence[str]) -> str:
+    """Write a command as it can be typed again."""
+    name = Path(words[0]).name
+    return shlex.join(["diffucoder" if name == "__main__.py" else name, *words[1:]])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Date, versions, device and command: a number means nothing without them."""
@@ -94,7 +101,7 @@ class Machine:
         device = jax.devices()[0]
         return cls(
             date=datetime.date.today().isoformat(),
-            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            command=typed_command(sys.argv),
             python=platform.python_version(),
             jax=jax.__version__,
             jaxlib=version("jaxlib"),

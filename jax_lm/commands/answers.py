@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from jax_lm.data.prompts import read_prompts
 from jax_lm.files import write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.infilling import Template
+from jax_lm.options import options_record
 from jax_lm.results import Generation
 
 Answer = dict[str, Any]
@@ -78,7 +78,7 @@ def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
         arguments.adapter,
         arguments.dtype,
         arguments.chat,
-        asdict(arguments.generation),
+        options_record(arguments.generation),
         arguments.seed,
     ]
     text = json.dumps([*depends, [row["prompt"] for row in rows]])

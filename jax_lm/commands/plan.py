@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jax_lm import planning
+from jax_lm import planning, platforms
 from jax_lm.arguments.plan import Plan
 from jax_lm.checkpoints import huggingface
 from jax_lm.compilation import compiler
@@ -62,7 +62,7 @@ def run_plan(arguments: Plan) -> int:
     package = CompilerPackage.of(topology)
     passes: list[CompiledPass] = []
     if not arguments.estimate and package.is_installed:
-        with compiler.without_driver_notes():
+        with platforms.without_driver_notes():
             passes = list(compiled_passes(arguments, config, planned, topology, mesh))
     elif not arguments.estimate:
         missing = f"{package.distribution} is not installed, so nothing is compiled"
@@ -135,9 +135,10 @@ def planned_step(arguments: Plan) -> PlannedStep:
         batch=arguments.batch_size,
         canvas=arguments.max_length,
         new_tokens=arguments.generation.max_new_tokens,
-        preset=arguments.generation.decoding.preset,
+        decoding=arguments.generation.decoding,
         kind=arguments.step,
         lora_rank=arguments.lora_rank,
+        canvases_beside=arguments.generation.canvases_beside,
     )
 
 
@@ -193,7 +194,7 @@ def what_rows(planned: PlannedStep, topology: Topology, mesh: MeshShape) -> Rows
     """List what is planned, and for which devices."""
     new = f", {planned.new_tokens} of them new" if planned.kind != "sft" else ""
     trained = "all weights" if planned.lora_rank is None else f"adapters of rank {planned.lora_rank}"
-    how = f"one {planned.kind} update of {trained}" if planned.is_training else f"preset {planned.preset}"
+    how = f"one {planned.kind} update of {trained}" if planned.is_training else f"preset {planned.decoding.preset}"
     return [
         ("plan", f"{planned.batch} x {planned.canvas} tokens{new}, {how}, {planned.precision}"),
         ("devices", f"{topology}: {topology.devices}, mesh {mesh}"),

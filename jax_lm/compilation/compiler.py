@@ -12,10 +12,6 @@ import importlib.util
 import logging
 import os
 import re
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -43,8 +39,6 @@ QUIET_COMPILER = {
 }
 """libtpu as a compiler alone: it looks for no TPU, and lets others use it."""
 
-STDERR = 2
-DRIVER_NOTES = re.compile(rb"absl::InitializeLog|Could not find cuda drivers")
 SMALLEST_HOST = 4
 UNTILED = "Couldn't find output tile sizes"
 USED = re.compile(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm")
@@ -113,25 +107,6 @@ class Compiled:
         return None if self.refusal else self.arguments + self.working
 
 
-@contextmanager
-def without_driver_notes() -> Iterator[None]:
-    """Drop what the compiler of GPUs prints of drivers that are not here; all else that is printed comes at the end."""
-    sys.stderr.flush()
-    kept = os.dup(STDERR)
-    with tempfile.TemporaryFile() as printed:
-        os.dup2(printed.fileno(), STDERR)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, STDERR)
-            os.close(kept)
-            printed.seek(0)
-            for line in printed:
-                if not DRIVER_NOTES.search(line):
-                    os.write(STDERR, line)
-
-
 def prepare_compiler(topology: Topology) -> None:
     """Set up a compiler alone, of no device that is here. Call it before any backend of JAX is initialised."""
     if topology.is_tpu:
@@ -139,6 +114,8 @@ def prepare_compiler(topology: Topology) -> None:
     else:
         platforms.admit_cuda_compiler()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+    # A program kept for a device that is not here cannot be read again; JAX warns, and compiles.
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:

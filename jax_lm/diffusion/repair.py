@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -60,8 +60,7 @@ def meet(
         for row, constraint in enumerate(constraints):
             hole = np.flatnonzero(canvas.holes[row])
             ids = constraint.answer(tokens[row, hole].tolist())
-            if not constraint.is_met(ids):
-                kept = constraint.kept(ids, least[row])
+            if (kept := constraint.wrong_from(ids, least[row])) is not None:
                 reopened[row, hole[kept:]] = True
                 choices[row], least[row] = (ids[:kept], int(hole[kept])), kept + 1
         if not choices:
@@ -71,7 +70,8 @@ def meet(
         state = state._replace(forwards=state.forwards + 1)
         for row, (before, column) in choices.items():
             place = column - canvas.region.start
-            order = drawn_order(state, row, log_probs[row, place], options.temperature)
+            key = jax.random.fold_in(state.keys[row], state.step)
+            order = drawn_order(key, log_probs[row, place], options.temperature)
             token = constraints[row].next_token(before, ids[row, place, order].tolist())
             probability = np.exp(log_probs[row, place][ids[row, place] == token]).sum()
             state = decide(state, row, column, token, float(probability))
@@ -100,11 +100,9 @@ def decide(state: SamplerState, row: int, column: int, token: int, probability: 
     )
 
 
-def drawn_order(
-    state: SamplerState, row: int, log_probs: Float[np.ndarray, "c"], temperature: float
-) -> Int[np.ndarray, "c"]:
+def drawn_order(key: Key[Array, ""], log_probs: Float[np.ndarray, "c"], temperature: float) -> Int[np.ndarray, "c"]:
     """Order candidates as they are drawn one after another, or by their probability at temperature 0."""
     if temperature == 0:
         return np.argsort(-log_probs, kind="stable")
-    gumbel = jax.random.gumbel(jax.random.fold_in(state.keys[row], state.step), log_probs.shape)
+    gumbel = jax.random.gumbel(key, log_probs.shape)
     return np.argsort(-(log_probs + np.asarray(gumbel)), kind="stable")

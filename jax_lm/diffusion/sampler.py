@@ -9,6 +9,7 @@ import copy
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafted, advance_rows, unbounded
 from jax_lm.diffusion.extent import Extent
+from jax_lm.diffusion.forcing import begin_forcing, force, forcing_passes
 from jax_lm.diffusion.growth import grow, growing_config, growing_params, growth_of
+from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.step import (
     NEVER,
     NO_HOOKS,
@@ -140,7 +143,8 @@ class Sampler:
 
         Raises:
             ValueError: no hole, a negative seed, guesses (`options.draft`) with hooks or the strict reference, or a
-                grammar, of which tokens know nothing; holes that grow (`canvas.room`) with what does not go with them.
+                grammar, of which tokens know nothing; holes that grow (`canvas.room`), or the cache `causal`, with what
+                does not go with them.
         """
         if options.grammar is not None:
             raise ValueError(f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one")
@@ -151,19 +155,12 @@ class Sampler:
         cache = KVCache()
         if decoding.cache != "none":
             cache = run_empty_cache(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
-        config = replace(
-            self.step_config(options, canvas.region.length),
-            # The end of a text deletes where holes grow.
-            stop_ids=stop_ids if options.early_stop and canvas.room is None else (),
-            strict_reference=strict_reference,
-            hooks=hooks,
-        )
-        if options.canvases_beside and (hooks != NO_HOOKS or strict_reference):
-            raise ValueError(f"{options.beside}: must be 0 with hooks or strict_reference")
-        if canvas.room is not None:
-            config = growing_config(config, options)
+        config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks, strict_reference=strict_reference)
+        blocks = canvas.blocks(options.decoding.block_columns(canvas.region.length))
+        if decoding.cache == "causal":
+            blocks, (state, config) = [canvas.region], begin_forcing(state, canvas, options, config)
         done: list[Block] = []
-        for block in canvas.blocks(options.decoding.block_columns(canvas.region.length)):
+        for block in blocks:
             if not np.asarray(state.masked)[:, block.start : block.end].any():
                 # Decided before: its rows were never computed here.
                 continue
@@ -176,6 +173,16 @@ class Sampler:
             done.append(block)
             if not np.asarray(state.masked).any():
                 break
+
+    def canvas_config(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> StepConfig:
+        """The configuration of steps over a canvas, with settings as `stream` has them; ValueError as there."""
+        config = replace(self.step_config(options, canvas.region.length), **settings)
+        if not options.early_stop or canvas.room is not None:
+            # The end of a text deletes where holes grow.
+            config = replace(config, stop_ids=())
+        if options.canvases_beside and (config.hooks != NO_HOOKS or config.strict_reference):
+            raise ValueError(f"{options.beside}: must be 0 with hooks or strict_reference")
+        return config if canvas.room is None else growing_config(config, options)
 
     def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
         """The configuration of steps over a block of that many columns that recompute every row."""
@@ -281,6 +288,16 @@ class Sampler:
         assert candidates is not None
         return candidates
 
+    def logits_at(self, tokens: Int[np.ndarray, "t"], length: int, column: int) -> Float[np.ndarray, "v"]:
+        """Tell what a column may become, by one forward; what it cannot become (MASK, expanding) has none of a chance.
+
+        Args:
+            tokens: a canvas, MASK where nothing is decided, of which `length` columns are there.
+        """
+        logits = np.array(run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)), np.float32)
+        logits[[self.mask_id] if self.growth is None else [self.mask_id, self.growth.expand_id]] = -np.inf
+        return logits
+
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
         """Logits of one compiled forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
@@ -294,6 +311,8 @@ def block_passes(
     Without a cache there is one, over all rows. Rows are [first, first + config.rows) of the canvas.
     """
     chosen, width = decoding.resolved, canvas.tokens.shape[1]
+    if config.grid is not None:
+        return forcing_passes(config, config.grid)
     if chosen.cache == "none":
         return [(config, 0)]
     if done and len(done) % chosen.refresh_every:
@@ -323,14 +342,15 @@ def run(
     model, window = nnx.merge(graph, params), inputs.window
 
     def is_open(state: SamplerState) -> Bool[Array, ""]:
-        return jnp.any(block_columns(state.masked, window, config))
+        masked = state.masked if config.grid is not None else block_columns(state.masked, window, config)
+        return jnp.any(masked)
 
     def goes_on(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
         state, _ = carry
         return is_open(state) & (state.step < window.until) & (state.forwards < window.forwards)
 
     def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
-        advance_one = step if carry[0].extent is None else grow
+        advance_one = force if config.grid is not None else step if carry[0].extent is None else grow
         return advance_one(model, *carry, inputs, config)
 
     state, cache = jax.lax.while_loop(goes_on, advance, (skip_idle(state, inputs, config), cache))
@@ -397,6 +417,16 @@ def run_empty_cache(graph: nnx.GraphDef, params: dict, shape: tuple[int, int], h
     weight = model.embed_tokens.weight[...]
     tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
     return KVCache(model.empty_cache(*shape), tail)
+
+
+@partial(jax.jit, static_argnames="graph")
+def run_logits(
+    graph: nnx.GraphDef, params: dict, tokens: Int[Array, "t"], length: Int[Array, ""], column: Int[Array, ""]
+) -> Float[Array, "v"]:
+    """Logits of one column of a canvas that is padded on the right."""
+    model, positions = nnx.merge(graph, params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
+    hidden = model.model(tokens[None], positions < length, positions)
+    return replicate(model.logits(jnp.take(shift_right(hidden), column, axis=1))[0], model.mesh)
 
 
 @partial(jax.jit, static_argnames="graph")

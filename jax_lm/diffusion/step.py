@@ -1,8 +1,7 @@
 """One denoising step: what it takes and gives, and the one function that every way of decoding runs.
 
 The model computes, the sampler decides. Order, commit rule, blocks and cache (`jax_lm.options`) are independent: a
-block limits which columns a step may commit, a cache which rows it recomputes, and a refresh is a step that recomputes
-all of them.
+block limits which columns a step may commit, a cache which rows it recomputes; a refresh is a step that recomputes all.
 """
 
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from jax_lm.diffusion import decoding, unmasking
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.extent import Extent, Growth, without_expand
 from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.pipeline import BlockGrid, Pipeline
 from jax_lm.diffusion.unmasking import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.vocabulary import Rows, in_parts
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
@@ -44,6 +44,7 @@ class SamplerState(NamedTuple):
         keys: one random key per row.
         logprobs: of the positions that were decided; None where none are kept.
         extent: how far rows reach whose holes grow; None where none do.
+        pipeline: which blocks are begun, where several are at once; None where they are not.
     """
 
     tokens: Int[Array, "b t"]
@@ -55,6 +56,7 @@ class SamplerState(NamedTuple):
     keys: Key[Array, "b"]
     logprobs: TokenLogProbs | None = None
     extent: Extent | None = None
+    pipeline: Pipeline | None = None
 
     def history(self, mask_id: int) -> Int[np.ndarray, "s b t"]:
         """The canvas after each step: a decided token never changes, so that its commit step tells all."""
@@ -77,7 +79,7 @@ class KVCache(NamedTuple):
 class CanvasArrays(NamedTuple):
     """The parts of a `Canvas` that do not change while it is filled, on the device."""
 
-    attention_mask: Bool[Array, "b t"]
+    attention_mask: Bool[Array, "b t"] | Bool[Array, "b r t"]
     position_ids: Int[Array, "b t"]
     holes: Bool[Array, "b t"]
     hole_starts: Int[Array, "b t"]
@@ -157,6 +159,7 @@ class StepConfig:
         looks_ahead: whether guesses are branches to choose from (`jax_lm.diffusion.lookahead`).
         top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
         growth: tokens by which holes grow, of a checkpoint that has them.
+        grid: blocks of which several are filled at once (`jax_lm.diffusion.forcing`).
         axes: names of the axes over canvases, each a batch of one under `jax.vmap`.
     """
 
@@ -174,6 +177,7 @@ class StepConfig:
     looks_ahead: bool = False
     top_tokens: int = 0
     growth: Growth | None = None
+    grid: BlockGrid | None = None
     axes: tuple[str, ...] = ()
 
 
@@ -322,9 +326,8 @@ def propose(
         candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
         kept = unmasking.likeliest_candidates(candidates) if config.guessed and not config.looks_ahead else None
         shape = logits.shape[:2]
-        entropy = if_any(
-            params.entropy_bound >= 0, lambda: unmasking.row_entropy(logits, excluded_id), jnp.zeros(shape), config
-        )
+        by_entropy = params.entropy_bound >= 0
+        entropy = if_any(by_entropy, lambda: unmasking.row_entropy(logits, excluded_id), jnp.zeros(shape), config)
         proposal, logprobs = proposed(candidates, entropy, state, positions, params), None
         if config.top_tokens and params.keeps_logprobs is not None:
             logprobs = if_any(
@@ -400,11 +403,8 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
         lambda: decoding.longest_run(params.factor, rank, proposal.probability, masked),
         lambda: decoding.above_threshold(params.threshold, params.decay, rank, proposal.probability, masked, holes),
     )
-    probable = jnp.where(
-        params.entropy_bound >= 0,
-        decoding.within_entropy(params.entropy_bound, rank, proposal.entropy, masked),
-        probable,
-    )
+    within = decoding.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
+    probable = jnp.where(params.entropy_bound >= 0, within, probable)
     allowed = decoding.budget(masked, holes, taken, params.steps)
     return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
 

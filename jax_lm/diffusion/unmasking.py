@@ -40,6 +40,8 @@ class SamplingParams(NamedTuple):
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
         early_stop: whether a stop token ends a row; None is always, and another program.
+        add_threshold, activate_threshold: shares of a block from which the next one is begun, and must decide a token
+            at each step; None where one block is filled after another, and another program.
         keeps_logprobs: whether anybody wants the log-probabilities that a state has room for; None is nobody.
     """
 
@@ -57,6 +59,8 @@ class SamplingParams(NamedTuple):
     steps: Int[Array, "*b"]
     ratios: Float[Array, "*b s"]
     early_stop: Bool[Array, "*b"] | None = None
+    add_threshold: Float[Array, "*b"] | None = None
+    activate_threshold: Float[Array, "*b"] | None = None
     keeps_logprobs: Bool[Array, "*b"] | None = None
 
     @classmethod
@@ -86,6 +90,8 @@ class SamplingParams(NamedTuple):
             "steps": np.int32(steps),
             "ratios": ratios,
         }
+        if decoding.cache == "causal":
+            numbers |= {name: single(getattr(decoding, name)) for name in ("add_threshold", "activate_threshold")}
         return cls(**numbers)
 
     @property

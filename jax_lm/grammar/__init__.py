@@ -8,9 +8,12 @@ A canvas has a fixed number of tokens, so that "is this the beginning of a right
 end within what is left. Hence a grammar is asked for the end itself. Texts only: no token, no model, no JAX.
 """
 
+import reprlib
 from typing import Protocol, runtime_checkable
 
+from jax_lm.grammar.json_object import JsonObjectGrammar
 from jax_lm.grammar.regular import regular_grammar
+from jax_lm.options import GRAMMAR_WORDS
 
 
 @runtime_checkable
@@ -28,14 +31,20 @@ class Grammar(Protocol):
         ...
 
 
-def find_grammar(name: str) -> Grammar:
-    """Find a grammar by its name (`jax_lm.options.GRAMMARS`); ValueError for another, or one that cannot be made."""
+def find_grammar(name: str, seconds: float | None = None) -> Grammar:
+    """Find a grammar by its name (`jax_lm.options.GRAMMARS`); ValueError for another, or one that cannot be made.
+
+    Args:
+        seconds: what preparing it may take, if other than `regular.SECONDS`.
+    """
     kind, _, text = name.partition(":")
     # Imported where it is asked for: no business of most commands.
     if name == "python":
         from jax_lm.grammar.python import PythonGrammar
 
         return PythonGrammar()
+    if name == "json_object":
+        return JsonObjectGrammar()
     if kind in ("regex", "json_schema") and text:
-        return regular_grammar(kind, text)
-    raise ValueError(f"grammar={name!r}: must be python, regex:EXPRESSION or json_schema:SCHEMA")
+        return regular_grammar(kind, text, seconds)
+    raise ValueError(f"grammar={reprlib.repr(name)}: must be {GRAMMAR_WORDS}")

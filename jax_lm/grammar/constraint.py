@@ -3,6 +3,7 @@
 What it lets through always has an end that fits in what is left of the hole, and it knows that end.
 """
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -13,12 +14,19 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 REPLACEMENT = "\ufffd"
 
 
+class GivenUpError(Exception):
+    """Nobody wants to know any more."""
+
+
 @dataclass(frozen=True)
 class Constraint:
     """A grammar for a hole of `room` tokens between two texts.
 
     Attributes:
+        stops: texts that end an answer, before them; what stands there must be right as it is, so that none of them
+            stands in an answer that was decided for here.
         known: a right answer, remembered since a search from further on need not find its end again.
+        given_up: set by whoever asks, on any thread, to end a search by GivenUpError.
 
     Raises:
         ValueError: no right text of so many tokens is known.
@@ -29,7 +37,9 @@ class Constraint:
     room: int
     before: str = ""
     after: str = ""
+    stops: tuple[str, ...] = ()
     known: list[int] = field(default_factory=list, init=False)
+    given_up: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
         rest = self.searched([])
@@ -55,14 +65,28 @@ class Constraint:
         if text.endswith(REPLACEMENT):
             # A character that lacks its last bytes.
             return None
+        end = self.end(text)
+        if end is None or any(stop in text + end for stop in self.stops):
+            return None
+        rest = self.tokenizer.encode_plain(end)
+        return None if len(ids) + len(rest) > self.room else rest
+
+    def end(self, text: str) -> str | None:
+        """Ask the grammar for an end of an answer."""
+        if self.given_up.is_set():
+            raise GivenUpError
         before, after = (self.before, self.after) if self.grammar.reads_prompt else ("", "")
-        end = self.grammar.completion(before + text, after)
-        rest = None if end is None else self.tokenizer.encode_plain(end)
-        return None if rest is None or len(ids) + len(rest) > self.room else rest
+        return self.grammar.completion(before + text, after)
 
     def is_met(self, ids: Sequence[int]) -> bool:
-        """Tell whether an answer is right as it stands."""
-        return self.rest(ids) == []
+        """Tell whether an answer is right as it stands, up to a stop text."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        ends = [text.find(stop) for stop in self.stops if stop in text]
+        return self.end(text[: min(ends)]) == "" if ends else self.rest(ids) == []
+
+    def wrong_from(self, ids: Sequence[int], least: int) -> int | None:
+        """Count the tokens of an answer that can stay, at least `least`; None if it is right as it stands."""
+        return None if self.is_met(ids) else self.kept(ids, least)
 
     def kept(self, ids: Sequence[int], least: int) -> int:
         """Count the tokens of an answer that can stay: some with a known end, at least `least`, found by halving."""

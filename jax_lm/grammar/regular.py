@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -18,7 +18,7 @@ OUTLINES = "outlines_core"
 REFUSED = 3
 """Status of the process that makes an automaton if there is none; its last words are the reason."""
 SECONDS = 20
-"""What making an automaton may take."""
+"""What making an automaton may take, unless whoever asks says otherwise."""
 LONGEST = 20_000
 """Characters of an expression or a schema."""
 
@@ -29,8 +29,13 @@ KEPT = {
 """Keywords of JSON Schema that its expressions keep to."""
 SAID = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated"}
 """Keywords that only tell."""
+KEPT_WORDS = ", ".join(sorted(KEPT))
 NAMED_PARTS = ("properties", "$defs", "definitions")
 """Keywords that hold schemas by names of one's own."""
+
+
+Moves = dict[int, list[tuple[int, int, int]]]
+"""By state: the first and the last byte of a range, and the state after any of it."""
 
 
 class RegularGrammar:
@@ -38,6 +43,7 @@ class RegularGrammar:
 
     Args:
         kind: regex or json_schema.
+        seconds: what making its automaton may take; None is `SECONDS`.
 
     Raises:
         ValueError: it is none, takes too much, or matches nothing.
@@ -45,14 +51,14 @@ class RegularGrammar:
 
     reads_prompt = False
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, text: str, seconds: float | None = None) -> None:
         if len(text) > LONGEST:
             raise ValueError(f"{quoted(kind, text)}: {len(text)} characters, at most {LONGEST}")
         if kind == "json_schema":
             text = json.dumps(read_schema(text))
-        table = automaton(kind, text)
+        table = automaton(kind, text, float(seconds or SECONDS))
         self.start: int = table["start"]
-        self.moves = {state: dict(steps) for state, steps in table["moves"]}
+        self.moves: Moves = {state: [tuple(step) for step in steps] for state, steps in table["moves"]}
         self.nearest = nearest_bytes(self.moves, set(table["ends"]))
         if self.start not in self.nearest:
             raise ValueError(f"{quoted(kind, text)}: matches no text")
@@ -61,7 +67,7 @@ class RegularGrammar:
         """The shortest end in bytes; None if no text that begins so is matched. What stands after does not matter."""
         state = self.start
         for byte in text.encode():
-            if (state := self.moves.get(state, {}).get(byte, -1)) not in self.nearest:
+            if (state := self.after(state, byte)) not in self.nearest:
                 return None
         return bytes(self.rest(state)).decode()
 
@@ -69,7 +75,11 @@ class RegularGrammar:
         """The bytes to the nearest end."""
         while (byte := self.nearest[state]) is not None:
             yield byte
-            state = self.moves[state][byte]
+            state = self.after(state, byte)
+
+    def after(self, state: int, byte: int) -> int:
+        """The state after a byte; -1 if there is none."""
+        return next((after for first, last, after in self.moves.get(state, ()) if first <= byte <= last), -1)
 
 
 def quoted(kind: str, text: str) -> str:
@@ -77,8 +87,8 @@ def quoted(kind: str, text: str) -> str:
     return f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
 
 
-def automaton(kind: str, text: str) -> dict[str, Any]:
-    """Make an automaton in a process of its own, within bounds of time and memory.
+def automaton(kind: str, text: str, seconds: float) -> dict[str, Any]:
+    """Make an automaton in a process of its own, within bounds of time, memory and size.
 
     Raises:
         ValueError: there is none, or it takes too much.
@@ -87,23 +97,24 @@ def automaton(kind: str, text: str) -> dict[str, Any]:
         raise ModuleNotFoundError(f"needs {OUTLINES}", name=OUTLINES)
     command = [sys.executable, "-m", "jax_lm.grammar.automaton", kind]
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{quoted(kind, text)}: takes more than {SECONDS} s to prepare") from error
+        raise ValueError(f"{quoted(kind, text)}: takes more than {seconds:g} s to prepare") from error
     if done.returncode:
         said = done.stderr.strip() if done.returncode == REFUSED else ""
         raise ValueError(f"{quoted(kind, text)}: {said or 'takes too much memory to prepare'}")
     return json.loads(done.stdout)
 
 
-def nearest_bytes(moves: Mapping[int, Mapping[int, int]], ends: set[int]) -> dict[int, int | None]:
+def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
     """The byte by which each state comes nearer to an end, None for an end itself; states without an end are left out.
 
     Of several the first letter or digit, so that what must be written reads well.
     """
     before: dict[int, list[tuple[int, int]]] = {}
     for state, steps in moves.items():
-        for byte, after in sorted(steps.items(), key=lambda step: (not chr(step[0]).isalnum(), step[0])):
+        readable = ((min(range(first, last + 1), key=reading_order), after) for first, last, after in steps)
+        for byte, after in sorted(readable, key=lambda step: reading_order(step[0])):
             before.setdefault(after, []).append((state, byte))
     found: dict[int, int | None] = dict.fromkeys(sorted(ends))
     waiting = deque(found)
@@ -115,13 +126,20 @@ def nearest_bytes(moves: Mapping[int, Mapping[int, int]], ends: set[int]) -> dic
     return found
 
 
+def reading_order(byte: int) -> tuple[bool, int]:
+    """Sorts letters and digits before all else."""
+    return not chr(byte).isalnum(), byte
+
+
 def read_schema(text: str) -> Any:
     """Read a JSON schema; ValueError if it is none, or asks for what is not kept to."""
     try:
         schema = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        require_kept(schema)
+    except json.JSONDecodeError as error:
         raise ValueError(f"json_schema: not JSON: {error}") from error
-    require_kept(schema)
+    except RecursionError as error:
+        raise ValueError("json_schema: not JSON: nested too deeply") from error
     return schema
 
 
@@ -133,7 +151,7 @@ def require_kept(schema: Any) -> None:
         if name == "additionalProperties" and value is False and "properties" in schema:
             continue
         if name not in KEPT | SAID:
-            raise ValueError(f"json_schema: {name!r} is not kept to; leave it out")
+            raise ValueError(f"json_schema: {name[:60]!r} is not kept to; leave it out, or write it with {KEPT_WORDS}")
         parts: list[Any] = []
         if name in NAMED_PARTS:
             parts = list(value.values()) if isinstance(value, dict) else [value]
@@ -145,7 +163,7 @@ def require_kept(schema: Any) -> None:
             require_kept(part)
 
 
-@lru_cache(maxsize=32)
-def regular_grammar(kind: str, text: str) -> RegularGrammar:
+@lru_cache(maxsize=8)
+def regular_grammar(kind: str, text: str, seconds: float | None = None) -> RegularGrammar:
     """That of an expression or a schema, made once."""
-    return RegularGrammar(kind, text)
+    return RegularGrammar(kind, text, seconds)

@@ -210,16 +210,11 @@ class DreamModel(nnx.Module):
         yield self.norm(x)
 
     def recompute(
-        self,
-        input_ids: Batch,
-        attention_mask: Bool[Array, "b s"],
-        position_ids: Batch,
-        cache: tuple[KeyValues, ...],
-        start: Row,
+        self, input_ids: Batch, attention_mask: KeyMask, position_ids: Batch, cache: tuple[KeyValues, ...], start: Row
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
         """Compute the last hidden states of rows [start, start + t) alone; all other positions come from the cache.
 
-        Tokens and positions are those of these rows, the mask says which of all s positions may be attended to. Returns
+        Tokens and positions are those of these rows, the mask which of all s positions each may attend to. Returns
         the cache with these rows rewritten as well.
         """
         rotary = self.rotary_emb(position_ids)

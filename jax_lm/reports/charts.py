@@ -23,7 +23,9 @@ PAGES = jinja2.Environment(
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 AREA = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
-COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
+COLORS = (
+    "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#bab0ac",
+)  # fmt: skip
 BAR, GAP = 18, 6
 TICKS = 5
 PAGES.globals.update(area=AREA, x_label="", y_label="")
@@ -51,8 +53,16 @@ def rounded_up(value: float | int) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: float | int = 1.0) -> str:
-    """Draw lines over a common axis; the vertical one runs from 0 to `top`. What is nan or None is left out."""
+def round_ticks(low: float | int, high: float | int) -> list[float]:
+    """Find the multiples of 1, 2, 5, 10, 20, … in an interval: about `TICKS` of them."""
+    step = rounded_up((high - low) / TICKS)
+    return [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def line_chart(
+    title: str, x_label: str, y_label: str, series: Series, *, bottom: float | int = 0.0, top: float | int = 1.0
+) -> str:
+    """Draw lines over a common axis; the vertical one runs from `bottom` to `top`. What is nan or None is left out."""
     drawn = {
         name: [(x, y) for x, y in points if y is not None and not math.isnan(y)] for name, points in series.items()
     }
@@ -62,16 +72,17 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series, *, top: f
 
     def point_of(x: float | int, y: float | int) -> tuple[float, float]:
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
-        return round(across, 1), round(HEIGHT - BOTTOM - float(y) / top * (HEIGHT - TOP - BOTTOM), 1)
+        share = (float(y) - bottom) / (top - bottom)
+        return round(across, 1), round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
-    ticks = sorted(set(xs)) if len(set(xs)) <= MANY else np.linspace(low, high, TICKS + 1).round().tolist()
+    ticks = sorted(set(xs)) if len(set(xs)) <= MANY else round_ticks(low, high)
     return render(
         "line_chart.svg",
         title=title,
         x_label=x_label,
         y_label=y_label,
-        marks=[(point_of(low, mark), number(mark)) for mark in np.linspace(0, top, TICKS + 1).tolist()],
-        ticks=[(point_of(x, 0), number(x)) for x in ticks],
+        marks=[(point_of(low, mark), number(mark)) for mark in np.linspace(bottom, top, TICKS + 1).tolist()],
+        ticks=[(point_of(x, bottom), number(x)) for x in ticks],
         lines=[
             (name, COLORS[index % len(COLORS)], [point_of(*point) for point in points])
             for index, (name, points) in enumerate(drawn.items())

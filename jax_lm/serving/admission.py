@@ -1,14 +1,22 @@
 """The sequence of a request, or what does not fit. Knows tokens, neither queue nor slots."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
 from jax_lm.diffusion.canvas import Block
+from jax_lm.grammar import find_grammar
+from jax_lm.grammar.constraint import Constraint
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.infilling import initial_length
+from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.sequence import Sequence
+
+PREPARING_SECONDS = 10.0
+"""What the automaton of an expression or a schema may take."""
 
 
 def sequence_of(
@@ -24,20 +32,42 @@ def sequence_of(
             f"prompt ({given}) and max_tokens ({hole}) take {given + hole} tokens: the context holds {context}"
         )
     key = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.key(request.seed), request.index)))
+    if options.grammar is not None:
+        return constrained_sequence(request, inference, key)
     if inference.is_growing(options) and request.is_gap:
         return growing_sequence(request, inference, key, context)
     if options.growth == "on":
         raise ValueError("growth='on': fills holes between texts; a completion has the length that is stated")
-    start = len(request.before)
-    tokens = np.concatenate([request.before, np.zeros(hole), request.after]).astype(np.int32)
-    return Sequence(
-        tokens=tokens,
-        hole=Block(start, start + hole),
-        options=options,
-        stop_ids=inference.tokenizer.stop_ids if options.early_stop else (),
-        key=key,
-        keeps_logprobs=request.logprobs is not None,
-    )
+    return Sequence(**sequence_parts(request, inference, key))
+
+
+def sequence_parts(request: Request, inference: DiffuCoderInference, key: np.ndarray) -> dict[str, Any]:
+    """What a sequence in the slots has of its request."""
+    options, start = request.options, len(request.before)
+    tokens = np.concatenate([request.before, np.zeros(options.max_new_tokens), request.after]).astype(np.int32)
+    return {
+        "tokens": tokens,
+        "hole": Block(start, start + options.max_new_tokens),
+        "options": options.changed(grammar=None),
+        "stop_ids": inference.tokenizer.stop_ids if options.early_stop else (),
+        "key": key,
+        "keeps_logprobs": request.logprobs is not None,
+    }
+
+
+def constrained_sequence(request: Request, inference: DiffuCoderInference, key: np.ndarray) -> ConstrainedSequence:
+    """Make a sequence under a grammar, which may take seconds: nothing that must go on may wait for it."""
+    options, read = request.options, inference.tokenizer.decode
+    assert options.grammar is not None
+    if inference.is_growing(options) and request.is_gap:
+        raise ValueError(
+            "growth: a hole that finds its own length is held to no grammar; growth='off' keeps its length"
+        )
+    given = ((), ()) if request.is_message else (request.before, request.after)
+    before, after = (read(ids, skip_special_tokens=True) for ids in given)
+    grammar = find_grammar(options.grammar, PREPARING_SECONDS)
+    constraint = Constraint(grammar, inference.tokenizer, options.max_new_tokens, before, after, request.stop)
+    return ConstrainedSequence(**sequence_parts(request, inference, key), constraint=constraint)
 
 
 def growing_sequence(

@@ -11,42 +11,28 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from jax_lm.serving import bodies, jobs
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
-from jax_lm.serving.guard import SCRIPTS, Guard, RequestLimits
+from jax_lm.serving.guard import Guard, RequestLimits
 from jax_lm.serving.inbox import Inbox
 from jax_lm.serving.infill import InfillBody, cut_to_fit, worded
 from jax_lm.serving.jobs import Event, Job
-from jax_lm.serving.protocol import AnswerFormat, ChatFormat, Refusal, error
+from jax_lm.serving.line import LeftError, Line, LineFullError
+from jax_lm.serving.pagefiles import add_page
+from jax_lm.serving.protocol import AnswerFormat, ChatFormat, Refusal
+from jax_lm.serving.refusals import FAILURES, QUEUE_FULL, add_handlers, failure, refused, request_id
 from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TOKENS = 128
-PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    **{path: (path[1:], "text/javascript; charset=utf-8") for path in SCRIPTS},
-}
 COMMIT_FIELDS = ("position", "token_id", "text", "confidence", "step")
-FAILURES = {
-    "timeout": (504, "the request took longer than it may"),
-    "shutdown": (503, "the server is shutting down"),
-    "cancelled": (499, "the request was cancelled"),
-    "error": (500, "decoding this request failed"),
-}
-"""Reasons to end without an answer: status, and what the client is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +50,12 @@ class ServerSettings:
     logs_prompts: bool = False
 
 
-def refused(problem: ValueError) -> Refusal:
-    """Word what cannot be decoded; such a line begins with the name of the field."""
-    param = str(problem).split("=")[0].split(":")[0]
-    return Refusal(400, str(problem), param=param if param.isidentifier() else None)
-
-
 class Server:
     """The endpoints of one engine."""
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine, self.settings = engine, settings
-        self.tokenizer = engine.tokenizer
+        self.tokenizer, self.line = engine.tokenizer, Line()
 
     # What a request asks for.
 
@@ -134,17 +114,47 @@ class Server:
         except TokenizerError as problem:
             raise Refusal(400, str(problem), param="messages") from problem
 
-    def submit(self, requests: Sequence[jobs.Request], inbox: Inbox, seconds: float | None = None) -> list[Job]:
+    def submit(
+        self,
+        requests: Sequence[jobs.Request],
+        inbox: Inbox,
+        seconds: float | None = None,
+        grammar_field: str | None = None,
+    ) -> list[Job]:
         """Hand requests to the engine; what it refuses becomes an answer."""
         try:
             return self.engine.submit(requests, inbox.listen, seconds)
         except QueueFullError as full:
-            message = "the queue is full; try again later"
-            raise Refusal(429, message, code="queue_full", retry_after=full.retry_after) from full
+            raise Refusal(429, QUEUE_FULL, code="queue_full", retry_after=full.retry_after) from full
         except ClosingError as closing:
             raise Refusal(503, FAILURES["shutdown"][1], code="shutdown") from closing
         except ValueError as problem:
-            raise refused(problem) from problem
+            raise refused(problem, grammar_field) from problem
+
+    async def accept(
+        self, body: bodies.OpenAI, requests: Sequence[jobs.Request], inbox: Inbox, http: Request
+    ) -> list[Job]:
+        """Hand requests to the engine; those under a grammar are prepared one by one, while others are served."""
+        if body.grammar_name is None:
+            return self.submit(requests, inbox)
+
+        def work(waited: float) -> list[Job]:
+            # The time that a request may take counts from its arrival.
+            left = self.engine.options.timeout - waited
+            if left <= 0:
+                raise Refusal(*FAILURES["timeout"], code="timeout")
+            return self.submit(requests, inbox, left, body.grammar_field)
+
+        try:
+            return await self.line.run(work, http.is_disconnected)
+        except LeftError as left:
+            raise Refusal(*FAILURES["cancelled"], code="cancelled") from left
+        except LineFullError as full:
+            raise Refusal(429, QUEUE_FULL, code="queue_full", retry_after=self.engine.retry_after()) from full
+        except ModuleNotFoundError as missing:
+            raise Refusal(
+                501, f"{body.grammar_field}: this server lacks {missing.name}", code="not_installed"
+            ) from missing
 
     # The endpoints.
 
@@ -182,6 +192,7 @@ class Server:
         """A conversation, answered `n` times."""
         self.require_model(body)
         requests = self.requests(body, self.chat_ids(body.messages), None, body.n)
+        requests = [replace(request, is_message=True) for request in requests]
         shape = ChatFormat(request_id(http), self.settings.model, body)
         return await self.answer(body, requests, [""] * body.n, shape, http)
 
@@ -195,7 +206,7 @@ class Server:
     ) -> Response:
         """Decode, and word the answer in one piece or as a stream."""
         inbox = Inbox(hears_progress=body.stream)
-        submitted = self.submit(requests, inbox)
+        submitted = await self.accept(body, requests, inbox, http)
         # Answers to one prompt share it.
         prompt_tokens = sum(len(r.before) + len(r.after) for r in requests if not r.index)
         self.log_prompts(requests, http)
@@ -376,56 +387,9 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
         ("/metrics", server.metrics),
     ):
         app.get(path, response_model=None)(endpoint)
-    for path, (name, kind) in PAGE_FILES.items():
-        app.get(path, include_in_schema=False)(page_file((PAGE / name).read_bytes(), kind))
-    app.exception_handler(Refusal)(on_failed)
-    app.exception_handler(RequestValidationError)(on_invalid)
-    app.exception_handler(StarletteHTTPException)(on_http)
-    app.exception_handler(Exception)(on_defect)
+    add_page(app)
+    add_handlers(app)
     return Guard(app, limits, engine.metrics)
-
-
-def page_file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
-    async def send() -> Response:
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
-
-    return send
-
-
-async def on_failed(http: Request, problem: Exception) -> Response:
-    assert isinstance(problem, Refusal)
-    return JSONResponse(problem.body, problem.status, problem.headers)
-
-
-async def on_invalid(http: Request, problem: Exception) -> Response:
-    """The first thing that is wrong with a body, in one line."""
-    assert isinstance(problem, RequestValidationError)
-    first = problem.errors()[0]
-    if first["type"] == "json_invalid":
-        return JSONResponse(error("the body is not JSON", status=400), 400)
-    message, param = bodies.refusal(first)
-    return JSONResponse(error(message, status=400, param=param), 400)
-
-
-async def on_http(http: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException | StarletteHTTPException)
-    return JSONResponse(error(str(problem.detail), status=problem.status_code), problem.status_code, problem.headers)
-
-
-async def on_defect(http: Request, problem: Exception) -> Response:
-    """The border: whatever broke is the server's fault; the log has it, the client does not."""
-    logger.error("a request failed", exc_info=problem, extra={"fields": {"request_id": request_id(http)}})
-    return JSONResponse(error("the server failed", status=500), 500)
-
-
-def request_id(http: Request) -> str:
-    return http.scope["state"]["request_id"]
-
-
-def failure(finished: Event) -> Refusal:
-    assert finished.reason is not None
-    status, message = FAILURES[finished.reason]
-    return Refusal(status, message, code=finished.reason)
 
 
 def data(content: dict[str, Any] | str, event: str | None = None) -> str:

@@ -1,17 +1,19 @@
 """What a request may hold: OpenAI's fields that we have, diffusion's beside them, and what others send for nothing.
 
-What we do not have may say that it is off (`NEUTRAL`); anything else of it is refused by name, never ignored. Knows
-neither HTTP nor the engine.
+What we do not have may say that it is off (`jax_lm.serving.neutral`); anything else of it is refused by name, never
+ignored. Knows neither HTTP nor the engine.
 """
 
+import json
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
+from jax_lm.serving.neutral import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neutral, Part
 
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
@@ -19,113 +21,14 @@ MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
 MAX_TEXT = 200_000
 MAX_SEED = 2**32 - 1
 
-Neutral = Mapping[str, Sequence[Any]]
-
-UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid")
-"""Fields for whoever keeps books in front of the server, like `user`: nothing here looks at them."""
-
-NEUTRAL: Neutral = {
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "best_of": (1,),
-    "bad_words": ([],),
-    "stop_token_ids": ([],),
-    "min_tokens": (0,),
-    "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "no_stop_trim": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True, False),
-    "add_special_tokens": (True, False),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template_kwargs": ({},),
-    "separate_reasoning": (True, False),
-    "stream_reasoning": (True, False),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "priority": (0,),
-    "cache_prompt": (True, False),
-}
-"""Fields of OpenAI, vLLM, SGLang and llama.cpp that we do not have: values that ask for nothing, or change nothing."""
-
-MESSAGE_NEUTRAL: Neutral = {
-    "type": ("text", "message"),
-    "tool_calls": ([],),
-    "annotations": ([],),
-    "images": ([],),
-    "thinking_blocks": ([],),
-    "reasoning_content": ("",),
-    "provider_specific_fields": ({}, {"refusal": None}),
-}
-"""Likewise, of an answer that a client sends back as part of a conversation."""
-
-
 FILL_IN_THE_MIDDLE = re.compile(
     r"<\|fim_prefix\|>(?P<prefix>.*)<\|fim_suffix\|>(?P<suffix>.*)<\|fim_middle\|>", re.DOTALL
 )
 """A gap as Qwen's causal models are asked to fill it."""
 
 
-def is_same(value: Any, other: Any) -> bool:
-    """Compare as JSON does: true is not 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-class Part(BaseModel):
-    """A part of a request: nothing is converted, nothing unknown is let through, and null is as good as not given."""
-
-    neutral: ClassVar[Neutral] = {}
-    unread: ClassVar[tuple[str, ...]] = ()
-
-    @staticmethod
-    def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
-        """Tell in the schema what the validator below lets through."""
-        properties, required = schema["properties"], schema.get("required", ())
-        for name in properties.keys() - set(required):
-            properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
-        for name, values in kind.neutral.items():
-            properties.setdefault(name, {"enum": [*values, None]})
-        properties |= {name: {} for name in kind.unread}
-
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=with_neutral)
-
-    @model_validator(mode="before")
-    @classmethod
-    def without_neutral(cls, given: Any) -> Any:
-        """Leave out what asks for nothing; ValueError names a field that asks for something we do not have."""
-        if not isinstance(given, dict):
-            return given
-        kept = {}
-        for name, value in given.items():
-            if value is None or name in cls.unread:
-                continue
-            if name in cls.model_fields or name not in cls.neutral:
-                kept[name] = value
-            elif not any(is_same(value, other) for other in cls.neutral[name]):
-                allowed = " or ".join(map(repr, cls.neutral[name]))
-                raise ValueError(f"{name}={reprlib.repr(value)}: this server does not have it; {allowed} means nothing")
-        return kept
-
-
 class StreamOptions(Part):
-    neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
     include_usage: bool = False
 
 
@@ -209,6 +112,11 @@ class DecodingBody(Part):
         """Likeliest tokens to tell of each position; None tells of no log-probability at all."""
         return None
 
+    @property
+    def grammar_name(self) -> str | None:
+        """The grammar that an answer must meet, as the command line names it."""
+        return None
+
     def options(self, length: int) -> GenerationOptions:
         """Make the options of an answer of that many tokens."""
         decoding = Decoding(
@@ -222,7 +130,12 @@ class DecodingBody(Part):
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         ends = not self.ignore_eos
         return GenerationOptions(
-            max_new_tokens=length, num_steps=self.steps, early_stop=ends, decoding=decoding, **given
+            max_new_tokens=length,
+            num_steps=self.steps,
+            early_stop=ends,
+            grammar=self.grammar_name,
+            decoding=decoding,
+            **given,
         )
 
     @model_validator(mode="after")
@@ -240,12 +153,75 @@ class DecodingBody(Part):
         return self
 
 
+class JsonSchema(Part):
+    """A schema with its name; whether it says `strict` or not, every answer is held to it."""
+
+    name: str = Field(min_length=1, max_length=200)
+    description: str | None = Field(None, max_length=MAX_TEXT)
+    definition: dict[str, Any] = Field(alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(Part):
+    """What an answer must be, in OpenAI's words."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def has_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema must be given with type 'json_schema', and with no other")
+        try:
+            json.dumps(self.json_schema and self.json_schema.definition)
+        except RecursionError as problem:
+            raise ValueError("json_schema is nested too deeply") from problem
+        return self
+
+    @property
+    def grammar_name(self) -> str | None:
+        """As the command line names it; None for any text."""
+        if self.json_schema is not None:
+            return f"json_schema:{json.dumps(self.json_schema.definition)}"
+        return None if self.type == "text" else self.type
+
+
 class OpenAI(DecodingBody):
-    """Options of OpenAI's two endpoints."""
+    """Options of OpenAI's two endpoints.
+
+    `response_format` and `grammar` hold every answer to a grammar: any JSON object, a JSON schema; the latter, in the
+    words of the command line, also `python`, `json_object`, `regex:EXPRESSION` and `json_schema:SCHEMA`.
+    """
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_TEXT)
+
+    @property
+    def grammar_field(self) -> str:
+        """The field that asks for a grammar, if any does."""
+        return "response_format" if self.grammar is None else "grammar"
+
+    @property
+    def grammar_name(self) -> str | None:
+        return self.grammar or (self.response_format and self.response_format.grammar_name)
+
+    @model_validator(mode="after")
+    def go_with_grammar(self) -> "OpenAI":
+        field = self.grammar_field
+        if self.grammar_name is None:
+            return self
+        if self.grammar is not None and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("grammar: give either grammar or response_format")
+        if self.ignore_eos:
+            raise ValueError(f"ignore_eos=True: must be false with {field}, of which an answer has an end")
+        if self.growth == "on":
+            raise ValueError(f"growth='on': must be 'off', or not given, with {field}")
+        if self.length == 0:
+            raise ValueError(f"max_tokens=0: must be at least 1 with {field}")
+        return self
 
 
 class CompletionBody(OpenAI):

@@ -21,6 +21,7 @@ from jax_lm.compile_clock import COMPILE_EVENT
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
 from jax_lm.serving.admission import sequence_of
+from jax_lm.serving.constrained import Repairs
 from jax_lm.serving.growing import GrowingSequence, GrowingSlots
 from jax_lm.serving.jobs import Event, Job, Listener, Request
 from jax_lm.serving.memory import bytes_in_use, return_freed_memory
@@ -141,6 +142,7 @@ class Engine:
         rest = [(slots, size) for size in sorted(sizes) for slots in self.groups]
         self.soon = [(slots, options.slots) for slots in widest if options.slots > 1]
         self.shapes = [shape for shape in rest if shape not in (*self.urgent, *self.soon)]
+        self.repairs = Repairs(inference.sampler, widths)
         self.asked: set[Slots | GrowingSlots] = set()
         self.waiting: list[Job] = []
         self.running: dict[Sequence | GrowingSequence, Job] = {}
@@ -251,6 +253,7 @@ class Engine:
                 for slots in self.groups:
                     if slots.sequences:
                         self.advance(slots)
+                self.repairs.rest(self.running)
         finally:
             # Also when a defect of the loop itself ends it: nobody may wait for ever.
             self.stopped.set()
@@ -259,7 +262,9 @@ class Engine:
                 left = [*self.waiting, *self.running.values()]
                 self.waiting, self.running = [], {}
             for job in left:
+                self.repairs.forget(job.sequence)
                 self.tell(job, Event(job=job, reason="shutdown"))
+            self.repairs.close()
             # An interpreter that ends below a running compilation crashes.
             if self.compiling.is_alive():
                 self.compiling.join()
@@ -384,6 +389,7 @@ class Engine:
     def report(self, job: Job) -> None:
         """Tell what was decided, and end the job if it is done; a failure here is the job's own."""
         try:
+            self.repairs.look(job.sequence)
             event = job.look(self.tokenizer)
         except Exception as error:  # the border: one job's answer must not end the others'
             logger.exception("a job failed")
@@ -402,6 +408,7 @@ class Engine:
             if job in self.waiting:
                 self.waiting.remove(job)
             self.running.pop(job.sequence, None)
+        self.repairs.forget(job.sequence)
         for slots in self.groups:
             if job.sequence in slots.sequences:
                 sequence: Any = job.sequence

@@ -48,7 +48,7 @@ class GrowingSequence:
     step: int = 0
     forwards: int = 0
     is_done: bool = False
-    is_cached = False
+    is_cached = is_held = False
     keeps_logprobs = False
     logprobs = None
     stop_ids = ()

@@ -28,6 +28,7 @@ class Request:
         before: ids before the hole; at least one.
         after: ids after it.
         is_gap: whether a text follows the hole, be it empty: only then it may find its own length.
+        is_message: whether the answer stands alone, as in a conversation: no grammar reads what is before it.
         options: how to decode; max_new_tokens is the length of the hole.
         stop: texts that end the answer; they are not part of it.
         seed: of the draws.
@@ -38,6 +39,7 @@ class Request:
     before: tuple[int, ...]
     after: tuple[int, ...] = ()
     is_gap: bool = False
+    is_message: bool = False
     options: GenerationOptions
     stop: tuple[str, ...] = ()
     seed: int = 0

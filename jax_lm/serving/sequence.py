@@ -97,6 +97,9 @@ class Sequence:
         if self.keeps_logprobs:
             self.logprobs = jax.tree.map(np.array, TokenLogProbs.empty((len(self.tokens),), TOP_LOGPROBS))
 
+    is_held = False
+    """Whether steps must leave it as it is for now."""
+
     @property
     def is_cached(self) -> bool:
         return self.options.decoding.resolved.cache != "none"
@@ -155,6 +158,11 @@ class Sequence:
     def is_done(self) -> bool:
         return not self.masked.any() or self.is_stopped
 
+    @property
+    def fixed(self) -> int:
+        """The column before which nothing is ever taken back."""
+        return self.hole.start
+
     def params(self, columns: int) -> SamplingParams:
         """Its settings for the open block, the schedule as long as a canvas of so many columns could need."""
         block = self.blocks[self.block]
@@ -192,6 +200,6 @@ class Sequence:
     def reopen(self) -> None:
         """Undo the current block, whose computation was lost."""
         block = self.blocks[self.block]
-        columns = slice(block.start, block.end)
+        columns = slice(max(block.start, self.fixed), block.end)
         self.masked[columns], self.commit_step[columns], self.confidence[columns] = True, NEVER, 0
         self.step, self.guesses = self.first_step, None

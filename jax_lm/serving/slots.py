@@ -111,19 +111,22 @@ class Slots:
         self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
-        """Take up to `steps` steps, fewer if a sequence ends its block."""
-        if not self.is_cached:
-            for sequence in self.sequences:
+        """Take up to `steps` steps, fewer if a sequence ends its block; those that are held begin anew afterwards."""
+        sequences = [each for each in self.sequences if not each.is_held]
+        self.begun.intersection_update(sequences)
+        if not self.is_cached and sequences:
+            for sequence in sequences:
                 sequence.next_block()
-            self.run(self.sequences, self.step_config(is_refresh=False), steps)
+            self.run(sequences, self.step_config(is_refresh=False), steps)
+        if not self.is_cached:
             return
-        beginning = [each for each in self.sequences if each.is_between_blocks or each not in self.begun]
+        beginning = [each for each in sequences if each.is_between_blocks or each not in self.begun]
         for sequence in beginning:
             sequence.next_block()
         if beginning:
             self.run(beginning, self.step_config(is_refresh=True), UNLIMITED, forwards=1)
             self.begun.update(beginning)
-        if going := [each for each in self.sequences if not each.is_between_blocks]:
+        if going := [each for each in sequences if not each.is_between_blocks]:
             self.run(going, self.step_config(is_refresh=False), steps)
 
     def step_config(self, *, is_refresh: bool) -> StepConfig:

@@ -159,6 +159,8 @@ class GRPOConfig:
         bounds.require_not_negative(self, "held_out_prompts", "dynamic_sampling")
         bounds.require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
+        decoding = self.generation.decoding.resolved
+        bounds.require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
         bounds.require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):

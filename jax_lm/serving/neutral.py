@@ -1,0 +1,108 @@
+"""What clients send for nothing: fields that we do not have, with the values that ask for none of them.
+
+A `Part` of a request takes these, and refuses any other value by name. Knows no field that we do have.
+"""
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Neutral = Mapping[str, Sequence[Any]]
+
+UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid")
+"""Fields for whoever keeps books in front of the server, like `user`: nothing here looks at them."""
+
+NEUTRAL: Neutral = {
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "best_of": (1,),
+    "bad_words": ([],),
+    "stop_token_ids": ([],),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "add_special_tokens": (True, False),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "separate_reasoning": (True, False),
+    "stream_reasoning": (True, False),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "priority": (0,),
+    "cache_prompt": (True, False),
+}
+"""Fields of OpenAI, vLLM, SGLang and llama.cpp that we do not have: values that ask for nothing, or change nothing."""
+
+MESSAGE_NEUTRAL: Neutral = {
+    "type": ("text", "message"),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "images": ([],),
+    "thinking_blocks": ([],),
+    "reasoning_content": ("",),
+    "provider_specific_fields": ({}, {"refusal": None}),
+}
+"""Likewise, of an answer that a client sends back as part of a conversation."""
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Compare as JSON does: true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+class Part(BaseModel):
+    """A part of a request: nothing is converted, nothing unknown is let through, and null is as good as not given."""
+
+    neutral: ClassVar[Neutral] = {}
+    unread: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
+        """Tell in the schema what the validator below lets through."""
+        properties, required = schema["properties"], schema.get("required", ())
+        for name in properties.keys() - set(required):
+            properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+        for name, values in kind.neutral.items():
+            properties.setdefault(name, {"enum": [*values, None]})
+        properties |= {name: {} for name in kind.unread}
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=with_neutral)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_neutral(cls, given: Any) -> Any:
+        """Leave out what asks for nothing; ValueError names a field that asks for something we do not have."""
+        if not isinstance(given, dict):
+            return given
+        kept = {}
+        for name, value in given.items():
+            if value is None or name in cls.unread:
+                continue
+            if name in cls.model_fields or name not in cls.neutral:
+                kept[name] = value
+            elif not any(is_same(value, other) for other in cls.neutral[name]):
+                allowed = " or ".join(map(repr, cls.neutral[name]))
+                raise ValueError(f"{name}={reprlib.repr(value)}: this server does not have it; {allowed} means nothing")
+        return kept
