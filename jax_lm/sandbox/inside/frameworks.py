@@ -27,7 +27,6 @@ def do_nothing(*_: Any, **__: Any) -> None:
 def make_fit(test: Conversation, source: str) -> None:
     """Make the frameworks that a test mentions fit for a program that lives elsewhere."""
     if "unittest" in source:
-        import unittest
         import unittest.mock
 
         unittest.main = do_nothing  # pyright: ignore[reportAttributeAccessIssue]
