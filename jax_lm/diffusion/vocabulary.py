@@ -16,6 +16,8 @@ CACHED_LOGITS = 2**20
 """Logits that a CPU looks at together: 4 MiB, which its caches hold beside their weights."""
 CHUNK = 64
 """Columns that are looked at as one where something is looked for, so that this goes over the vocabulary once."""
+TERMS = 8
+"""Columns of a chunk that a CPU sums up at once."""
 GROUP = 32
 """Tokens around the border of a nucleus that are looked at one by one."""
 STRIDE = 32
@@ -102,9 +104,18 @@ def in_chunks(values: Array, fill: float = 0.0) -> Array:
 
 def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], ...]:
     """Sum up several arrays by chunk, in one pass over what they are computed from."""
-    zeros = (jnp.zeros((), jnp.float32),) * len(parts)
-    # One reduction of several operands: of several reductions, XLA's CPU compiler stores what each sums up.
-    return tuple(jax.lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
+
+    def summed(*parts: Array) -> tuple[Array, ...]:
+        zeros = (jnp.zeros((), jnp.float32),) * len(parts)
+        # One reduction of several operands: of several reductions, XLA's CPU compiler stores what each sums up.
+        return tuple(jax.lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
+
+    def in_terms(*parts: Array) -> tuple[Array, ...]:
+        # Of a sum along neighbours, or of many terms, that compiler makes a loop that adds one number at a time.
+        sums = summed(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
+        return tuple(jnp.sum(each, axis=-1) for each in sums)
+
+    return jax.lax.platform_dependent(*parts, cpu=in_terms, default=summed)
 
 
 def weigh(logits: Float[Array, "b r v"], peak: Float[Array, "b r 1"], scale: Float[Array, ""]) -> Float[Array, "b r v"]:
