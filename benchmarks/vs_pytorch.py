@@ -3,9 +3,10 @@
     python benchmarks/vs_pytorch.py --threads 2 --out benchmarks/results/vs_pytorch.json
     python benchmarks/vs_pytorch.py --pytorch-model P --dtype bfloat16
 
-The references are `jax_lm.benchmark.torch_reference`, whose greedy tokens are compared with ours, and `torch_blocks`;
-`diffucoder compare` shows the numbers of both module by module. Random weights make flat logits, of which a nucleus
-without top_k holds nearly the whole vocabulary.
+The references are `jax_lm.benchmark.torch_reference`, whose greedy tokens with top_k are compared with ours (without
+it, entropies of random weights differ by less than float32 resolves), and `torch_blocks`; `diffucoder compare` shows
+the numbers of both module by module. Random weights make flat logits, of which a nucleus without top_k
+holds nearly the whole vocabulary.
 
 Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow them alike:
 PyTorch's threads wait for each other, so that another process on one of their cores costs it far more. Compare on an
@@ -176,9 +177,9 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
         warm_ups.append(partial(call, min(2, each.cell.new_tokens)) if each.backend in peers else call)
     timings = dict(zip(named, time_in_turns(calls, arguments.repeats, warm_ups=warm_ups), strict=True))
     times = {name: GenerationTime.of(named[name].cell, timing) for name, timing in timings.items()}
+    prompts = random_prompts(config, arguments.batch, arguments.prompt_tokens, seed=0)
     exact, reference = (
-        timings[f"{name} greedy {arguments.batch} {arguments.new_tokens}"].result.tokens
-        for name in ("exact", PUBLISHED)
+        backend.generate(prompts, greedy_options(arguments.new_tokens)).tokens for backend in (ours, theirs)
     )
     machine |= {"torch": torch.__version__, "transformers": transformers.__version__}
     machine |= {"torch_device": device, "torch_threads": torch.get_num_threads()}

@@ -33,7 +33,11 @@ def product_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[A
     batch = b.ndim - 2
     rows = tuple(range(batch, a.ndim - 1))
     da = contract(g, b, (g.ndim - 1,), (batch,), batch)
-    return da.astype(a.dtype), contract(g, a, rows, rows, batch).astype(b.dtype)
+    if batch:
+        db = contract(g, a, rows, rows, batch)
+    else:
+        db = jax.lax.platform_dependent(g, a, cpu=contract_flat, default=lambda g, a: contract(g, a, rows, rows, 0))
+    return da.astype(a.dtype), db.astype(b.dtype)
 
 
 product.defvjp(product_forward, product_backward)
@@ -44,6 +48,15 @@ def contract(a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...
     axes = tuple(range(batch))
     with full_precision(a.dtype):
         return jax.lax.dot_general(a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=jnp.float32)
+
+
+def contract_flat(a: Float[Array, "*z m"], b: Float[Array, "*z n"]) -> Float[Array, "m n"]:
+    """Sum products over all rows, taken as those of two matrices.
+
+    Of several axes, XLA's CPU compiler makes transposed copies, into which it draws whatever `a` is computed from,
+    along the slow axis; rows of matrices it contracts as they lie.
+    """
+    return contract(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), (0,), (0,), 0)
 
 
 def full_precision(dtype: DTypeLike) -> AbstractContextManager:
