@@ -12,7 +12,7 @@ from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.guard import RequestLimits
 
-OPTIONS = EngineOptions(slots=1, queue=12, context=128, max_tokens=80, timeout=60.0)
+OPTIONS = EngineOptions(slots=1, queue=12, context=96, max_tokens=80, timeout=60.0)
 """One slot compiles least; what several do is the matter of test_engine.py."""
 
 

@@ -54,7 +54,7 @@ def test_models(client):
     (model,) = client.models.list().data
     assert model.id == "tiny"
     # Of 128 columns one at least is the prompt's.
-    assert (model.max_tokens, model.max_model_len, model.context) == (80, 128, 128)
+    assert (model.max_tokens, model.max_model_len, model.context) == (80, 96, 96)
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
@@ -88,8 +88,8 @@ def test_the_longest_answer_is_told_as_it_is(tiny_inference):
         (card,) = call(address, "GET", "/v1/models")[2]["data"]
         fields = {"prompt": "", "max_tokens": card["max_tokens"] + 1}
         status, _, body = call(address, "POST", "/v1/completions", fields)
-        assert (card["max_tokens"], status) == (127, 400)
-        assert "the context holds 128" in body["error"]["message"]
+        assert (card["max_tokens"], status) == (95, 400)
+        assert "the context holds 96" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/"])
@@ -122,7 +122,7 @@ def test_no_tokens_with_echo_are_the_prompts_alone(client, engine, streams):
     assert {choice.finish_reason for choice in choices} == {"length"}
     spent = len(engine.tokenizer.encode_plain(PROMPT)) + 1
     assert (pieces[-1].usage.prompt_tokens, pieces[-1].usage.completion_tokens) == (spent, 0)
-    with pytest.raises(openai.BadRequestError, match="context holds 128"):
+    with pytest.raises(openai.BadRequestError, match="context holds 96"):
         client.completions.create(prompt=PROMPT * 20, echo=True, **options)
 
 
@@ -286,7 +286,7 @@ def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
 
 
 def test_errors_reach_the_client_as_its_own(client, address):
-    with pytest.raises(openai.BadRequestError, match="context holds 128"):
+    with pytest.raises(openai.BadRequestError, match="context holds 96"):
         client.completions.create(prompt=PROMPT * 20, **GREEDY)
     with pytest.raises(openai.NotFoundError, match="this server offers"):
         client.completions.create(prompt=PROMPT, **GREEDY | {"model": "gpt"})

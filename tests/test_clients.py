@@ -5,6 +5,7 @@ the version that is named; those of lm-evaluation-harness, llama.vscode and minu
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("outlines_core")
 
-from serving import call, listening, started
+from serving import OPTIONS, call, listening, started
 
 from jax_lm.grammar import find_grammar
 from jax_lm.serving.bodies import CompletionBody
@@ -24,7 +25,7 @@ REQUESTS = [json.loads(line) for line in SAMPLES.read_text(encoding="utf-8").spl
 
 @pytest.fixture(scope="module")
 def engine(tiny_inference):
-    with started(tiny_inference) as engine:
+    with started(tiny_inference, replace(OPTIONS, context=128)) as engine:
         yield engine
 
 

@@ -288,7 +288,7 @@ def test_a_server_with_guesses_answers_the_same(tiny_inference):
     """Commits are told in the order of their steps, and the answer takes fewer evaluations."""
     ends, heard = [], []
     for draft in (0, 4):
-        options = EngineOptions(slots=1, queue=4, context=128, max_tokens=80, draft=draft)
+        options = EngineOptions(slots=1, queue=4, context=96, max_tokens=80, draft=draft)
         with started(tiny_inference, options) as engine:
             requests = [
                 Request(

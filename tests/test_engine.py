@@ -207,8 +207,8 @@ def test_what_does_not_fit_the_queue_is_refused_whole(fresh):
 
 
 def test_a_sequence_is_served_before_narrower_shapes_are_compiled(fresh, engine, alone):
-    wide = fresh(context=160, queue=4)
-    assert [slots.columns for slots in wide.groups] == [128, 160, 160, 192]
+    wide = fresh(context=128, queue=4)
+    assert [slots.columns for slots in wide.groups] == [96, 96, 128, 160]
     for slots, ready in zip(wide.groups[2:], engine.groups, strict=True):
         slots.sizes = list(ready.sizes)
     sequence = wide.sequence(ask(wide, PROMPTS[0]))
@@ -238,16 +238,16 @@ def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
 
 
 def test_what_a_lone_sequence_needs_is_compiled_first(fresh):
-    wide = fresh(context=160, queue=4)
-    assert [(slots.columns, size) for slots, size in wide.urgent] == [(160, 1), (192, 1)]
+    wide = fresh(context=128, queue=4)
+    assert [(slots.columns, size) for slots, size in wide.urgent] == [(128, 1), (160, 1)]
     # Then what a crowd needs, and then again few and narrow ones first.
-    assert [(slots.columns, size) for slots, size in wide.soon] == [(160, 4), (192, 4)]
+    assert [(slots.columns, size) for slots, size in wide.soon] == [(128, 4), (160, 4)]
     rest = [(slots.columns, size) for slots, size in wide.shapes]
-    assert rest == [(128, 1), (160, 1), (128, 4), (160, 4)]
+    assert rest == [(96, 1), (96, 1), (96, 4), (96, 4)]
 
 
 def test_what_nobody_asks_for_is_not_compiled(fresh, engine, alone, monkeypatch):
-    wide, made, done = fresh(context=160), [], threading.Event()
+    wide, made, done = fresh(context=128), [], threading.Event()
 
     def record(*shape):
         made.append(shape)
@@ -343,7 +343,7 @@ def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
     ("request_", "message"),
     [
         (Request(before=(5,), options=replace(GREEDY, max_new_tokens=81)), "max_tokens=81: at most 80"),
-        (Request(before=(5,) * 100, options=GREEDY), "the context holds 128"),
+        (Request(before=(5,) * 100, options=GREEDY), "the context holds 96"),
         (Request(before=(5,), options=replace(GREEDY, top_k=51)), r"top_k=51: must lie in \[1, 50\]"),
         (Request(before=(5,), options=replace(GREEDY, top_k=None)), "top_k=None"),
         (Request(before=(5,), options=replace(GREEDY, num_steps=41)), "steps=41: at most one"),

@@ -31,9 +31,12 @@ from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-WIDTHS = (128, 256, 512, 1024, 2048)
-"""Tokens that a sequence may hold: it takes the narrowest that holds it. Wider ones only if the options say so."""
-BATCH_SIZES = (1, 4, 8, 16)
+WIDTHS = (96, 192, 384, 768, 1536, 2048)
+"""Tokens that a sequence may hold: it takes the narrowest that holds it. Wider ones only if the options say so.
+
+An answer of 64 or 256 tokens comes with a prompt, of about half as many: powers of two would hold it just not.
+"""
+BATCH_SIZES = (1, 4, 8, 12, 16)
 """Numbers of sequences that there are compilations for, up to what the options say."""
 IDLE_SECONDS = 1.0
 """How long nobody must have asked before another shape is compiled."""
@@ -119,7 +122,8 @@ class Engine:
         self.groups: list[Slots | GrowingSlots] = [
             slots_type(
                 inference.sampler,
-                width + BLOCK_LENGTH * is_cached,
+                # A window may reach over the end of the longest sequence.
+                width + BLOCK_LENGTH * (is_cached and width == self.context),
                 is_cached=is_cached,
                 count=options.slots,
                 sizes=(),
