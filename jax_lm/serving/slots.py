@@ -185,10 +185,7 @@ class Slots:
 
     def inputs(self, sequence: Sequence, config: StepConfig, steps: int, forwards: int) -> SlotInputs:
         """A sequence as a batch of one, padded on the right."""
-
-        def padded(values: np.ndarray) -> np.ndarray:
-            return np.pad(values, (0, self.columns - len(values)))[None]
-
+        padded = partial(padded_row, columns=self.columns)
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
         is_window = config.rows is not None and config.rows < self.columns
@@ -221,6 +218,11 @@ class Slots:
             own = Guesses(state["tokens"], state["masked"], state["step"])
             guesses = sequence.guesses or jax.tree.map(lambda part: np.stack([part] * self.draft), own)
         return SlotInputs(SamplerState(**state), guesses, inputs)
+
+
+def padded_row(values: np.ndarray, columns: int) -> np.ndarray:
+    """A batch of one of values by column, with zeros after them."""
+    return np.pad(values, (0, columns - len(values)))[None]
 
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
