@@ -15,7 +15,7 @@ from jax_lm.evaluation.attempts import SANDBOX_ERROR, Evaluator, Journal, journa
 from jax_lm.evaluation.pass_at_k import wilson
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import choose_prompting
-from jax_lm.inference import WIDTH_BUCKET, DiffuCoderInference
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.reports.charts import line_chart
 from jax_lm.reports.document import Document, Section
 from jax_lm.reports.run_folder import Record
@@ -110,6 +110,7 @@ def measure_frontier(
             prompting=prompting,
             batch_size=1,
             seed=quality.seed,
+            timed=quality.timed,
         )
         others = {"suite": quality.suite, "timed": quality.timed}
         recorded = journal_settings(evaluator, problems, data=quality.data, model=model, **others)
@@ -119,21 +120,11 @@ def measure_frontier(
                 on_progress(place * total + done, len(settings) * total)
 
         with Journal(out / "attempts" / slug(name), recorded) as journal:
-            if quality.timed and len(journal.done) < len(problems):
-                compile_widths(evaluator, problems)
             for attempt in evaluator.attempts(problems, done=journal.done, on_progress=report):
                 journal.append(attempt.record())
             records: list[Record] = list(journal.records.values())
         points.append(FrontierPoint.of(name, setting, records, timed=quality.timed))
     return points
-
-
-def compile_widths(evaluator: Evaluator, problems: Sequence[Problem]) -> None:
-    """Decode a task of every width, so that no compilation is timed."""
-    by_width = {-(-draft.width // WIDTH_BUCKET): draft for draft in evaluator.drafts(problems)}
-    for draft in by_width.values():
-        if draft.width <= evaluator.engine.config.max_position_embeddings:
-            list(evaluator.written([draft], evaluator.seed))
 
 
 def slug(name: str) -> str:

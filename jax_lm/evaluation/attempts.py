@@ -92,7 +92,10 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Lets a model attempt problems, `batch_size` (at least 1) decoded together, and executes what it wrote."""
+    """Lets a model attempt problems, `batch_size` (at least 1) decoded together, and executes what it wrote.
+
+    With `timed` a batch for which something was compiled is decoded again, so that its seconds are of decoding alone.
+    """
 
     engine: DiffuCoderInference
     executor: Executor
@@ -100,6 +103,7 @@ class Evaluator:
     prompting: Prompting = COMPLETION
     batch_size: int
     seed: int = 0
+    timed: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -147,6 +151,8 @@ class Evaluator:
         # A last batch of another size would compile the loop once more.
         rows += [rows[-1]] * (self.batch_size * len(batch[0].templates) - len(rows))
         decoded = self.engine.decode(rows, self.options, seed=seed)
+        if self.timed and decoded.compile_seconds:
+            decoded = self.engine.decode(rows, self.options, seed=seed)
         generations = iter(decoded.rows)
         for attempt, templates, _ in batch:
             answer = max((next(generations) for _ in templates), key=lambda row: row.mean_log_confidence)
