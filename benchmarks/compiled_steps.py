@@ -38,7 +38,8 @@ thunks that says so.
 Joining the products of q, k and v, and those of gate and up, into one matrix each was compiled and left: XLA for GPUs
 joins q, k and v by itself (five products a layer are launched, not seven), and what gate and up make of a joined matrix
 is then written out. On v6e that costs 10 % of the bytes that the compiler counts for the whole step in `exact` (25.1 to
-27.7 GiB), on h200:1 2 %; the one pass that would gain is a cached step on h200:1, 2.6 % of its bytes and 5 % of its kernels.
+27.7 GiB), on h200:1 2 %; the one pass that would gain is a cached step on h200:1: 2.6 % of its bytes, 5 % of its
+kernels.
 
 | target | preset | pass | kernels | joined | products with weights a layer | joined | read + written GiB | joined |
 |---|---|---|---|---|---|---|---|---|

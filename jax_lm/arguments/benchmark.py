@@ -6,11 +6,12 @@ from typing import Literal
 
 import tyro
 
-from jax_lm.benchmark.settings import ExperimentSettings, QualitySettings, RecordingShape, Workload
+from jax_lm.benchmark.settings import ExperimentSettings, QualitySettings, RecordingShape, ScaleSettings, Workload
 
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
 EXPERIMENT, RECORDING, QUALITY = ExperimentSettings(), RecordingShape(), QualitySettings()
+SCALE = ScaleSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,14 +106,33 @@ class Experiment:
         diffucoder experiment --out experiment
         diffucoder experiment --recorded tests/golden --out experiment
         diffucoder experiment --model apple/DiffuCoder-7B-Instruct --dtype bfloat16 --out experiment-7b
+        diffucoder experiment --full --out full
+        diffucoder experiment --full --random-shape small --rows 1 4 --clients 1 4 --out small
 
     Attributes:
         out: folder for steps.jsonl, results.json, report.md, report.html and the pictures.
+        full: instead, what the machine does at full size, on random weights: passes and presets by batch, updates of
+            training, the slots of the server, PyTorch beside it. In runs of some minutes: the same command goes on.
         settings: what the results depend on; a folder that is gone on with must have been begun with the same.
+        scale: of a full experiment, beside dtype, new_tokens, repeats and timeout.
     """
 
     out: Path
+    full: bool = False
     settings: ExperimentSettings = EXPERIMENT
+    scale: ScaleSettings = SCALE
+
+    def __post_init__(self) -> None:
+        if not self.full and self.scale != SCALE:
+            raise ValueError("random_shape, canvas, rows, clients, training_rows, minutes: go with full")
+        own = ("model", "recorded", "batch_sizes", "largest_batch", "tasks")
+        given = [name for name in own if getattr(self.settings, name) != getattr(EXPERIMENT, name)]
+        if self.full and given:
+            raise ValueError(f"{', '.join(given)}: not with full, whose weights are random")
+        if self.full and self.settings.dtype == "int8":
+            raise ValueError("dtype='int8': must be bfloat16 or float32 with full")
+        if self.full and not self.settings.new_tokens < self.scale.canvas:
+            raise ValueError(f"new_tokens={self.settings.new_tokens}: must be less than canvas={self.scale.canvas}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -21,6 +22,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import WIDTH_BUCKET
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.sharding import on_mesh
 
 
 def published_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
@@ -33,8 +35,8 @@ def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
     return replace(published_options(new_tokens, preset), temperature=0.0, top_p=None)
 
 
-def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0) -> DreamForCausalLM:
-    """Make a model with random weights on the device tensor by tensor; a 7B shape fits where its weights do."""
+def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: Mesh | None = None) -> DreamForCausalLM:
+    """Make a model with random weights tensor by tensor, on the device or a mesh; 7B fit where their weights do."""
 
     @partial(jax.jit, static_argnames="shape")
     def matrix(key: Array, shape: tuple[int, ...]) -> Array:
@@ -46,9 +48,13 @@ def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0) -> Dre
         return matrix(jax.random.fold_in(root, index), shape)
 
     root = jax.random.key(seed, impl="rbg")
-    tensors = {name: tensor(i, name, shape) for i, (name, shape) in enumerate(parameter_shapes(config).items())}
+    tensors: dict[str, Array] = {}
+    for i, (name, shape) in enumerate(parameter_shapes(config).items()):
+        tensors |= on_mesh({name: tensor(i, name, shape)}, config, mesh)
     graph, state = nnx.split(DreamForCausalLM.abstract(config, dtype))
-    return nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
+    model = nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
+    model.model.mesh = mesh
+    return model
 
 
 def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> Int[np.ndarray, "b t"]:

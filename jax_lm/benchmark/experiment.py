@@ -44,10 +44,21 @@ CPU_CELL = Cell(batch=1, prompt_tokens=32, new_tokens=8)
 """What is also run on the CPU: little, as a large model is slow there."""
 
 
-def kept_step(kind: type[Measurement], title: str, measure: Callable[..., Measurement], *size: int) -> Step:
-    """Make a step that keeps what it measures as plain data; it may be one of several, by size."""
-    name = " ".join((kind.step, *map(str, size)))
-    return Step(name, title, lambda found: plain_data(measure(*size, Measurements(found))))
+def kept_step(kind: type[Measurement], title: str, measure: Callable[..., Measurement], *case: int | str) -> Step:
+    """Make a step that keeps what it measures as plain data; it may be one of several cases, such as sizes."""
+    name = " ".join((kind.step, *map(str, case)))
+    return Step(name, title, lambda found: plain_data(measure(*case, Measurements(found))))
+
+
+def measured_environment(dtype: str) -> measurements.Environment:
+    """Describe devices and versions, and measure the machine's limits with operands of that dtype."""
+    return measurements.Environment(
+        about=Machine.here(),
+        device_bytes=device_memory().get("bytes_limit"),
+        limits=machine_limits(dtype),
+        limits_dtype=dtype,
+        peak_memory=PeakMemory().source,
+    )
 
 
 class ExperimentSteps:
@@ -95,14 +106,7 @@ class ExperimentSteps:
 
     def environment(self, found: Measurements) -> measurements.Environment:
         """Describe devices and versions, and measure the machine's limits."""
-        dtype = "bfloat16" if self.settings.dtype == INT8 else self.settings.dtype or "float32"
-        return measurements.Environment(
-            about=Machine.here(),
-            device_bytes=device_memory().get("bytes_limit"),
-            limits=machine_limits(dtype),
-            limits_dtype=dtype,
-            peak_memory=PeakMemory().source,
-        )
+        return measured_environment("bfloat16" if self.settings.dtype == INT8 else self.settings.dtype or "float32")
 
     def verification(self, found: Measurements) -> measurements.Verification:
         """Verify the checkpoint."""

@@ -70,11 +70,14 @@ def judge_pytorch(found: measurements.TorchParity) -> tuple[str, bool]:
     return f"{measured}; largest relative difference {largest}", passed
 
 
+ON_ACCELERATOR: Criterion[Any] = Criterion(
+    "computed on an accelerator", "GPU or TPU", measurements.Environment,
+    lambda found: (found.about.accelerator, found.about.platform != "cpu"),
+    "This run shows the procedure on a CPU. Run the same command on a GPU or TPU (docs/guides/experiment.md).",
+)  # fmt: skip
+
 CRITERIA: tuple[Criterion[Any], ...] = (
-    Criterion("computed on an accelerator", "GPU or TPU", measurements.Environment,
-              lambda found: (found.about.accelerator, found.about.platform != "cpu"),
-              "This run shows the procedure on a CPU. Run the same command on a GPU or TPU "
-              "(docs/guides/experiment.md)."),
+    ON_ACCELERATOR,
     Criterion("checkpoint present and verified", "every check", measurements.Verification,
               lambda found: (f"{sum(each.passed for each in found.checks)} of {len(found.checks)} checks passed",
                              found.passed),
@@ -123,14 +126,16 @@ CRITERIA: tuple[Criterion[Any], ...] = (
 )  # fmt: skip
 
 
-def experiment_report(outcomes: Mapping[str, Outcome], steps: Sequence[Step], name: str) -> Document:
+def experiment_report(
+    outcomes: Mapping[str, Outcome], steps: Sequence[Step], name: str, criteria: Sequence[Criterion[Any]] = CRITERIA
+) -> Document:
     """Lay out what was found so far; `name` is the model's.
 
     Raises:
         ValueError: an earlier run kept something that cannot be read.
     """
     found = Measurements({step: outcome.found for step, outcome in outcomes.items() if outcome.state == DONE})
-    verdicts = [criterion.verdict(outcomes, found) for criterion in CRITERIA]
+    verdicts = [criterion.verdict(outcomes, found) for criterion in criteria]
     endings = [(step.title, outcomes.get(step.name, Outcome("not reached"))) for step in steps]
     rows = [[title, ending.state, f"{ending.seconds:.1f}", ending.reason] for title, ending in endings]
     return Document(
@@ -141,7 +146,7 @@ def experiment_report(outcomes: Mapping[str, Outcome], steps: Sequence[Step], na
             *found.sections(),
             Section(title="Steps", columns=("step", "", "s", ""), rows=rows),
             Section(title="Issues", points=issues(outcomes, verdicts) or ["none"]),
-            Section(title="Next steps", points=advice(verdicts) or ["none"]),
+            Section(title="Next steps", points=advice(verdicts, criteria) or ["none"]),
         ],
     )
 
@@ -151,6 +156,8 @@ def experiment_metadata(found: Measurements, name: str) -> dict[str, str]:
     metadata = {"model": name}
     if loading := found.get(measurements.Loading):
         metadata["model"] += f", {loading.parameters:,} parameters, {loading.dtype}, mesh {loading.mesh}"
+    if made := found.get(measurements.RandomWeights):
+        metadata["model"] += f", {made.parameters:,} parameters, {made.dtype}, mesh {made.mesh}"
     if environment := found.get(measurements.Environment):
         limits, memory = environment.limits, environment.device_bytes
         metadata |= environment.about.metadata | {
@@ -170,9 +177,9 @@ def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list
     return points + [f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in missed]
 
 
-def advice(verdicts: Sequence[Verdict]) -> list[str]:
+def advice(verdicts: Sequence[Verdict], criteria: Sequence[Criterion[Any]] = CRITERIA) -> list[str]:
     """List the advice of each criterion that was missed, then what was not measured."""
-    by_name = {criterion.name: criterion.advice for criterion in CRITERIA}
+    by_name = {criterion.name: criterion.advice for criterion in criteria}
     points = [by_name[each.name] for each in verdicts if each.met is False]
     points += [f"Measure what is not: {each.name}." for each in verdicts if each.met is None]
     return list(dict.fromkeys(points))

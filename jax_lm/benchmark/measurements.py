@@ -11,7 +11,7 @@ from jax_lm.benchmark.comparison import Difference, worst
 from jax_lm.benchmark.machine import Machine
 from jax_lm.benchmark.parity import ParityFinding
 from jax_lm.benchmark.records import read_record, scaled_chart, table_section
-from jax_lm.benchmark.speed import GenerationTime
+from jax_lm.benchmark.speed import ForwardTime, GenerationTime
 from jax_lm.conversion.verify import Check
 from jax_lm.reports.document import Section
 from jax_lm.roofline import MachineLimits
@@ -221,8 +221,106 @@ class Quality(Measurement):
         return table_section("Quality", self.attempts, ("program",), text=text, listing=listing)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RandomWeights(Measurement):
+    """Weights that were made on the device, of a published shape."""
+
+    step = "weights"
+    shape: str
+    parameters: int
+    dtype: str
+    mesh: str
+    seconds: float
+    weights_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPasses(Measurement):
+    """Forward passes and steps of a batch size, by the rows they recompute; `out_of_memory` says why there are none."""
+
+    step = "passes"
+    batch: int
+    rows: tuple[ForwardTime, ...] = ()
+    out_of_memory: str = ""
+
+    def reached(self, window: str) -> float | None:
+        """The share of the roofline that a pass over such rows reaches."""
+        return next((row.roofline for row in self.rows if row.window == window), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetTime(Measurement):
+    """A generation with the published settings of a preset, at a batch size."""
+
+    step = "decoding"
+    preset: str
+    batch: int
+    seconds: float | None = None
+    first_seconds: float | None = None
+    tokens_per_second: float | None = None
+    forwards: int | None = None
+    seconds_per_forward: float | None = None
+    recompilations: int | None = None
+    peak_bytes: int | None = None
+    out_of_memory: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTime(Measurement):
+    """Updates of training: of all weights, or of adapters."""
+
+    step = "training"
+    name: str
+    rows: int
+    mesh: str
+    first_seconds: float | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    peak_bytes: int | None = None
+    out_of_memory: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Measurement):
+    """Clients of the server's slots, each of which asks again when it is answered."""
+
+    step = "serving"
+    clients: int
+    requests: int | None = None
+    tokens_per_second: float | None = None
+    median_seconds: float | None = None
+    longest_seconds: float | None = None
+    out_of_memory: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideTorch:
+    """A generation of one row in PyTorch (the published loop, or Fast-dLLM's dual cache) and here, `times` as fast."""
+
+    preset: str
+    torch_seconds: float
+    seconds: float | None = None
+    times: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSpeed(Measurement):
+    """PyTorch of that version on the same kind of device."""
+
+    step = "torch"
+    torch: str
+    device: str
+    rows: tuple[BesideTorch, ...]
+
+    def section(self) -> Section:
+        return table_section(f"PyTorch {self.torch} ({self.device}) beside it", self.rows)
+
+
 KINDS: tuple[type[Measurement], ...] = (Environment, Verification, Loading, SinglePrompt, ForwardPasses, FourPrompts,
-                                        CpuComparison, Quality, RecordedParity, TorchParity, Stress)  # fmt: skip
+                                        CpuComparison, Quality, RecordedParity, TorchParity, Stress,
+                                        RandomWeights, StepPasses, PresetTime, Served, TorchSpeed,
+                                        UpdateTime)  # fmt: skip
 """In the order of the report."""
 
 Kind = TypeVar("Kind", bound=Measurement)
@@ -260,4 +358,29 @@ class Measurements:
             points = [(each.size, each.tokens_per_second) for each in sizes if each.tokens_per_second]
             picture = scaled_chart("Tokens per second under stress", "batch", "tokens/s", {"generation": points})
             parts.append(table_section("Stress", sizes, picture=picture, name="stress"))
+        return parts + self.scale_sections()
+
+    def every(self, kind: type[Kind]) -> list[Kind]:
+        """Return what all the steps of that kind found."""
+        return [each for each in self.by_step.values() if isinstance(each, kind)]
+
+    def scale_sections(self) -> list[Section]:
+        """Lay out what a full experiment finds: a table for each kind of step, pictures by batch and by clients."""
+        parts: list[Section] = []
+        if rows := [row for each in self.every(StepPasses) for row in each.rows]:
+            text = "Every position of the block is masked. The bound is the roofline of the limits measured here."
+            parts.append(table_section("Forward passes", rows, text=text))
+        if times := self.every(PresetTime):
+            lines: dict[str, list[tuple[float, float]]] = {}
+            for each in times:
+                if each.tokens_per_second is not None:
+                    lines.setdefault(each.preset, []).append((each.batch, each.tokens_per_second))
+            picture = scaled_chart("Tokens per second", "batch", "tokens/s", lines) if lines else None
+            parts.append(table_section("Decoding", times, picture=picture, name="decoding"))
+        if served := self.every(Served):
+            points = [(each.clients, each.tokens_per_second) for each in served if each.tokens_per_second]
+            picture = scaled_chart("Tokens per second, served", "clients", "tokens/s", {"served": points})
+            parts.append(table_section("Serving", served, picture=picture if points else None, name="serving"))
+        if updates := self.every(UpdateTime):
+            parts.append(table_section("Training", updates))
         return parts

@@ -105,6 +105,32 @@ class ExperimentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScaleSettings:
+    """What a full experiment measures, beside `ExperimentSettings`.
+
+    Attributes:
+        random_shape: of the weights: 7b (the published shape) or small (its vocabulary, 8 layers of width 512).
+        canvas: tokens of a row, prompt and answer.
+        rows: decoded together.
+        clients: of the server, each with one request at a time.
+        training_rows: of an update.
+        minutes: after which no step begins; the same command then goes on with what is left.
+    """
+
+    random_shape: Literal["7b", "small"] = "7b"
+    canvas: int = 512
+    rows: tuple[int, ...] = (1, 4, 16, 64)
+    clients: tuple[int, ...] = (1, 16, 64)
+    training_rows: int = 8
+    minutes: float = 8.0
+
+    def __post_init__(self) -> None:
+        require_at_least_one(self, "canvas", "rows", "clients", "training_rows")
+        if not self.minutes > 0:
+            raise ValueError(f"minutes={self.minutes:g}: must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordingShape:
     """How large a recording is.
 

@@ -1,8 +1,11 @@
 """The commands that measure: `diffucoder bench`, `compare`, `experiment`, `parity check`, `parity record`."""
 
 import json
+import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from jax_lm.benchmark.frontier import frontier_report, measure_frontier
 from jax_lm.benchmark.machine import Machine, PeakMemory, machine_limits
 from jax_lm.benchmark.parity import FILES, TOLERANCE, check_parity, check_training_parity, read_golden, read_recording
 from jax_lm.benchmark.records import plain_data
+from jax_lm.benchmark.scale import ScaleSteps
+from jax_lm.benchmark.scale_report import SCALE_CRITERIA
 from jax_lm.benchmark.settings import ExperimentSettings
 from jax_lm.benchmark.speed import MeasuredModel, Speed, measure_speed, speed_report
 from jax_lm.checkpoints import huggingface
@@ -31,9 +36,9 @@ from jax_lm.files import output_folder, require_place, write_whole
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning import parameter_count
-from jax_lm.reports.document import print_report
+from jax_lm.reports.document import Document, print_report
 from jax_lm.reports.run_folder import weights_digest
-from jax_lm.reports.steps import FAILED, Steps
+from jax_lm.reports.steps import FAILED, Step, Steps
 
 
 def run_bench(arguments: Bench) -> int:
@@ -138,24 +143,46 @@ def run_compare(arguments: Compare) -> int:
 
 def run_experiment(arguments: Experiment) -> int:
     settings, out = arguments.settings, arguments.out
+    if arguments.full:
+        return run_full_experiment(arguments)
     if settings.recorded is not None:
         read_golden(settings.recorded)
     folder = huggingface.resolve(settings.model or BUILTIN_MODEL)
     steps = ExperimentSteps(folder, settings).steps()
-    name = settings.model or "built-in model"
     with Steps(out, run_identity(settings, folder)) as kept:
-        # What an earlier run found is read before anything is measured.
-        experiment_report(kept.outcomes, steps, name)
-        if kept.outcomes:
-            Console(stderr=True).print(f"going on after {len(kept.outcomes)} steps of an earlier run")
-        with terminal.progress("experiment") as report:
-            kept.run(steps, on_step=report)
-        document = experiment_report(kept.outcomes, steps, name)
-        results = {name: asdict(outcome) for name, outcome in kept.outcomes.items()}
-        write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
-        document.write(out, "report")
-        print_report(document)
-    Console(highlight=False).print(f"report: {out / 'report.html'}", markup=False, soft_wrap=True)
+        return run_steps(kept, steps, out, partial(experiment_report, name=settings.model or "built-in model"))
+
+
+def run_full_experiment(arguments: Experiment) -> int:
+    """Measure the machine at full size, as far as the minutes reach."""
+    scale, out = arguments.scale, arguments.out
+    settings = asdict(arguments.settings) | asdict(scale)
+    identity = {name: value for name, value in settings.items() if name not in ("minutes", "timeout")}
+    name = f"random weights of the shape {scale.random_shape}"
+    lay_out = partial(experiment_report, name=name, criteria=SCALE_CRITERIA)
+    with Steps(out, {"full": True, **identity, "devices": devices()}) as kept:
+        return run_steps(kept, ScaleSteps(arguments.settings, scale).steps(), out, lay_out, seconds=60 * scale.minutes)
+
+
+def run_steps(
+    kept: Steps, steps: Sequence[Step], out: Path, lay_out: Callable[..., Document], *, seconds: float = math.inf
+) -> int:
+    """Do what is left of the steps, and write what all of them found."""
+    # What an earlier run found is read before anything is measured.
+    lay_out(kept.outcomes, steps)
+    if kept.outcomes:
+        Console(stderr=True).print(f"going on after {len(kept.outcomes)} steps of an earlier run")
+    with terminal.progress("experiment") as report:
+        left = kept.run(steps, seconds=seconds, on_step=report)
+    document = lay_out(kept.outcomes, steps)
+    results = {name: asdict(outcome) for name, outcome in kept.outcomes.items()}
+    write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
+    document.write(out, "report")
+    print_report(document)
+    console = Console(highlight=False)
+    console.print(f"report: {out / 'report.html'}", markup=False, soft_wrap=True)
+    if left:
+        console.print(f"{len(left)} steps are left for the same command: {', '.join(left)}", soft_wrap=True)
     return 1 if any(outcome.state == FAILED for outcome in kept.outcomes.values()) else 0
 
 
@@ -164,8 +191,13 @@ def run_identity(settings: ExperimentSettings, folder: Path) -> dict[str, Any]:
     return asdict(settings) | {
         "recorded": None if settings.recorded is None else str(settings.recorded),
         "weights": f"sampled sha256:{weights_digest(folder)}",
-        "devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+        "devices": devices(),
     }
+
+
+def devices() -> str:
+    """Number and kind of the devices."""
+    return f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
 
 
 def run_parity_check(arguments: ParityCheck) -> int:

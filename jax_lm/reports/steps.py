@@ -3,6 +3,7 @@
 Knows nothing of what the steps do. steps.jsonl in its folder has a line when a step begins, and one when it ends.
 """
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -59,16 +60,33 @@ class Steps(RunLog):
         if state != STOPPED:
             self.outcomes[name] = Outcome(state, record["found"], record["reason"], record["seconds"])
 
-    def run(self, steps: Sequence[Step], *, on_step: Callable[[int, int, str], None] | None = None) -> None:
-        """Do what is not done yet, in order. A step that failed or was left out in an earlier run is tried again."""
-        for number, step in enumerate(steps):
+    def run(
+        self,
+        steps: Sequence[Step],
+        *,
+        seconds: float = math.inf,
+        on_step: Callable[[int, int, str], None] | None = None,
+    ) -> list[str]:
+        """Do what is not done yet, in order; after so many seconds none begins. Returns the names of what is left.
+
+        A step that failed or was left out in an earlier run is tried again, after those that were not tried.
+        """
+        start = time.perf_counter()
+        waiting = sorted((step for step in steps if self.state(step) != DONE), key=lambda step: self.state(step) != "")
+        done = len(steps) - len(waiting)
+        # One at least, or a run of no time would never end.
+        while waiting and (done == len(steps) - len(waiting) or time.perf_counter() - start <= seconds):
             if on_step:
-                on_step(number, len(steps), step.title)
-            earlier = self.outcomes.get(step.name)
-            if earlier is None or earlier.state != DONE:
-                self.attempt(step)
+                on_step(len(steps) - len(waiting), len(steps), waiting[0].title)
+            self.attempt(waiting.pop(0))
         if on_step:
-            on_step(len(steps), len(steps), "")
+            on_step(len(steps) - len(waiting), len(steps), "")
+        return [step.name for step in waiting]
+
+    def state(self, step: Step) -> str:
+        """How a step ended; empty if it was not tried."""
+        outcome = self.outcomes.get(step.name)
+        return "" if outcome is None else outcome.state
 
     def attempt(self, step: Step) -> None:
         """Run one step; whatever it raises is its outcome."""

@@ -1,0 +1,139 @@
+"""The full experiment: each step on a tiny shape, in runs of limited time; what it says of memory and the machine."""
+
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_lm import cli
+from jax_lm.benchmark import comparison, experiment, machine, scale
+from jax_lm.benchmark.measurements import Measurements, StepPasses
+from jax_lm.benchmark.scale import ScaleSteps, updating
+from jax_lm.benchmark.settings import ExperimentSettings, ScaleSettings
+from jax_lm.compilation.programs import step_programs
+from jax_lm.options import GenerationOptions
+from jax_lm.planning import OutOfMemoryError
+from jax_lm.sharding import MeshShape
+
+ARGUMENTS = ["experiment", "--full", "--random-shape", "small", "--dtype", "float32", "--canvas", "64", "--new-tokens",
+             "32", "--rows", "1", "--clients", "2", "--training-rows", "8", "--repeats", "1"]  # fmt: skip
+NAMES = [
+    "environment", "weights", "passes 1", "decoding exact 1", "decoding fast 1", "decoding turbo 1",
+    "serving 2", "torch", *(f"training {name}" for name in scale.UPDATES),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tiny_config):
+    """A tiny shape, small arrays for the machine's limits, and no PyTorch."""
+    monkeypatch.setattr(scale, "SHAPES", {"small": tiny_config, "7b": tiny_config})
+    monkeypatch.setattr(experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
+    monkeypatch.setattr(comparison, "missing_packages", lambda: ["torch"])
+
+
+@pytest.fixture
+def steps():
+    settings = ExperimentSettings(dtype="float32", new_tokens=32, repeats=1)
+    return ScaleSteps(settings, ScaleSettings(random_shape="small", canvas=64, rows=(1,), clients=(3,)))
+
+
+def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkeypatch):
+    def without_memory(*arguments, **options):
+        raise OutOfMemoryError("out of memory: as if")
+
+    out = tmp_path / "out"
+    assert cli.main([*ARGUMENTS, "--out", str(out), "--minutes", "0.0001"]) == 0
+    assert len(json.loads((out / "results.json").read_text())) == 1
+    assert f"{len(NAMES) - 1} steps are left for the same command: weights, passes 1," in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(scale, "step_programs", without_memory)
+        assert cli.main([*ARGUMENTS, "--out", str(out)]) == 0
+    found = json.loads((out / "results.json").read_text())
+    assert list(found) == NAMES
+    assert [name for name, each in found.items() if each["state"] != "done"] == ["torch"]
+    passes = {row["window"]: row for row in found["passes 1"]["found"]["rows"]}
+    assert [(name, row["rows"], row["head_rows"]) for name, row in passes.items()] == [
+        ("canvas", 64, 32), ("refresh", 64, 32), ("window", 33, 32)
+    ]  # fmt: skip
+    exact = found["decoding exact 1"]["found"]
+    assert exact["tokens_per_second"] == pytest.approx(32 / exact["seconds"])
+    assert (exact["recompilations"], exact["forwards"] in (31, 32)) == (0, True)
+    assert found["serving 2"]["found"]["requests"] == 4
+    assert found["training sft"]["found"]["out_of_memory"] == "out of memory: as if"
+    report = (out / "report.md").read_text()
+    assert "| [-] | beside PyTorch | at least as fast | left out: torch not installed" in report
+    assert "| [ ] | an update of adapters | fits | out of memory: as if (missed) |" in report
+    assert {path.name for path in out.glob("*.svg")} == {"decoding.svg", "serving.svg"}
+    before = (out / "steps.jsonl").read_text()
+    assert cli.main([*ARGUMENTS, "--out", str(out)]) == 0
+    # But for what was left out, which is tried again.
+    assert [json.loads(line).get("step") for line in (out / "steps.jsonl").read_text()[len(before) :].splitlines()] == [
+        "torch", "torch"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sft-lora", "sft-qlora", "grpo-lora"])
+def test_an_update_is_taken(steps, name):
+    found = steps.update(name, Measurements({}))
+    assert found.tokens_per_second == pytest.approx(8 * 64 / found.seconds)
+    assert found.out_of_memory == ""
+
+
+def test_updates_follow_each_other_and_learn(steps, tiny_config):
+    planned = steps.planned(batch=8, kind="sft")
+    [program] = step_programs(tiny_config, planned, MeshShape().mesh(), GenerationOptions()).values()
+    call = updating(program, tiny_config.vocab_size)
+    losses = [float(call()["loss"]) for _ in range(2)]
+    assert np.isfinite(losses).all()
+    assert losses[0] != losses[1]
+
+
+def test_clients_are_served_one_request_after_the_other(steps):
+    served = steps.served(3, Measurements({}))
+    assert served.requests == 6
+    assert 0 < served.median_seconds <= served.longest_seconds
+    assert served.tokens_per_second > 0
+
+
+def test_memory_that_ends_is_a_result(steps, monkeypatch):
+    def without_memory(*arguments, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GiB")
+
+    found = Measurements({"environment": experiment.plain_data(steps.environment(Measurements({})))})
+    monkeypatch.setattr(scale, "time_forwards", without_memory)
+    assert steps.passes(1, found).out_of_memory.startswith("out of memory: 1 x 64 tokens in float32 take about")
+    monkeypatch.setattr(scale, "time_generation", without_memory)
+    assert steps.decoding("fast", 4, found).out_of_memory.startswith("out of memory: 4 x 64 tokens")
+
+
+def test_weights_lie_on_a_mesh(tiny_config):
+    """As on one device, made tensor by tensor where they belong."""
+    mesh = MeshShape().mesh()
+    alone, placed = (scale.random_model(tiny_config, "float32", mesh=each) for each in (None, mesh))
+    tokens = jnp.arange(8)[None]
+    np.testing.assert_allclose(placed(tokens), alone(tokens), atol=1e-5)
+    assert placed.model.mesh is mesh
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--full", "--model", "m"], "model: not with full, whose weights are random"),
+        (["--full", "--tasks", "3"], "tasks: not with full"),
+        (["--full", "--dtype", "int8"], "dtype='int8': must be bfloat16 or float32 with full"),
+        (["--full", "--canvas", "64"], "new_tokens=64: must be less than canvas=64"),
+        (["--full", "--rows", "0"], "rows=(0,): must name at least one number, each at least 1"),
+        (["--full", "--minutes", "0"], "minutes=0: must be positive"),
+        (["--clients", "3"], "go with full"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, capsys, words, message):
+    assert cli.main(["experiment", *words, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_did_not_fit_has_no_share():
+    assert StepPasses(batch=1, out_of_memory="no").reached("canvas") is None
