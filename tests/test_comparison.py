@@ -127,8 +127,7 @@ def test_bad_requests_are_one_line(monkeypatch, capsys, arguments, named):
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (1, 3), (2, 2)])
 def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, rows, blocks):
     """So that its time is that of Fast-dLLM's algorithm, and of nothing else."""
-    from jax_lm.benchmark.torch_blocks import FastDllm
-    from jax_lm.benchmark.torch_reference import TorchBackend
+    from jax_lm.benchmark.torch_blocks import TorchLoops
 
     config = golden_sampler.config
     ids = comparison_ids(config, (rows, 9))
@@ -136,9 +135,14 @@ def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, r
     options = GenerationOptions(
         max_new_tokens=8 * blocks, temperature=0.0, top_p=0.9, top_k=50, decoding=decoding, early_stop=False
     )
-    theirs = FastDllm(TorchBackend(GOLDEN / "checkpoint", config)).generate(ids, options)
+    backend = TorchLoops(GOLDEN / "checkpoint", config)
+    theirs = backend.generate(ids, options)
     np.testing.assert_array_equal(JaxBackend(golden_sampler).generate(ids, options).tokens, theirs.tokens)
     assert theirs.forwards == 8 * blocks
+    # Without a cache it is the published loop.
+    published = dataclasses.replace(options, decoding=Decoding())
+    exact = JaxBackend(golden_sampler).generate(ids, published)
+    np.testing.assert_array_equal(backend.generate(ids, published).tokens, exact.tokens)
 
 
 @needs_torch

@@ -46,6 +46,16 @@ class FastDllm:
         return Answers(x[:, prompts.shape[1] :].cpu().numpy(), passes)
 
 
+class TorchLoops(TorchBackend):
+    """A checkpoint in PyTorch that answers as published, or as Fast-dLLM where the options have a cache."""
+
+    def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
+        """Answer prompts [b, t] from seed 0."""
+        if options.decoding.resolved.cache == "none":
+            return super().generate(prompts, options)
+        return FastDllm(self).generate(prompts, options)
+
+
 @torch.no_grad()
 def block_generate(
     backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions

@@ -4,7 +4,7 @@
 
     python -m jax_lm.benchmark.worker FOLDER
 
-with request.json in the folder. PyTorch's backend is `torch_reference`.
+with request.json in the folder. PyTorch's backend is `torch_reference`, and `torch_blocks`.
 """
 
 import json
@@ -142,10 +142,11 @@ def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
     if request.backend == "jax":
         jax.devices()
         return lambda: JaxBackend.load(folder, request.dtype)
-    from jax_lm.benchmark.torch_reference import TorchBackend, warm_up_torch
+    from jax_lm.benchmark.torch_blocks import TorchLoops
+    from jax_lm.benchmark.torch_reference import warm_up_torch
 
     warm_up_torch(request.device)
-    return lambda: TorchBackend(folder, config, request.dtype, device=request.device)
+    return lambda: TorchLoops(folder, config, request.dtype, device=request.device)
 
 
 def run_worker(
