@@ -117,7 +117,7 @@ class ScaleSettings:
         minutes: after which no step begins; the same command then goes on with what is left.
     """
 
-    random_shape: Literal["7b", "small"] = "7b"
+    random_shape: Literal["small", "7b"] = "7b"
     canvas: int = 512
     rows: tuple[int, ...] = (1, 4, 16, 64)
     clients: tuple[int, ...] = (1, 16, 64)
