@@ -58,6 +58,11 @@ class TorchBackend:
         self.config, self.device, self.mask_id, self.attention = config, device, config.mask_token_id, attention
         self.model: Any = load_qwen2(folder, config, getattr(torch, dtype), attention).to(device).eval()
 
+    @staticmethod
+    def warm_up(device: str) -> None:
+        """Let PyTorch do what it does once per process, so that it is not counted as loading."""
+        torch.zeros(1, device=device)
+
     @torch.no_grad()
     def evaluate(self, ids: torch.Tensor, present: torch.Tensor | None = None, **options: Any) -> Any:
         """Run one bidirectional forward pass over ids [b, t], with options of transformers, and return its output.
@@ -186,8 +191,3 @@ def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch
     elif options.alg == "entropy":
         confidence = torch.sum(probs * torch.log(probs + 1e-10), dim=-1)
     return confidence, tokens
-
-
-def warm_up_torch(device: str) -> None:
-    """Let PyTorch do what it does once per process, so that it is not counted as loading."""
-    torch.zeros(1, device=device)

@@ -143,9 +143,8 @@ def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
         jax.devices()
         return lambda: JaxBackend.load(folder, request.dtype)
     from jax_lm.benchmark.torch_blocks import TorchLoops
-    from jax_lm.benchmark.torch_reference import warm_up_torch
 
-    warm_up_torch(request.device)
+    TorchLoops.warm_up(request.device)
     return lambda: TorchLoops(folder, config, request.dtype, device=request.device)
 
 
