@@ -169,3 +169,22 @@ def test_a_cpu_widens_no_table_to_take_rows_of_it_in_a_loop():
     for _ in range(5):
         expected = np.argmax(np.asarray(table, np.float32)[expected], axis=-1).astype(np.int32) * 60 + expected % 7
     np.testing.assert_array_equal(np.asarray(compiled(table, ids)), expected)
+
+
+def test_a_cpu_turns_no_matrix_round_to_multiply_by_it_in_a_loop():
+    """XLA's CPU compiler makes a transposed copy of a bfloat16 matrix before a loop, were it let: a second model."""
+    matrix = jax.random.normal(jax.random.key(0), (512, 512)).astype(jnp.bfloat16) / 16
+
+    @jax.jit
+    def walked(matrix, x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: product(x, matrix).astype(x.dtype), x)
+
+    x = jax.random.normal(jax.random.key(1), (1, 33, 512)).astype(jnp.bfloat16)
+    compiled = walked.lower(matrix, x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < matrix.nbytes
+    expected = x
+    for _ in range(3):
+        expected = product(expected, matrix).astype(x.dtype)
+    np.testing.assert_allclose(
+        *(np.asarray(y, np.float32) for y in (compiled(matrix, x), expected)), rtol=2e-2, atol=2e-2
+    )

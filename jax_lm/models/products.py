@@ -20,6 +20,8 @@ def product(a: Float[Array, "*z m i"], b: Float[Array, "*y n i"]) -> Float[Array
     cotangent to the dtype of the operands: JAX's own rule would multiply float32 by bfloat16, which has
     no fast kernel anywhere.
     """
+    if b.ndim == 2:
+        a, b = kept_in_loops(a, b)
     return contract(a, b, (a.ndim - 1,), (b.ndim - 1,), b.ndim - 2)
 
 
@@ -103,19 +105,23 @@ def lookup(table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None
 
 
 def take_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-    """Take rows by their ids, as they are stored.
+    """Take rows by their ids, as they are stored: on a CPU, of bfloat16, by way of a float32 copy of these rows."""
+    ids, table = kept_in_loops(ids, table)
+    return table[ids]
 
-    XLA's CPU compiler takes rows of bfloat16 from a float32 copy of the table, which it would make whole before a loop.
+
+def kept_in_loops(changing: Array, weight: Array) -> tuple[Array, Array]:
+    """Return both as they are. In bfloat16, XLA's CPU compiler then makes no copy of the weight before a loop.
+
+    What depends on the weight alone it moves out of loops: a float32 copy of a table that rows are taken from, and a
+    transposed one of every matrix, made again at each call: as much memory again as the weights take. What also depends
+    on `changing` stays.
     """
-
-    def within_loops(table: Array, ids: Array) -> Array:
-        # What depends on the ids cannot be moved out of the loop that they change in, and is made of their rows alone.
-        table, ids = jax.lax.optimization_barrier((table, ids))
-        return table[ids]
-
-    if table.dtype != jnp.bfloat16:
-        return table[ids]
-    return jax.lax.platform_dependent(table, ids, cpu=within_loops, default=lambda table, ids: table[ids])
+    if weight.dtype != jnp.bfloat16:
+        return changing, weight
+    return jax.lax.platform_dependent(
+        changing, weight, cpu=lambda *both: tuple(jax.lax.optimization_barrier(both)), default=lambda *both: both
+    )
 
 
 def rows_beside_columns(ids: Array, mesh: Mesh) -> str | None:
