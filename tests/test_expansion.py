@@ -249,6 +249,17 @@ def test_high_levels_mask_more_of_a_hole(expansion, sample):
     assert means == pytest.approx([1 / 2, 2 / 3], abs=6 * 0.3 / 600**0.5)
 
 
+def test_excess_masks_are_even_or_even_in_their_logarithm(expansion):
+    even = [expansion.draw_excess(seeded(seed)) for seed in range(4000)]
+    few = [replace(expansion, excess_masks="log").draw_excess(seeded(seed)) for seed in range(4000)]
+    assert set(even) == set(few) == set(range(MOST_DELETED + 1))
+    # 7 and fewer are eight of 64 numbers, or nine of 65 in the logarithm.
+    for draws, share in ((even, 1 / 8), (few, np.log(9) / np.log(65))):
+        assert np.mean(np.array(draws) < 8) == pytest.approx(share, abs=0.03)
+    with pytest.raises(ValueError, match="excess_masks='few': must be one of uniform, log"):
+        SftConfig(excess_masks="few")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, builtin_folder):
     """A small model without the token, and programs."""

@@ -87,7 +87,13 @@ def with_expansion(
     model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)
     growth = growth_of(model.config)
     assert growth is not None
-    expansion = Expansion(target.tokenizer, growth.delete_id, settings.max_length, settings.loss.high_levels)
+    expansion = Expansion(
+        tokenizer=target.tokenizer,
+        delete_id=growth.delete_id,
+        max_length=settings.max_length,
+        high_levels=settings.loss.high_levels,
+        excess_masks=settings.excess_masks,
+    )
     return model, target, expansion
 
 

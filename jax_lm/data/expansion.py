@@ -46,12 +46,15 @@ class Expansion:
         delete_id: the token of a mask that is to be deleted, which also ends a text.
         max_length: tokens of a row.
         high_levels: t = 1 - u^2 instead of t = u: more holes are nearly or wholly masked.
+        excess_masks: how many masks too many a hole is shown with, up to `MOST_DELETED`: `uniform`, as published, or
+            `log`, even in the logarithm: few are as likely as many.
     """
 
     tokenizer: DiffuCoderTokenizer
     delete_id: int
     max_length: int
     high_levels: bool = False
+    excess_masks: str = "uniform"
 
     def __call__(self, sample: Row, step: int, rng: np.random.Generator) -> Row:
         """Cut, lengthen, mask and merge: the canvas of the row is what is masked. The step decides nothing."""
@@ -63,7 +66,7 @@ class Expansion:
         room = self.max_length - len(middle) - len(after)
         # Parts that are encoded apart may be a token or two longer than the answer as a whole was.
         before = before[max(len(before) - room, 0) :]
-        deletes = min(int(rng.integers(MOST_DELETED + 1)), room - len(before))
+        deletes = min(self.draw_excess(rng), room - len(before))
         level = float(rng.random())
         if self.high_levels:
             level = 1 - level**2
@@ -83,6 +86,12 @@ class Expansion:
             open=False,
             drawn=Drawn(level, (*[0.0] * len(before), *shares, *[0.0] * len(after))),
         )
+
+    def draw_excess(self, rng: np.random.Generator) -> int:
+        """Draw how many masks a hole is shown with beyond its length."""
+        if self.excess_masks == "log":
+            return int((MOST_DELETED + 2) ** rng.random()) - 1
+        return int(rng.integers(MOST_DELETED + 1))
 
     @property
     def expand_id(self) -> int:

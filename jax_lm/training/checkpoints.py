@@ -53,9 +53,12 @@ FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
 """Settings of sampling that version 0.1 did not offer, with the values that it used."""
 
 
-LATER_SETTINGS = {"expand_delete": False, "grpo.dynamic_sampling": 0, "grpo.masks.num_segments": 4} | {
-    f"grpo.generation.{name}": value for name, value in LATER_OPTIONS.items()
-}
+LATER_SETTINGS: dict[str, Any] = {
+    "expand_delete": False,
+    "excess_masks": "uniform",
+    "grpo.dynamic_sampling": 0,
+    "grpo.masks.num_segments": 4,
+} | {f"grpo.generation.{name}": value for name, value in LATER_OPTIONS.items()}
 """Settings that runs did not hold before there were any, with what they did then."""
 
 UNKNOWN_BEFORE = ("lora.base",)

@@ -226,6 +226,8 @@ class SftConfig:
             wrong number of masks, under DreamOn's loss. The checkpoint gets the token for expanding if it has none.
             That loss weighs by 1 - t, which leaves full holes to what a model knows already: `weighting` plain and
             `high_levels` teach them too.
+        excess_masks: how many masks too many `expand_delete` shows a hole with, up to 63: uniform, as published, or
+            log, even in the logarithm, for short holes.
         held_out_share: share of the samples that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.
@@ -238,6 +240,7 @@ class SftConfig:
     spare_pads: int = 16
     condition_share: float = 0.0
     expand_delete: bool = False
+    excess_masks: str = "uniform"
     held_out_share: float = 0.0
     loss: LossConfig = SFT_LOSS
     training: TrainerConfig = TrainerConfig(
@@ -249,6 +252,7 @@ class SftConfig:
         bounds.require_shares(self, "condition_share", "held_out_share")
         bounds.require_above_zero(self, "num_train_epochs")
         bounds.require_not_negative(self, "spare_pads")
+        require_one_of("excess_masks", self.excess_masks, ("uniform", "log"))
         if self.expand_delete:
             self.require_own_loss()
 
