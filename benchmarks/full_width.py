@@ -122,8 +122,8 @@ def policy_optimisation(weights: str, devices: int, config: TrainerConfig, out: 
         trained=is_lora if weights == "lora" else lambda name: True,
     )
 
-    def given(params: Any, prompts: Any, rollout: int) -> Completions:
-        width, rng = trainer.source.prompts.width, np.random.default_rng((1, rollout))
+    def given(params: Any, prompts: Any, rollout: int, first: int = 0) -> Completions:
+        width, rng = trainer.source.prompts.width, np.random.default_rng((1, rollout, first))
         tokens = rng.integers(0, 400, (len(prompts), width + NEW_TOKENS)).astype(np.int32)
         return ended(tokens, np.ones(tokens.shape, bool), width, tokenizer)
 
