@@ -66,7 +66,7 @@ def scanned(dtype: str) -> tuple[Callable, dict]:
         rotary = model.model.rotary_emb(default_positions(ids, None))
 
         def layer(x: jax.Array, weights: dict) -> tuple[jax.Array, None]:
-            return nnx.merge(layer_graph, weights)(x, rotary, None), None
+            return nnx.merge(layer_graph, weights)(x, rotary, None)[0], None
 
         x, _ = jax.lax.scan(layer, model.model.embed_tokens(ids), layers)
         return model.logits(model.model.norm(x))
@@ -84,8 +84,10 @@ def measure(function: Callable, params: dict, canvas: int, repeats: int) -> dict
         lowered = jax.jit(lambda params, ids: function(params, ids)).lower(params, ids)
         lowering.append(time.perf_counter() - start)
         start = time.perf_counter()
-        temporary = lowered.compile().memory_analysis().temp_size_in_bytes
+        memory = lowered.compile().memory_analysis()
         compiling.append(time.perf_counter() - start)
+        assert memory
+        temporary = memory.temp_size_in_bytes
     return {
         "lower_seconds": statistics.median(lowering),
         "compile_seconds": statistics.median(compiling),

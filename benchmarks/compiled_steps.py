@@ -111,7 +111,7 @@ def row(found: dict, target: str, preset: str, name: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true", help="compile what is there already")
     parser.add_argument("--only", choices=TARGETS, help="one target")
     arguments = parser.parse_args()

@@ -125,7 +125,7 @@ def policy_optimisation(weights: str, devices: int, config: TrainerConfig, out: 
     def given(params: Any, prompts: Any, rollout: int, first: int = 0) -> Completions:
         width, rng = trainer.source.prompts.width, np.random.default_rng((1, rollout, first))
         tokens = rng.integers(0, 400, (len(prompts), width + NEW_TOKENS)).astype(np.int32)
-        return ended(tokens, np.ones(tokens.shape, bool), width, tokenizer)
+        return ended(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), width, tokenizer)
 
     trainer.source.sample = given
     return trainer.trainer, trainer.source

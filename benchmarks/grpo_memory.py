@@ -39,8 +39,9 @@ def temporary_bytes(chunk: int) -> int:
         return jnp.sum(completion_scores(nnx.merge(graph, params), tokens, present, copies, chunk))
 
     tokens = jax.ShapeDtypeStruct((SAMPLES, PROMPT + COMPLETION), jnp.int32)
-    compiled = jax.jit(jax.grad(total)).lower(nnx.to_pure_dict(state), tokens).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    memory = jax.jit(jax.grad(total)).lower(nnx.to_pure_dict(state), tokens).compile().memory_analysis()
+    assert memory
+    return memory.temp_size_in_bytes
 
 
 def main() -> None:
