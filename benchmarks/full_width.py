@@ -48,8 +48,8 @@ from jax_lm.training.update import in_dtype, partition
 KINDS, WEIGHTS, TOLERANCE = ("sft", "grpo"), ("lora", "full"), 1e-3
 RUNS = ((1, "float32"), (1, "bfloat16"), (8, "bfloat16"))
 ROWS, LENGTH, NEW_TOKENS = 8, 32, 16
-token_likelihood.LOGIT_BYTES = 2**24
-"""So that few tokens too have their vocabulary in blocks."""
+LOGIT_BYTES = 2**24
+"""Of logits at a time, so that few tokens too have their vocabulary in blocks."""
 
 
 def wide_model(tokenizer: DiffuCoderTokenizer, weights: str, devices: int) -> DreamForCausalLM:
@@ -117,7 +117,7 @@ def policy_optimisation(weights: str, devices: int, config: TrainerConfig, out: 
         settings,
         out=out,
         rewards=WeightedSum(
-            {"length": lambda prompts, texts, **_: [len(text) % 7 / 7 for text in texts]}, {"length": 1}
+            {"length": lambda prompts, texts, **_: [len(text) % 7 / 7 for text in texts]}, {"length": 1.0}
         ),
         trained=is_lora if weights == "lora" else lambda name: True,
     )
@@ -153,6 +153,11 @@ def in_process(*case: Any) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def furthest(ours: list[float], theirs: list[float]) -> float:
+    """Give the largest difference: of their size, where they are above 1."""
+    return max(abs(a - b) / max(1, abs(b)) for a, b in zip(ours, theirs, strict=True))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=KINDS, nargs="+", default=KINDS)
@@ -162,18 +167,19 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.case:
         kind, weights, devices, dtype, steps = arguments.case
+        token_likelihood.LOGIT_BYTES = LOGIT_BYTES
         sys.stdout.write(json.dumps(run(kind, weights, int(devices), dtype, int(steps))) + "\n")
         return 0
     worst = 0.0
     for kind, weights in itertools.product(arguments.kind, arguments.weights):
-        exact: list[float] = []
+        exact: dict[str, Any] = {}
         for devices, dtype in RUNS:
             report = in_process(kind, weights, devices, dtype, arguments.steps)
-            exact = exact or report["losses"]
-            apart = max(abs(a - b) / max(1, abs(b)) for a, b in zip(report["losses"], exact, strict=True))
+            exact = exact or report
+            apart, norms = (furthest(report[name], exact[name]) for name in ("losses", "norms"))
             worst, peak = max(worst, apart), report["peak_bytes"] / 2**30
             losses = f"losses {report['losses'][0]:.5f} to {report['losses'][-1]:.5f}"
-            found = f"{losses}, at most {apart:.2g} from float32's; peak {peak:.2f} GiB"
+            found = f"{losses}, at most {apart:.2g} from float32's, gradient norms {norms:.2g}; peak {peak:.2f} GiB"
             sys.stdout.write(f"{kind} {weights} {dtype} on {devices}: {found}\n")
             sys.stdout.flush()
     return int(worst > TOLERANCE)
