@@ -120,10 +120,8 @@ def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
         traced = update.trace(*shapes)
     start = time.monotonic()
     program = compiler.compile_lowered(traced.lower())
-    seconds, memory = time.monotonic() - start, program.memory_analysis()
-    assert memory is not None
-    kept = memory.argument_size_in_bytes
-    working = max(memory.peak_memory_in_bytes - kept, memory.temp_size_in_bytes) + memory.generated_code_size_in_bytes
+    seconds = time.monotonic() - start
+    kept, working = compiler.memory_of(program)
     about = StepShape(
         vocabulary=config.vocab_size, hidden=config.hidden_size, memory=topology.chip.memory, in_loop=False
     )

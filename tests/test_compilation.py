@@ -9,12 +9,14 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 from budgets import STEPS_7B, excess, read_explanation
 from documentation import ROOT
 
 from jax_lm import config
-from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER, compile_lowered
+from jax_lm.compilation import compiler
+from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER, compile_lowered, memory_of
 
 needs_libtpu = pytest.mark.skipif(not TPU_COMPILER.is_installed, reason="needs libtpu: the extra plan")
 needs_cuda = pytest.mark.skipif(not GPU_COMPILER.is_installed, reason="needs the extra plan-gpu")
@@ -146,3 +148,16 @@ def test_other_errors_of_the_compiler_stay():
     with pytest.raises(jax.errors.JaxRuntimeError, match="20 GiB"):
         compile_lowered(lowered)
     assert lowered.options == [None]
+
+
+def test_what_a_program_needs_is_the_compilers_peak_where_it_knows_one(monkeypatch):
+    """TPUs have room for an update of sft_v5e-16, though not for the sum of its buffers. A CPU's peak is not one."""
+    array = jax.ShapeDtypeStruct((256, 1024), jnp.float32)
+    compiled = jax.jit(lambda x: x.T @ x).lower(array).compile()
+    memory, product = compiled.memory_analysis(), 1024 * 1024 * 4
+    assert memory is not None
+    kept, working = memory_of(compiled)
+    assert kept == array.size * 4
+    assert working >= max(product, memory.temp_size_in_bytes + product)
+    monkeypatch.setattr(compiler, "on_tpus", lambda compiled: True)
+    assert memory_of(compiled) == (kept, memory.peak_memory_in_bytes - kept + memory.generated_code_size_in_bytes)
