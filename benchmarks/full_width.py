@@ -48,6 +48,8 @@ from jax_lm.training.update import in_dtype, partition
 KINDS, WEIGHTS, TOLERANCE = ("sft", "grpo"), ("lora", "full"), 1e-3
 RUNS = ((1, "float32"), (1, "bfloat16"), (8, "bfloat16"))
 ROWS, LENGTH, NEW_TOKENS = 8, 32, 16
+RATES = {("sft", "lora"): 1e-4, ("sft", "full"): 1e-5, ("grpo", "lora"): 1e-5, ("grpo", "full"): 1e-6}
+"""Of the recipes in runs/."""
 LOGIT_BYTES = 2**24
 """Of logits at a time on all devices, so that few tokens too have their vocabulary in blocks."""
 
@@ -63,9 +65,8 @@ def wide_model(tokenizer: DiffuCoderTokenizer, weights: str, devices: int) -> Dr
     return model
 
 
-def training(weights: str, dtype: str, steps: int) -> TrainerConfig:
-    rate = 1e-3 if weights == "lora" else 1e-4
-    optimizer = OptimizerConfig(learning_rate=rate, optim=None if weights == "lora" else "adafactor")
+def training(kind: str, weights: str, dtype: str, steps: int) -> TrainerConfig:
+    optimizer = OptimizerConfig(learning_rate=RATES[kind, weights], optim=None if weights == "lora" else "adafactor")
     return TrainerConfig(max_steps=steps, optimizer=optimizer, compute_dtype=dtype, log_every=1)
 
 
@@ -135,7 +136,7 @@ def run(kind: str, weights: str, devices: int, dtype: str, steps: int) -> dict[s
     """Train in this process; the losses, gradient norms and peak memory of all of it."""
     make = {"sft": fine_tuning, "grpo": policy_optimisation}[kind]
     with tempfile.TemporaryDirectory() as folder:
-        trainer, source = make(weights, devices, training(weights, dtype, steps), Path(folder))
+        trainer, source = make(weights, devices, training(kind, weights, dtype, steps), Path(folder))
         metrics = []
         for step in range(steps):
             metrics.append(jax.device_get(trainer.start(source).metrics))
