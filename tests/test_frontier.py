@@ -9,7 +9,7 @@ import pytest
 from jax_lm import cli
 from jax_lm.benchmark.frontier import FrontierPoint, slug, undominated
 from jax_lm.benchmark.settings import FRONTIER, QualitySettings
-from jax_lm.evaluation.attempts import SANDBOX_ERROR, Evaluator
+from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator
 from jax_lm.inference import DiffuCoderInference
 
 COMMAND = ["bench", "--frontier", "--limit", "2", "--max-new-tokens", "48"]
@@ -32,10 +32,16 @@ def test_a_point_counts_what_the_sandbox_could_run():
         FrontierPoint.of("exact", FRONTIER["exact"], [record(SANDBOX_ERROR)], timed=False)
 
 
+def test_a_task_that_is_too_long_is_missed_and_has_no_answer():
+    found = FrontierPoint.of("exact", FRONTIER["exact"], [record(), record(TOO_LONG, 0, 0)], timed=False)
+    assert (found.problems, found.answers) == (2, 1)
+    assert found.cells()[4] == "5.0"
+
+
 def point(name, rate, tokens_per_forward, canvases=1):
     passed, forwards = round(100 * rate), 1000
     return FrontierPoint(
-        setting=name, family="", problems=100, passed=passed, low=0.0, high=1.0,
+        setting=name, family="", problems=100, answers=100, passed=passed, low=0.0, high=1.0,
         tokens=round(forwards * tokens_per_forward), forwards=forwards, canvases=canvases, seconds=None,
     )  # fmt: skip
 

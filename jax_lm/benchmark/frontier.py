@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.benchmark.settings import FrontierSetting, QualitySettings
-from jax_lm.evaluation.attempts import SANDBOX_ERROR, Evaluator, Journal, journal_settings, problem_executor
+from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator, Journal, journal_settings, problem_executor
 from jax_lm.evaluation.pass_at_k import wilson
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import choose_prompting
@@ -31,6 +31,7 @@ class FrontierPoint:
         setting: its name.
         family: settings that are drawn as one line.
         problems: tasks that count; what the sandbox could not run does not.
+        answers: of those tasks; none where a task is too long for the model.
         passed: those solved.
         low, high: 95 % interval of their share.
         tokens: of all answers, before their stop tokens.
@@ -42,6 +43,7 @@ class FrontierPoint:
     setting: str
     family: str
     problems: int
+    answers: int
     passed: int
     low: float
     high: float
@@ -64,6 +66,7 @@ class FrontierPoint:
             setting=name,
             family=setting.family,
             problems=len(counted),
+            answers=sum(record["outcome"] != TOO_LONG for record in counted),
             passed=passed,
             low=low,
             high=high,
@@ -84,7 +87,7 @@ class FrontierPoint:
     def cells(self) -> list[str]:
         """Format it for a table."""
         interval = f"{self.low:.1%} to {self.high:.1%}"
-        counts = [f"{self.tokens_per_forward:.2f}", f"{self.forwards / self.problems:.1f}", str(self.canvases)]
+        counts = [f"{self.tokens_per_forward:.2f}", f"{self.forwards / max(self.answers, 1):.1f}", str(self.canvases)]
         speed = [] if self.seconds is None else [f"{self.tokens / max(self.seconds, 1e-9):.0f}"]
         return [self.setting, f"{self.rate:.1%}", interval, *counts, *speed]
 
