@@ -17,6 +17,7 @@ from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import ByStep, train
+from jax_lm.training.update import compute_copy
 
 MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
 BATCH_SIZES = (16, 10)
@@ -62,10 +63,14 @@ def compare_sizes(batch_size: int, folder: Path) -> None:
         model, others = trained(mesh, batch_size, folder / str(number))
         leaves = parameters(model)
         differences = [np.abs(np.asarray(leaves[name]) - np.asarray(x)).max() for name, x in parameters(alone).items()]
+        placed = {name: jax.device_put(np.asarray(x), leaves[name].sharding) for name, x in parameters(alone).items()}
+        copies = (compute_copy(weights, "bfloat16") for weights in (parameters(alone), placed))
+        unlike = jax.tree.map(lambda a, b: int((np.asarray(a) != np.asarray(b)).sum()), *copies)
         here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves.values())
         report = {
             "loss": float(np.abs(np.array(losses) - others).max()),
             "weights": float(max(differences)),
+            "other copies": sum(unlike.values()),
             "share": here / sum(leaf.nbytes for leaf in leaves.values()),
             "moved": float(np.abs(np.array(losses) - losses[0]).max()),
         }
@@ -91,6 +96,7 @@ def test_mesh_gives_the_losses_and_weights_of_one_device(reports, batch_size, me
     assert report["moved"] > 0.01
     assert report["loss"] < 1e-5
     assert report["weights"] < 1e-5
+    assert report["other copies"] == 0
 
 
 def test_weights_are_stored_in_parts(reports):

@@ -35,7 +35,7 @@ from jax_lm.sharding import on_mesh, row_devices, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
 from jax_lm.training.fitting import announced, chosen_dtype, fitted_loss, fitted_trainer, weight_count
 from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
-from jax_lm.training.update import Loss, LossTerms, Params, in_dtype, merged, partition
+from jax_lm.training.update import Loss, LossTerms, Params, compute_copy, in_dtype, merged, partition
 
 
 def token_weights(
@@ -214,7 +214,8 @@ def held_out_loss(objective: Loss, frozen: Params, batches: Sequence[Batch], dty
 
     @jax.jit
     def terms_of(params: Params, frozen: Params, batch: Batch, number: Int[Array, ""]) -> LossTerms:
-        return objective(in_dtype(merged(frozen, params), dtype), batch, jax.random.fold_in(jax.random.key(0), number))
+        weights = merged(frozen, compute_copy(params, dtype))
+        return objective(weights, batch, jax.random.fold_in(jax.random.key(0), number))
 
     def evaluate(params: Params) -> dict[str, float]:
         terms = [terms_of(params, frozen, batch, jnp.int32(i)) for i, batch in enumerate(batches)]

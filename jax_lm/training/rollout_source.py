@@ -41,7 +41,7 @@ from jax_lm.training.rollouts import (
     sample_completions,
 )
 from jax_lm.training.trainer import State
-from jax_lm.training.update import Params, in_dtype, merged
+from jax_lm.training.update import Params, compute_copy, merged
 
 SAMPLING = 0
 """Iteration number of the keys that completions are sampled with; updates count from 1."""
@@ -163,7 +163,7 @@ class RolloutSource:
         self.tokenizer, self.prompts, self.rewards = tokenizer, prompts, rewards
         self.config, self.out, self.frozen = config, out, frozen
         self.dtype = jnp.dtype(chosen_dtype(config.training))
-        shapes = jax.eval_shape(lambda *trees: merged(trees[0], in_dtype(trees[1], self.dtype)), frozen, params)
+        shapes = jax.eval_shape(lambda *trees: merged(trees[0], compute_copy(trees[1], self.dtype)), frozen, params)
         self.weights = RolloutWeights(sampler, config.rollout_mesh, trained=params, policy=shapes)
         # On a CPU the programs that are judged would lose the cores, and their time limits.
         self.scores_while_judging = jax.default_backend() != "cpu"
@@ -195,7 +195,7 @@ class RolloutSource:
                 seconds = time.monotonic() - self.finished_at
                 seen = self.batches[0].tokens.size * config.masks.copies * config.num_iterations
                 metrics |= {"update_seconds": seconds, "update_tokens_per_second": seen / seconds}
-            self.batches, made = self.make(in_dtype(state.params, self.dtype), rollout)
+            self.batches, made = self.make(compute_copy(state.params, self.dtype), rollout)
             metrics |= made
             self.finished_at = time.monotonic()
         return self.batches[iteration], metrics
@@ -219,7 +219,7 @@ class RolloutSource:
 
     def evaluate(self, prompts: Sequence[Prompt], params: Params) -> dict[str, float]:
         """Measure the mean reward of one completion per prompt, and the share of completions that end."""
-        completions = self.sample(in_dtype(params, self.dtype), prompts, HELD_OUT)
+        completions = self.sample(compute_copy(params, self.dtype), prompts, HELD_OUT)
         metrics = reward_metrics(reward_by_process(self.rewards, prompts, completions, 1), completions, 1)
         of_one_each = ("reward_std", "zero_variance_groups")
         return {name: value for name, value in metrics.items() if name not in of_one_each}
@@ -299,7 +299,7 @@ class RolloutSource:
 
     def scored_updates(self, params: Params, rollout: int, completions: Completions) -> list[dict[str, Array | None]]:
         """Begin to score completions for each update, under masks of its own."""
-        policies = self.policy(params), self.policy(in_dtype(self.arrays, self.dtype)) if self.arrays else None
+        policies = self.policy(params), self.policy(compute_copy(self.arrays, self.dtype)) if self.arrays else None
         ids, seed = jnp.arange(self.config.completions), self.config.training.seed
         keys = [sample_keys(seed, rollout, 1 + number, ids) for number in range(self.config.num_iterations)]
         return [self.scored_rows(policies, completions, jax.random.key_data(key)) for key in keys]

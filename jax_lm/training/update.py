@@ -3,7 +3,9 @@
 Knows no loss, no model and no loop.
 """
 
+import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -111,7 +113,7 @@ def gradient(
     """
 
     def total(params: Params, rows: Batch) -> tuple[Array, LossTerms]:
-        terms = loss(in_dtype(merged(frozen, params), dtype), rows, key)
+        terms = loss(merged(in_dtype(frozen, dtype), compute_copy(params, dtype)), rows, key)
         return terms.total, terms
 
     differentiate = jax.grad(total, has_aux=True)
@@ -150,6 +152,46 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 def in_dtype(params: Params, dtype: DTypeLike) -> Params:
     """Cast float leaves to `dtype`; leave others, such as int8 weights, as they are."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+
+
+@partial(jax.jit, static_argnames="dtype")
+def compute_copy(params: Params, dtype: DTypeLike) -> Params:
+    """Copy trained weights into the dtype that losses and samplers compute in; gradients pass unchanged.
+
+    Into bfloat16 they are rounded up as often as they are near the upper neighbour. To the nearest, a weight that a
+    checkpoint gave in bfloat16 would stand still until it has moved by half a step of it, 1/512 of its size, which at
+    the rates of fine-tuning takes hundreds of updates. The draw belongs to the weight's name and place: equal weights
+    give equal copies, on any mesh, and what bfloat16 holds exactly stays.
+    """
+
+    def copy(path: tuple, weights: Array) -> Array:
+        if weights.dtype == jnp.float32 and dtype == jnp.bfloat16:
+            return stochastically_rounded(weights, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        return weights.astype(dtype) if jnp.issubdtype(weights.dtype, jnp.floating) else weights
+
+    return jax.tree_util.tree_map_with_path(copy, params)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
+    """Round float32 to bfloat16: up with the probability that makes the mean exact, by a hash of salt and place."""
+    place = jnp.zeros(weights.shape, jnp.uint32)
+    for axis, size in enumerate(weights.shape):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, weights.shape, axis)
+    place ^= jnp.uint32(salt)
+    # The finalizer of MurmurHash3.
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        place = (place ^ (place >> shift)) * jnp.uint32(factor)
+    draw = (place ^ (place >> 16)) & 0xFFFF
+    # bfloat16 is the upper half of float32: what is added carries into it as often as the lower half is large.
+    bits = jax.lax.bitcast_convert_type(weights, jnp.uint32) + draw
+    upper = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isfinite(weights), upper, weights.astype(jnp.bfloat16))
+
+
+@stochastically_rounded.defjvp
+def _(salt: int, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    return stochastically_rounded(*primals, salt), tangents[0].astype(jnp.bfloat16)
 
 
 def merged(first: Params, second: Params) -> Params:
