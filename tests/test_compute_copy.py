@@ -18,11 +18,12 @@ def test_weights_that_bfloat16_holds_stay():
     assert jnp.array_equal(compute_copy({"w": on_grid()}, jnp.bfloat16)["w"].astype(jnp.float32), on_grid())
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, "bfloat16", jnp.dtype("bfloat16")])
 @pytest.mark.parametrize("share", [1 / 64, 0.25, 0.5, 0.9])
-def test_a_move_shows_as_often_as_it_is_large(share):
+def test_a_move_shows_as_often_as_it_is_large(share, dtype):
     """Of a move by a share of a step of bfloat16, that share of the weights takes the step: none or all, to nearest."""
     weights = jnp.ones(SHAPE) * (1 + share * 2**-7)
-    copy = compute_copy({"w": weights}, jnp.bfloat16)["w"].astype(jnp.float32)
+    copy = compute_copy({"w": weights}, dtype)["w"].astype(jnp.float32)
     assert set(np.unique(copy)) == {1.0, 1 + 2**-7}
     deviation = np.sqrt(share * (1 - share) / copy.size)
     assert abs(float(jnp.mean(copy - 1)) * 2**7 - share) < 5 * deviation

@@ -165,7 +165,7 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
     """
 
     def copy(path: tuple, weights: Array) -> Array:
-        if weights.dtype == jnp.float32 and dtype == jnp.bfloat16:
+        if weights.dtype == jnp.float32 and jnp.dtype(dtype) == jnp.bfloat16:
             return stochastically_rounded(weights, zlib.crc32(jax.tree_util.keystr(path).encode()))
         return weights.astype(dtype) if jnp.issubdtype(weights.dtype, jnp.floating) else weights
 
