@@ -163,3 +163,20 @@ def tiny_inference(tiny_folder):
 @pytest.fixture(scope="session")
 def builtin_folder():
     return BUILTIN_MODEL
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    """Host and port of the module's engine; the libraries of the server are no part of every installation."""
+    from serving import listening
+
+    with listening(engine) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    """The official client of that server."""
+    import openai
+
+    return openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="none", max_retries=0)

@@ -34,17 +34,6 @@ def engine(tiny_inference):
 
 
 @pytest.fixture(scope="module")
-def address(engine):
-    with listening(engine) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address):
-    return openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
 def expected(tiny_inference):
     """The greedy completion of PROMPT, without a server."""
     return tiny_inference.complete([PROMPT], GenerationOptions(max_new_tokens=24, temperature=0.0))[0]

@@ -310,9 +310,11 @@ def test_objects_for_programs(capsys, tmp_path):
     found = json.loads(out)
     assert (status, found["parameters"], found["config"]["vocab_size"]) == (0, 4_331_776, 1536)
     assert found["memory"]["float32"]["weights"] == 4 * 4_331_776
-    status, out, _ = run(capsys, "plan", "--model-config", "7b", "--topology", "v5e:1x1", "--estimate", "--json")
+    words = ["--model-config", "7b", "--topology", "v5e:1x1", "--preset", "turbo", "--threshold", "0.95"]
+    status, out, _ = run(capsys, "plan", *words, "--estimate", "--json")
     found = json.loads(out)
     assert (status, found["fits"]) == (1, False)
+    assert "preset turbo, threshold 0.95," in found["plan"]["plan"]
     assert "--dtype int8" in " ".join(found["try"])
     status, out, _ = run(capsys, "verify", str(GOLDEN / "checkpoint"), "--json")
     assert (status, all(check["passed"] for check in json.loads(out))) == (0, True)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("outlines_core")
 
-from serving import OPTIONS, call, listening, started
+from serving import OPTIONS, call, started
 
 from jax_lm.grammar import find_grammar
 from jax_lm.serving.bodies import CompletionBody
@@ -27,12 +27,6 @@ REQUESTS = [json.loads(line) for line in SAMPLES.read_text(encoding="utf-8").spl
 def engine(tiny_inference):
     with started(tiny_inference, replace(OPTIONS, context=128)) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def address(engine):
-    with listening(engine) as address:
-        yield address
 
 
 def texts(answer):

@@ -20,7 +20,7 @@ pytest.importorskip("outlines_core")
 import openai
 import pydantic
 from published import publish_growing
-from serving import OPTIONS, Ear, call, listening, started
+from serving import OPTIONS, Ear, call, started
 
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
@@ -73,17 +73,6 @@ class FaultySlots(Slots):
 def engine(tiny_inference):
     with started(tiny_inference, replace(OPTIONS, slots=4), slots_type=FaultySlots) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def address(engine):
-    with listening(engine) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address):
-    return openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="none", max_retries=0)
 
 
 def is_person(text):

@@ -21,7 +21,7 @@ from jax_lm.compilation.programs import StepProgram, step_programs
 from jax_lm.config import SHAPES, DreamConfig
 from jax_lm.files import write_whole
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import require_one_of
+from jax_lm.options import Decoding, require_one_of
 from jax_lm.planning import Bound, Memory, PlannedStep
 from jax_lm.rollout_planning import rollout_rows
 from jax_lm.roofline import GIB, Topology, gib
@@ -194,11 +194,18 @@ def what_rows(planned: PlannedStep, topology: Topology, mesh: MeshShape) -> Rows
     """List what is planned, and for which devices."""
     new = f", {planned.new_tokens} of them new" if planned.kind != "sft" else ""
     trained = "all weights" if planned.lora_rank is None else f"adapters of rank {planned.lora_rank}"
-    how = f"one {planned.kind} update of {trained}" if planned.is_training else f"preset {planned.decoding.preset}"
+    how = f"one {planned.kind} update of {trained}" if planned.is_training else decoding_text(planned.decoding)
     return [
         ("plan", f"{planned.batch} x {planned.canvas} tokens{new}, {how}, {planned.precision}"),
         ("devices", f"{topology}: {topology.devices}, mesh {mesh}"),
     ]
+
+
+def decoding_text(decoding: Decoding) -> str:
+    """Name the preset, and what overrides it."""
+    given = asdict(decoding)
+    overrides = [f"{name} {value}" for name, value in given.items() if value is not None and name != "preset"]
+    return ", ".join([f"preset {decoding.preset}", *overrides])
 
 
 def smallest_rows(config: DreamConfig, planned: PlannedStep, topology: Topology) -> Rows:
