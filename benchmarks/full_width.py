@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from jax_lm.training.update import in_dtype, partition
 
 KINDS, WEIGHTS, TOLERANCE = ("sft", "grpo"), ("lora", "full"), 1e-3
 RUNS = ((1, "float32"), (1, "bfloat16"), (8, "bfloat16"))
-ROWS, LENGTH, NEW_TOKENS = 8, 32, 16
+ROWS, LENGTH = 8, 32
 RATES = {("sft", "lora"): 1e-4, ("sft", "full"): 1e-5, ("grpo", "lora"): 1e-5, ("grpo", "full"): 1e-6}
 """Of the recipes in runs/."""
 MESHES = {"lora": MeshShape(fsdp=8), "full": MeshShape(fsdp=2, tensor=4)}
@@ -101,14 +102,16 @@ def fine_tuning(weights: str, devices: int, config: TrainerConfig, out: Path) ->
     return trainer, masked_diffusion.ByStep(lambda step: next(drawn))
 
 
-def policy_optimisation(weights: str, devices: int, config: TrainerConfig, out: Path) -> tuple[Trainer, Any]:
+def policy_optimisation(
+    weights: str, devices: int, config: TrainerConfig, out: Path, new_tokens: int
+) -> tuple[Trainer, Any]:
     """Make the trainer of coupled-GRPO, and its source."""
     tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
     settings = GRPOConfig(
         num_generations=ROWS // 2,
         prompts_per_step=2,
         remat=True,
-        generation=GenerationOptions(max_new_tokens=NEW_TOKENS, num_steps=NEW_TOKENS),
+        generation=GenerationOptions(max_new_tokens=new_tokens, num_steps=new_tokens),
         training=config,
     )
     if weights == "full":
@@ -128,16 +131,16 @@ def policy_optimisation(weights: str, devices: int, config: TrainerConfig, out: 
 
     def given(params: Any, prompts: Any, rollout: int, first: int = 0) -> Completions:
         width, rng = trainer.source.prompts.width, np.random.default_rng((1, rollout, first))
-        tokens = rng.integers(0, 400, (len(prompts), width + NEW_TOKENS)).astype(np.int32)
+        tokens = rng.integers(0, 400, (len(prompts), width + new_tokens)).astype(np.int32)
         return ended(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), width, tokenizer)
 
     trainer.source.sample = given
     return trainer.trainer, trainer.source
 
 
-def run(kind: str, weights: str, devices: int, dtype: str, steps: int) -> dict[str, Any]:
+def run(kind: str, weights: str, devices: int, dtype: str, steps: int, new_tokens: int) -> dict[str, Any]:
     """Train in this process; the losses, gradient norms and peak memory of all of it."""
-    make = {"sft": fine_tuning, "grpo": policy_optimisation}[kind]
+    make = {"sft": fine_tuning, "grpo": partial(policy_optimisation, new_tokens=new_tokens)}[kind]
     with tempfile.TemporaryDirectory() as folder:
         trainer, source = make(weights, devices, training(kind, weights, dtype, steps), Path(folder))
         metrics = []
@@ -173,18 +176,19 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, nargs="+", default=KINDS)
     parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=WEIGHTS)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--case", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--new-tokens", type=int, default=16, help="of each completion, in coupled-GRPO")
+    parser.add_argument("--case", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        kind, weights, devices, dtype, steps = arguments.case
+        kind, weights, devices, dtype, *numbers = arguments.case
         token_likelihood.LOGIT_BYTES = LOGIT_BYTES // int(devices)
-        sys.stdout.write(json.dumps(run(kind, weights, int(devices), dtype, int(steps))) + "\n")
+        sys.stdout.write(json.dumps(run(kind, weights, int(devices), dtype, *map(int, numbers))) + "\n")
         return 0
     worst = 0.0
     for kind, weights in itertools.product(arguments.kind, arguments.weights):
         exact: dict[str, Any] = {}
         for devices, dtype in RUNS:
-            report = in_process(kind, weights, devices, dtype, arguments.steps)
+            report = in_process(kind, weights, devices, dtype, arguments.steps, arguments.new_tokens)
             exact = exact or report
             apart, norms = (furthest(report[name], exact[name]) for name in ("losses", "norms"))
             worst, peak = max(worst, apart), report["peak_bytes"] / 2**30
