@@ -86,3 +86,24 @@ def test_gradients_pass_to_the_masters():
     assert jnp.array_equal(gradients["w"], jnp.full(SHAPE, 3.0))
     copy = compute_copy({"w": weights}, jnp.bfloat16)["w"].astype(jnp.float32)
     assert float(metrics["loss"]) == pytest.approx(float(jnp.sum(copy * 3)), rel=1e-5)
+
+
+def test_accumulation_keeps_no_copy_of_all_weights():
+    """Each part copies a weight where it is used; a copy of them all, made once for all parts, would lie there meanwhile."""
+    params = {str(layer): jnp.zeros((1024, 1024)) for layer in range(12)}
+    batch = {"tokens": jnp.zeros((8, 1024), jnp.bfloat16)}
+
+    def loss(weights, rows, key):
+        x = rows["tokens"]
+        for weight in weights.values():
+            x = x @ weight
+        return LossTerms(jnp.sum(x.astype(jnp.float32)), jnp.float32(1), {})
+
+    def temporary(parts):
+        step = jax.jit(lambda *given: gradient(loss, *given, parts=parts, dtype=jnp.bfloat16)[0])
+        compiled = step.lower(params, {}, batch, jax.random.key(0)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    gradients = sum(weight.nbytes for weight in params.values())
+    copies = gradients / 2
+    assert temporary(4) - temporary(1) < gradients + copies / 2
