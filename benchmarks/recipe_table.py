@@ -45,8 +45,9 @@ and chunks.
   the compiled text does not say how often they run count once**: on TPUs these two are lower bounds.
 - TFLOP are those of the traced program's products. What is planned (`jax_lm.planning`) is four passes, three with
   adapters, which is a little more: the last product of a layer is not computed again.
-- Compiled before copies of weights in bfloat16 were rounded stochastically. grpo_v5e-16 with two layers, compiled
-  since: 0.1 % more `working` and 2 % more `traffic`, as many operations.
+- sft_v5e-16 and sft_v6e-16 (with what saves) were compiled since copies of weights in bfloat16 are rounded
+  stochastically, and since accumulation on TPUs makes that copy within its loop; all else before. grpo_v5e-16 with two
+  layers, compiled since: 0.1 % more `working` and 2 % more `traffic`, as many operations.
 - Rows with `without` are compiled without that: `remat`, layers computed again for the gradient; `blocks`, the head in
   blocks of the vocabulary; `lookup`, the embedding looked up where its parts lie, instead of gathering it.
 """
