@@ -89,7 +89,7 @@ def test_gradients_pass_to_the_masters():
 
 
 def test_accumulation_keeps_no_copy_of_all_weights():
-    """Each part copies a weight where it is used; a copy of them all, made once for all parts, would lie there meanwhile."""
+    """Each part copies a weight where it is used: a copy of all, made once, would lie there meanwhile."""
     params = {str(layer): jnp.zeros((1024, 1024)) for layer in range(12)}
     batch = {"tokens": jnp.zeros((8, 1024), jnp.bfloat16)}
 
