@@ -2,6 +2,7 @@
 
 import functools
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -119,9 +120,13 @@ def kept_in_loops(changing: Array, weight: Array) -> tuple[Array, Array]:
     """
     if weight.dtype != jnp.bfloat16:
         return changing, weight
-    return jax.lax.platform_dependent(
-        changing, weight, cpu=lambda *both: tuple(jax.lax.optimization_barrier(both)), default=lambda *both: both
-    )
+    return tied("cpu", changing, weight)
+
+
+def tied(platform: str, *operands: Any) -> tuple[Any, ...]:
+    """Return all as they are; on the platform, what is computed of any of them waits for all: no loop is left by it."""
+    by_platform = {platform: lambda *given: tuple(jax.lax.optimization_barrier(given))}
+    return jax.lax.platform_dependent(*operands, **by_platform, default=lambda *given: given)
 
 
 def rows_beside_columns(ids: Array, mesh: Mesh) -> str | None:

@@ -15,6 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jax_lm.models.products import tied
+
 Params = dict[Any, Any]
 Batch = Any
 """A tree of arrays with the rows in front, among them an attribute `tokens` [b, t]."""
@@ -123,7 +125,9 @@ def gradient(
     else:
 
         def add(sums: Params, rows: Batch) -> tuple[Params, LossTerms]:
-            gradients, terms = differentiate(*tied_in_loop(params, rows))
+            # Tied to its rows, the compute copy is made in this loop: TPUs would else make it before, and keep all of it.
+            # On CPUs a tie costs a copy of the weights.
+            gradients, terms = differentiate(*tied("tpu", params, rows))
             return jax.tree.map(jnp.add, sums, gradients), terms
 
         gradients, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts))
@@ -132,16 +136,6 @@ def gradient(
     weight = jnp.where(weight == 0, 1.0, weight)
     metrics = {name: m.value if isinstance(m, Mean) else jnp.max(m) for name, m in terms.metrics.items()}
     return jax.tree.map(lambda g: g / weight, gradients), {"loss": jnp.sum(terms.total) / weight} | metrics
-
-
-def tied_in_loop(params: Params, rows: Batch) -> tuple[Params, Batch]:
-    """Return both as they are. Tied to rows, the compute copy of weights stays inside a loop over parts on TPUs.
-
-    Their compiler would else make it before the loop, and keep all of it. On CPUs a tie costs a copy of the weights.
-    """
-    return jax.lax.platform_dependent(
-        params, rows, tpu=lambda *both: jax.lax.optimization_barrier(both), default=lambda *both: both
-    )
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
