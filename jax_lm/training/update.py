@@ -125,7 +125,7 @@ def gradient(
     else:
 
         def add(sums: Params, rows: Batch) -> tuple[Params, LossTerms]:
-            # Tied to its rows, the compute copy is made in this loop: TPUs would else make it before, and keep all of it.
+            # Tied to its rows, the compute copy is made in this loop: TPUs would make it before, and keep all of it.
             # On CPUs a tie costs a copy of the weights.
             gradients, terms = differentiate(*tied("tpu", params, rows))
             return jax.tree.map(jnp.add, sums, gradients), terms
