@@ -184,6 +184,9 @@ def main() -> int:
         token_likelihood.LOGIT_BYTES = LOGIT_BYTES // int(devices)
         sys.stdout.write(json.dumps(run(kind, weights, int(devices), dtype, *map(int, numbers))) + "\n")
         return 0
+    for name, value in (("--steps", arguments.steps), ("--new-tokens", arguments.new_tokens)):
+        if value < 1:
+            parser.error(f"{name} {value}: must be at least 1")
     worst = 0.0
     for kind, weights in itertools.product(arguments.kind, arguments.weights):
         exact: dict[str, Any] = {}

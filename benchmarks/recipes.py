@@ -205,6 +205,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--without", choices=SAVINGS, nargs="+", default=[], help="compile as if it did not exist")
     arguments = parser.parse_args()
+    if min(arguments.layers) < 1:
+        parser.error(f"--layers {min(arguments.layers)}: must be at least 1")
+    for recipe in arguments.recipes:
+        if not recipe.is_file():
+            parser.error(f"{recipe}: is no file; the recipes lie in runs/")
     for recipe in arguments.recipes:
         topology, _ = read(recipe)
         compiler.prepare_compiler(topology)
