@@ -3,8 +3,9 @@
 #
 #   runs/demo_rl.sh [folder]
 #
-#   expect: about 40 minutes a run on two idle cores (computed from runs of a tenth of the completions), so a day for all;
-#           each part that is done is not done again, and a part that was ended goes on.
+#   expect: about an hour of one core a run (75 s an update, most of it the update itself), so 15 hours of one core for
+#           all; each part that is done is not done again, and a part that was ended goes on. One core each, arms and
+#           seeds may run beside each other in one folder once the start is measured: ARMS=coupled SEEDS=0, and so on.
 #
 # Laid down before any run that counts (docs/results/coupled_grpo): the measures are pass@1 sampled at the temperature of
 # training, 8 samples of each of 300 held-out tasks, and greedy pass@1; seeds 0, 1 and 2; the settings of
@@ -18,9 +19,9 @@ out=${1:-out/demo_rl}
 problems=${PROBLEMS:-300}
 rate=${LEARNING_RATE:-1e-4}
 steps=${MAX_STEPS:-50}
-tried=${TRIED:-2500}
+tried=${TRIED:-4000}
 start=(${START:+--model "$START"})
-sampling=(--preset turbo --max-new-tokens 96)
+sampling=(--preset turbo --max-new-tokens 96 --batch-size 16)
 
 measure() { # the folder of a run, and options that name the model
     local run=$1

@@ -29,10 +29,12 @@ SAMPLES = 8
 LEAST, MOST = 0.1, 0.8
 """Mean rewards between which a prompt is kept: rarely solved, and not nearly always."""
 TOGETHER = 16
-"""Prompts sampled at once."""
+"""Prompts sampled and judged at once."""
+BATCH_SIZE = 16
+"""Completions sampled at once: a batch waits for its slowest row, and on a CPU a large one is hardly faster a row."""
 
 
-def main(out: Path, /, tasks: int = 2500, model: Path = BUILTIN_MODEL) -> None:
+def main(out: Path, /, tasks: int = 4000, model: Path = BUILTIN_MODEL) -> None:
     """Try tasks, and keep those that are solved sometimes.
 
     Args:
@@ -49,7 +51,9 @@ def main(out: Path, /, tasks: int = 2500, model: Path = BUILTIN_MODEL) -> None:
         group = prompts.prompts[first : first + TOGETHER]
         rows = [prompt for prompt in group for _ in range(SAMPLES)]
         keys = sample_keys(0, first, 0, jnp.arange(len(rows)))
-        completions = sample_completions(sampler, tokenizer, rows, SAMPLING, keys=keys, width=prompts.width)
+        completions = sample_completions(
+            sampler, tokenizer, rows, SAMPLING, keys=keys, width=prompts.width, batch_size=BATCH_SIZE
+        )
         means = rewards_of(reward_completions(rewards, rows, completions).totals).reshape(-1, SAMPLES).mean(axis=1)
         kept += [prompt for prompt, mean in zip(group, means, strict=True) if LEAST < mean < MOST]
         passed += int(np.sum(means == 1))

@@ -334,6 +334,22 @@ def test_one_iteration_with_a_reference(policy, letters, tmp_path):
     assert entries(tmp_path)[1]["kl"] > 0
 
 
+def test_a_single_update_needs_no_old_scores(policy, letters, tmp_path, rollout):
+    """It takes the step that it takes with them, as the policy that sampled is the present one."""
+    (batch,), _ = batches_of(policy, letters, tmp_path, [float(row % 3) for row in range(16)], num_iterations=1)
+    assert batch.old_scores is None
+    trainer, (first, _), _ = rollout
+    first = first._replace(advantages=batch.advantages)
+    loss = grpo_loss(trainer.source.score, settings())
+    step = jax.jit(functools.partial(gradient, loss, frozen={}, key=jax.random.key(0), parts=2))
+    with_scores, _ = step(params=trainer.state.params, batch=first)
+    without, metrics = step(params=trainer.state.params, batch=first._replace(old_scores=None))
+    size = float(optax.tree.norm(with_scores))
+    assert size > 0.01
+    assert float(optax.tree.norm(jax.tree.map(jnp.subtract, without, with_scores))) <= 1e-6 * size
+    assert float(metrics["max_log_ratio"]) == 0
+
+
 def test_no_reference_without_beta(policy, letters, tmp_path):
     trainer = trainer_of(policy, letters, tmp_path, loss=PolicyLoss(beta=0.0))
     (batch, _), _ = trainer.source.make(trainer.state.params, 0)

@@ -155,6 +155,22 @@ def test_groups_without_variance_are_drawn_anew(policy, letters, tmp_path):
     assert max(counts) > 0
 
 
+def test_as_many_are_drawn_anew_as_are_missing(policy, letters, tmp_path, monkeypatch):
+    """Filled up to a power of two, and never more than a rollout has room for."""
+    lacking = WeightedSum({"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0})
+    source = trainer_of(policy, letters, tmp_path, lacking, prompts_per_step=3, dynamic_sampling=3).source
+    missing, counts, drawn = iter([3, 2, 1, 0]), [], source.drawn
+
+    def counting(*args):
+        counts.append(args[3:])
+        return drawn(*args)
+
+    monkeypatch.setattr(source, "missing", lambda made: next(missing))
+    monkeypatch.setattr(source, "drawn", counting)
+    source.make(trainer_of(policy, letters, tmp_path / "b").state.params, 0)
+    assert counts == [(), (3,), (2,), (1,)]
+
+
 def test_a_rollout_that_finds_too_few_is_filled_with_the_first_others(policy, letters, tmp_path):
     nothing = WeightedSum({"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0})
     plain = trainer_of(policy, letters, tmp_path / "plain", nothing)

@@ -172,6 +172,11 @@ class GRPOConfig:
                 raise ValueError(f"{name}={size}: must divide {self.completions}, the completions that it splits")
 
     @property
+    def needs_old_scores(self) -> bool:
+        """Whether an update may begin at another policy than the one that sampled."""
+        return self.num_iterations > 1
+
+    @property
     def completions(self) -> int:
         """Completions of a rollout."""
         return self.prompts_per_step * self.num_generations

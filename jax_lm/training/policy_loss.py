@@ -299,7 +299,7 @@ def divergence(scores: Float[Array, "b c"], reference_scores: Float[Array, "b c"
 
 def policy_loss(
     scores: Float[Array, "b c"],
-    old_scores: Float[Array, "b c"],
+    old_scores: Float[Array, "b c"] | None,
     reference_scores: Float[Array, "b c"] | None,
     advantages: Float[Array, "b"],
     completion_mask: Bool[Array, "b c"],
@@ -309,11 +309,14 @@ def policy_loss(
 ) -> LossTerms:
     """Sum up the clipped surrogate, and the penalty if there is a reference.
 
+    Without old scores the policy that sampled is the present one, and each ratio is 1.
+
     Its metrics: `kl` and `clipped_share` are means over completion tokens; `max_log_ratio` is the largest |s - s_old|,
     and `unequal_share` the share of completion tokens with more than `tolerance` of it. Both are 0 before a rollout's
     first update, but for rounding.
     """
     mask = completion_mask.astype(jnp.float32)
+    old_scores = jax.lax.stop_gradient(scores) if old_scores is None else old_scores
     token_log_ratio = jnp.where(completion_mask, scores - old_scores, 0.0)
     log_ratio = token_log_ratio
     if form.loss_type == "gspo":

@@ -127,7 +127,7 @@ def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOCo
         "completion_mask": jax.ShapeDtypeStruct((rows, new_tokens), jnp.bool_),
         "advantages": jax.ShapeDtypeStruct((rows,), jnp.float32),
         "keys": jax.ShapeDtypeStruct((rows, *key.shape), key.dtype),
-        "old_scores": scores,
+        "old_scores": scores if settings.needs_old_scores else None,
         "reference_scores": scores if settings.loss.beta else None,
         "commit_step": steps if settings.masks.estimator == "trace" else None,
     }

@@ -1,7 +1,8 @@
 """Where the batches of coupled-GRPO come from: rollouts, their rewards, and old scores under the masks of each update.
 
 A rollout is made every `num_iterations` updates. Old and reference scores are taken once, when it is made, with the
-masks of each update, and while programs are judged. On a mesh the rows of a rollout, which are small, lie whole on
+masks of each update, and while programs are judged; a single update begins at the policy that sampled, and needs no
+old ones. On a mesh the rows of a rollout, which are small, lie whole on
 every device; model and scores split them.
 """
 
@@ -75,7 +76,7 @@ class PolicyBatch(NamedTuple):
         attention_mask: as in sampling.
         completion_mask: the tokens that count; none in rows that were not judged.
         keys: data of the keys that draw the masks.
-        old_scores: scores of the policy that sampled, under these masks.
+        old_scores: scores of the policy that sampled, under these masks; None if this is its only update.
         reference_scores: those of the reference policy; None if beta is 0.
         commit_step: steps of the decoding; None where no score depends on them.
     """
@@ -85,7 +86,7 @@ class PolicyBatch(NamedTuple):
     completion_mask: Bool[Array, "b c"]
     advantages: Float[Array, "b"]
     keys: UInt32[Array, "b k"]
-    old_scores: Float[Array, "b c"]
+    old_scores: Float[Array, "b c"] | None = None
     reference_scores: Float[Array, "b c"] | None = None
     commit_step: Int[Array, "b c"] | None = None
 
@@ -249,7 +250,8 @@ class RolloutSource:
         if config.shuffle_rewards:
             rewards = np.random.default_rng((config.training.seed, rollout)).permutation(rewards)
         batches = [self.batch(rows, made.completions, rewards) for rows in updates]
-        seen = made.completions.tokens.size * config.masks.copies * config.num_iterations * (2 if self.arrays else 1)
+        policies = config.needs_old_scores + bool(self.arrays)
+        seen = made.completions.tokens.size * config.masks.copies * config.num_iterations * policies
         self.log(rollout, made)
         return batches, reward_metrics(everything.scored, everything.completions, config.num_generations) | {
             "rollout_seconds": sampling,
@@ -257,13 +259,15 @@ class RolloutSource:
             "score_seconds": scoring,
             "rollout_tokens_per_second": float(everything.completions.lengths.sum()) / sampling,
             "rewards_per_second": len(everything.prompts) / max(rewarding, 1e-9),
-            "score_tokens_per_second": seen / scoring,
+            "score_tokens_per_second": seen / max(scoring, 1e-9),
         }
 
-    def drawn(self, params: Params, rollout: int, draw: int = 0) -> tuple[list[Prompt], Completions]:
-        """Draw prompts for a rollout, and complete each of them as often as a group is large."""
+    def drawn(
+        self, params: Params, rollout: int, draw: int = 0, count: int | None = None
+    ) -> tuple[list[Prompt], Completions]:
+        """Draw `count` prompts for a rollout, and complete each of them as often as a group is large."""
         config = self.config
-        chosen = self.prompts.chosen(config.training.seed, rollout, config.prompts_per_step, draw)
+        chosen = self.prompts.chosen(config.training.seed, rollout, count or config.prompts_per_step, draw)
         prompts = [prompt for prompt in chosen for _ in range(config.num_generations)]
         return prompts, self.sample(params, prompts, rollout, first=draw * config.completions)
 
@@ -272,23 +276,25 @@ class RolloutSource:
     ) -> tuple[Rollout, Float[np.ndarray, "2"]]:
         """Draw prompts anew until enough groups have variance, at most `dynamic_sampling` times.
 
+        As many are drawn as are missing, filled up to a power of two, as each number of rows is compiled.
+
         Args:
             times: seconds that sampling and judging took so far; returned with those of the further draws.
         """
         config, parts = self.config, [first]
-        while len(parts) <= config.dynamic_sampling and not self.is_enough(Rollout.joined(parts)):
-            start = time.monotonic()
-            prompts, completions = self.drawn(params, rollout, len(parts))
+        while len(parts) <= config.dynamic_sampling and (missing := self.missing(Rollout.joined(parts))) > 0:
+            start, count = time.monotonic(), min(config.prompts_per_step, 1 << (missing - 1).bit_length())
+            prompts, completions = self.drawn(params, rollout, len(parts), count)
             sampled = time.monotonic()
             scored = reward_by_process(self.rewards, prompts, completions, config.num_generations)
             parts.append(Rollout(tuple(prompts), completions, scored))
             times = times + np.array([sampled - start, time.monotonic() - sampled])
         return Rollout.joined(parts), times
 
-    def is_enough(self, made: Rollout) -> bool:
-        """Whether there are as many groups with variance as a rollout has groups."""
+    def missing(self, made: Rollout) -> int:
+        """How many groups with variance a rollout lacks of those that it has room for."""
         varied = has_variance(rewards_of(made.scored.totals), self.config.num_generations)
-        return int(varied.sum()) >= self.config.prompts_per_step
+        return self.config.prompts_per_step - int(varied.sum())
 
     def chosen(self, made: Rollout) -> Rollout:
         """Pick the groups of a rollout: the first that have variance, and if those are too few the first others."""
@@ -299,13 +305,14 @@ class RolloutSource:
 
     def scored_updates(self, params: Params, rollout: int, completions: Completions) -> list[dict[str, Array | None]]:
         """Begin to score completions for each update, under masks of its own."""
-        policies = self.policy(params), self.policy(compute_copy(self.arrays, self.dtype)) if self.arrays else None
+        old = self.policy(params) if self.config.needs_old_scores else None
+        policies = old, self.policy(compute_copy(self.arrays, self.dtype)) if self.arrays else None
         ids, seed = jnp.arange(self.config.completions), self.config.training.seed
         keys = [sample_keys(seed, rollout, 1 + number, ids) for number in range(self.config.num_iterations)]
         return [self.scored_rows(policies, completions, jax.random.key_data(key)) for key in keys]
 
     def scored_rows(
-        self, policies: tuple[Params, Params | None], completions: Completions, keys: UInt32[Array, "b k"]
+        self, policies: tuple[Params | None, Params | None], completions: Completions, keys: UInt32[Array, "b k"]
     ) -> dict[str, Array | None]:
         """Begin to score the rows of an update under the policy that sampled and the reference."""
         old, reference = policies
@@ -321,7 +328,7 @@ class RolloutSource:
             "attention_mask": rows.attention_mask,
             "keys": rows.keys,
             "commit_step": rows.commit_step,
-            "old_scores": self.score(old, rows),
+            "old_scores": None if old is None else self.score(old, rows),
             "reference_scores": None if reference is None else self.score(reference, rows),
         }
 
