@@ -7,7 +7,7 @@
 #SBATCH --time=00:30:00
 set -euo pipefail
 
-# A virtual environment on a file system that all nodes see, with `pip install 'jax-diffucoder' 'jax[cuda13]'`.
+# A virtual environment on a file system that all nodes see, with `pip install . 'jax[cuda13]'` of a checkout.
 source "${VENV:?set VENV to the virtual environment}/bin/activate"
 export HF_HUB_OFFLINE=1 # fetched before, so that nodes without network find it in the cache
 

@@ -7,6 +7,8 @@ on_all() { gcloud compute tpus tpu-vm ssh "$NAME" --zone "$ZONE" --worker=all --
 
 gcloud compute tpus tpu-vm create "$NAME" --zone "$ZONE" --accelerator-type "$TYPE" --version v2-alpha-tpuv5-lite
 trap 'gcloud compute tpus tpu-vm delete "$NAME" --zone "$ZONE" --quiet' EXIT
-on_all "python3 -m venv venv && venv/bin/pip install -q 'jax-diffucoder' 'jax[tpu]'"
+# From the checkout that this file lies in: there is no release on a package index yet.
+gcloud compute tpus tpu-vm scp --recurse "$(dirname "$0")/.." "$NAME":source --zone "$ZONE" --worker=all
+on_all "python3 -m venv venv && venv/bin/pip install -q ./source 'jax[tpu]'"
 # --multi-host also holds for slices of one host.
 on_all "venv/bin/diffucoder generate --multi-host --model apple/DiffuCoder-7B-Instruct --chat 'Reverse a linked list.'"

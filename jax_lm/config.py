@@ -29,6 +29,10 @@ INERT_FIELDS = frozenset(
 """Fields of config.json that leave the function as it is."""
 
 
+MOST_LAYERS = 1000
+"""More than any model has; each is built before weights are looked for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DreamConfig:
     """Shape of a Dream model, read from a checkpoint's config.json.
@@ -60,6 +64,8 @@ class DreamConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"config {name}={value!r}: must be a positive integer")
+        if self.num_hidden_layers > MOST_LAYERS:
+            raise ValueError(f"config num_hidden_layers={self.num_hidden_layers}: must be at most {MOST_LAYERS}")
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):

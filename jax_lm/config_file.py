@@ -99,8 +99,17 @@ def flags(path: Path) -> list[list[str]]:
     # Here, because a command line without a recipe should not wait for it.
     import yaml
 
+    class Loader(yaml.BaseLoader):
+        """Refuses what YAML forbids and its library takes: a name that comes twice."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+            names = [self.construct_object(name) for name, _ in node.value]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
     try:
-        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot be read ({error})") from error
     if not isinstance(recipe, dict) or not all(isinstance(name, str) and name.isidentifier() for name in recipe):

@@ -344,13 +344,13 @@ class DiffuCoderInference:
         """Rows, left-padded unless holes grow; ValueError if there is none, or one does not fit the context."""
         if not templates:
             raise ValueError("templates=[]: must hold at least one")
+        self.require_context(max(template.width(self.tokenizer) for template in templates))
         growth = self.sampler.growth
         if grows(growth, templates, options) and growth is not None:
             canvas = growing_canvas(templates, self.tokenizer, growth, options.max_new_tokens, WIDTH_BUCKET)
             self.require_context(0 if canvas.room is None else int(canvas.room.max()))
             return canvas
         rows = [template.encoded(self.tokenizer) for template in templates]
-        self.require_context(max(len(ids) for ids, _ in rows))
         ids, mask = pad_left([ids for ids, _ in rows], self.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
         holes, _ = pad_left([is_hole for _, is_hole in rows], 0, multiple_of=WIDTH_BUCKET)
         return Canvas(ids, holes.astype(bool), mask.astype(bool))

@@ -60,6 +60,10 @@ class Template:
         """Tell whether given text stands after the last hole, be it empty; after a completion there is none."""
         return isinstance(self.parts[-1], str)
 
+    def width(self, tokenizer: DiffuCoderTokenizer) -> int:
+        """Count the tokens of the row that `encoded` would give, which may be more than memory holds."""
+        return sum(part if isinstance(part, int) else len(tokenizer.encode(part)) for part in self.parts)
+
     def encoded(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
         """Encode to ids, and 1 where there is a hole. Parts are encoded apart, as what fills a hole cannot be known."""
         ids: list[int] = []

@@ -101,6 +101,10 @@ def peak_flops(kind: str) -> float | None:
     return CHIPS[KINDS[kind]].limits.matmul_flops if kind in KINDS else None
 
 
+MOST_CHIPS = 2**16
+"""More than any pod has; the arithmetic of meshes goes through them."""
+
+
 @dataclass(frozen=True)
 class Topology:
     """Chips of one kind and how they are wired."""
@@ -118,7 +122,10 @@ class Topology:
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != axes:
             examples = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies[:3])
             raise ValueError(f"topology={text!r}: must be like {examples}")
-        return cls(family, tuple(map(int, shape.split("x"))))
+        sizes = tuple(map(int, shape.split("x")))
+        if math.prod(sizes) > MOST_CHIPS:
+            raise ValueError(f"topology={text!r}: must have at most {MOST_CHIPS} chips")
+        return cls(family, sizes)
 
     @property
     def chip(self) -> Chip:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does coupled-GRPO learn? The built-in model on its own corpus: three seeds, two estimators, three controls.
+# Does coupled-GRPO learn? The built-in model on its own corpus: three seeds, three estimators, two controls.
 #
 #   runs/demo_rl.sh [folder]
 #
@@ -35,20 +35,22 @@ measure() { # the folder of a run, and options that name the model
 [ -s "$out/prompts.jsonl" ] || python runs/demo_rl_prompts.py "$out/prompts.jsonl" --tasks "$tried" "${start[@]}"
 measure "$out/start" "${start[@]}"
 for seed in ${SEEDS:-0 1 2}; do
-    for arm in ${ARMS:-coupled trace shuffled full_mask sft}; do
+    for arm in ${ARMS:-coupled shuffled trace full_mask sft}; do
         run="$out/$arm-$seed"
         case $arm in
             shuffled) options=(--estimator coupled --shuffle-rewards) ;;
             sft) options=() ;;
             *) options=(--estimator "$arm") ;;
         esac
-        if [ ! -d "$run/model" ]; then
+        if [ ! -e "$run/trained" ]; then
             if [ "$arm" = sft ]; then
-                python runs/demo_rl_sft.py "$out/prompts.jsonl" "$run" --seed "$seed" --steps "$steps" "${start[@]}"
+                python runs/demo_rl_sft.py "$out/prompts.jsonl" "$run" --seed "$seed" --steps "$steps" \
+                    --rate "$rate" "${start[@]}"
             else
                 diffucoder grpo --config runs/grpo_builtin.yaml --data "$out/prompts.jsonl" --max-steps "$steps" \
                     --learning-rate "$rate" --seed "$seed" --out "$run" "${start[@]}" "${options[@]}"
             fi
+            touch "$run/trained"
         fi
         measure "$run" --model "$run/model"
     done

@@ -2,11 +2,14 @@
 
     python runs/demo_rl_sft.py out/demo_rl/prompts.jsonl out/demo_rl/sft-0 --seed 0
 
-As many updates; rows are as in the training of the built-in model, a header and its masked body.
+As many updates, from the same prompts, over the same canvas; rows are as in the training of the built-in model, a
+header and its masked body. An update of theirs sees 256 completions three times (coupled), one of these 256 solutions
+once.
 """
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,20 +17,23 @@ import numpy as np
 import tyro
 
 from jax_lm.checkpoints.description import complete
-from jax_lm.data.batches import Batch, collate
+from jax_lm.data.batches import Batch, closed, collate
 from jax_lm.data.prompts import shipped_tasks
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.terminal import TERMINATED
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
+from jax_lm.training.rollouts import PromptSet
 from recipes.builtin.bpe import save_tokenizer
 from recipes.builtin.rows import split_row
 from recipes.builtin.train import Chunks
 
-ROWS = 64
+ROWS = 256
 """Rows of an update, each of another prompt."""
-LENGTH = 160
+MAX_PROMPT, NEW_TOKENS, HELD_OUT = 64, 96, 64
+"""As in runs/grpo_builtin.yaml: the canvas, and the prompts that are not learnt from."""
 LOSS = LossConfig(weighting="plain", normalisation="masked", high_levels=True)
 """As the built-in model was trained."""
 
@@ -51,23 +57,32 @@ def main(
     policy = DreamForCausalLM.from_pretrained(model, dtype="float32")
     solutions = {task.key: task.completion for task in shipped_tasks("training")}
     asked = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
-    rows = [split_row(row["prompt"], solutions[row["key"]], tokenizer) for row in asked]
-    rows = [row for row in rows if len(row.ids) <= LENGTH]
+    learnt, _ = PromptSet.of(asked, tokenizer, MAX_PROMPT).split(HELD_OUT, seed)
+    rows = []
+    for prompt in learnt.prompts:
+        row = split_row(str(prompt.content), solutions[prompt.columns["key"]], tokenizer)
+        pads = len(prompt.ids) + NEW_TOKENS - len(row.ids)
+        if pads >= 0:
+            rows.append(closed(row, pads, tokenizer.pad_id))
 
     def batches(chunk: int) -> Iterator[Batch]:
         rng = np.random.default_rng((seed, chunk))
         while True:
-            chosen = rng.choice(len(rows), ROWS, replace=False)
-            yield collate([[rows[number]] for number in chosen], LENGTH, tokenizer.pad_id)
+            chosen = rng.choice(len(rows), ROWS, replace=len(rows) < ROWS)
+            yield collate([[rows[number]] for number in chosen], MAX_PROMPT + NEW_TOKENS, tokenizer.pad_id)
 
     optimizer = OptimizerConfig(
         learning_rate=rate, warmup_steps=3, min_lr_ratio=1.0, adam_beta2=0.99, max_grad_norm=1.0
     )
     training = TrainerConfig(max_steps=steps, optimizer=optimizer, compute_dtype="float32", seed=seed, save_every=25)
-    train(policy, Chunks(batches), LOSS, training, out, identity={"prompts": len(rows)})
-    save_tokenizer(tokenizer, out / "model")
-    policy.save_pretrained(out / "model", dtype="float32")
-    complete(out / "model", policy.config, tokenizer)
+    if not train(policy, Chunks(batches), LOSS, training, out, identity={"prompts": len(rows)}):
+        sys.exit(TERMINATED)
+    # The folder's name says that the run is done.
+    unfinished = out / "model.unfinished"
+    save_tokenizer(tokenizer, unfinished)
+    policy.save_pretrained(unfinished, dtype="float32")
+    complete(unfinished, policy.config, tokenizer)
+    unfinished.rename(out / "model")
 
 
 if __name__ == "__main__":

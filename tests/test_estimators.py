@@ -171,6 +171,17 @@ def test_as_many_are_drawn_anew_as_are_missing(policy, letters, tmp_path, monkey
     assert counts == [(), (3,), (2,), (1,)]
 
 
+def test_prompts_drawn_anew_go_through_all_of_them(policy, letters, tmp_path):
+    """However many are missing each time."""
+    source = trainer_of(policy, letters, tmp_path, prompts_per_step=2, dynamic_sampling=1).source
+    size = len(source.prompts.prompts)
+    counts = [1, 2, 1, 1, 2, 1] * size
+    drawn = [source.prompts.chosen(0, 2 * number, count, 1) for number, count in enumerate(counts)]
+    assert {prompt.ids for prompts in drawn for prompt in prompts} == {prompt.ids for prompt in source.prompts.prompts}
+    firsts = [prompts[0].ids for prompts in drawn[: size // 2]]
+    assert len(set(firsts)) == len(firsts)
+
+
 def test_a_rollout_that_finds_too_few_is_filled_with_the_first_others(policy, letters, tmp_path):
     nothing = WeightedSum({"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0})
     plain = trainer_of(policy, letters, tmp_path / "plain", nothing)

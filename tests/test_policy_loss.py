@@ -114,6 +114,21 @@ def test_before_the_first_update_the_gradient_is_that_of_the_advantage(inputs):
     assert "kl" not in metrics
 
 
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+def test_one_token_far_away_ends_no_run(advantage):
+    """e^200 is infinite in float32, and infinity times 0 no number."""
+    old, rows = jnp.zeros((1, 3)), (jnp.array([advantage]), jnp.ones((1, 3), bool))
+
+    def total(scores):
+        return policy_loss(scores, old, None, *rows, PolicyLoss(beta=0.0)).total
+
+    scores = jnp.array([[0.0, 200.0, 0.1]])
+    loss, slope = jax.value_and_grad(total)(scores)
+    assert np.isfinite(loss)
+    assert np.isfinite(slope).all()
+    np.testing.assert_allclose(slope[0, [0, 2]], -advantage * np.exp([0.0, 0.1]), rtol=1e-6)
+
+
 def test_metrics_are_means_over_the_completion(inputs):
     scores, old, reference, advantage, mask = inputs
     form = PolicyLoss(epsilon=0.2)

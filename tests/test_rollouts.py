@@ -68,12 +68,12 @@ def test_text_is_cut_before_it_is_rewarded(letters, prompts):
 
 
 def test_every_prompt_comes_once_per_epoch(prompts):
-    drawn = [prompt.content for rollout in range(5) for prompt in prompts.chosen(3, rollout, 2)]
+    drawn = [prompt.content for rollout in range(5) for prompt in prompts.chosen(3, 2 * rollout, 2)]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["ab", "abcd", "c", "dd", "e"]
     assert drawn[:5] != drawn[5:]
-    again = [prompt.content for prompt in prompts.chosen(3, 2, 2)]
+    again = [prompt.content for prompt in prompts.chosen(3, 4, 2)]
     assert again == drawn[4:6]
-    assert [prompt.content for rollout in range(5) for prompt in prompts.chosen(4, rollout, 2)] != drawn
+    assert [prompt.content for rollout in range(5) for prompt in prompts.chosen(4, 2 * rollout, 2)] != drawn
 
 
 def test_long_prompts_are_dropped_and_counted(letters, caplog):
@@ -130,3 +130,17 @@ def test_metrics_count_what_was_judged(letters):
     assert metrics["completion_tokens"] == pytest.approx((2 + 5 * 8) / 6)
     assert metrics["unfinished_completions"] == pytest.approx(5 / 6)
     assert isinstance(completions, Completions)
+
+
+@pytest.mark.parametrize("value", [0.7, 1 / 3, 2 / 3, 2 / 3 + 0.5])
+def test_equal_rewards_have_no_variance(letters, value):
+    """The standard deviation of ten equal numbers in float32 is not 0."""
+    metrics = reward_metrics(Scored([value] * 10, {"code": [value] * 10}), completions_of(letters, *"abcdefghij"), 10)
+    assert metrics["zero_variance_groups"] == 1
+    assert metrics["reward_std"] == pytest.approx(0, abs=1e-12)
+
+
+def test_nothing_judged_is_no_reward_of_zero(letters):
+    metrics = reward_metrics(Scored([None] * 2, {"code": [None] * 2}), completions_of(letters, "a", "b"), 2)
+    assert math.isnan(metrics["reward"])
+    assert metrics["excluded_completions"] == 2

@@ -86,6 +86,8 @@ class Generate:
             raise ValueError(f"prompts={self.prompts}, out={self.out}: answers of a file go to a file, give both")
         if self.prompts is not None and (self.watch or self.json):
             raise ValueError("prompts: watch and json are for one prompt; the file of answers is JSONL already")
+        if self.watch and self.json:
+            raise ValueError("watch, json: one of them; what is watched is no JSON")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError(f"prompt={self.prompt!r}: must hold more than blanks")
         if self.chat and self.generation.grammar == "python":

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_lm.checkpoints import checksums
+from jax_lm.checkpoints import checksums, huggingface
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, wanted_tensors
-from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+from jax_lm.tokenizer import SPECIAL_TOKENS, TOKENIZER_CONFIG, TOKENIZER_FILES, DiffuCoderTokenizer
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,17 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
 
 
 def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:
-    """Check that the tokenizer beside the weights belongs to them; none is fine."""
+    """Check that the tokenizer beside the weights can be read and belongs to them; none is fine."""
+    files = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not files:
+        return Check("tokenizer", "none")
     try:
         found = DiffuCoderTokenizer.from_pretrained(folder)
-    except TokenizerError as error:
-        return Check("tokenizer", f"none ({error})")
-    try:
         found.require_ids(mask_token_id=mask_token_id, vocab_size=vocab_size)
+        if found.chat_template is not None:
+            found.apply_chat_template([{"role": "user", "content": "Reverse a list."}])
+        for name in {TOKENIZER_CONFIG, SPECIAL_TOKENS} & set(files):
+            huggingface.read_json(folder, name)
     except ValueError as error:
         return Check("tokenizer", str(error), passed=False)
     return Check("tokenizer", f"{found.vocab_size:,} tokens")

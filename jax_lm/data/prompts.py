@@ -109,6 +109,11 @@ def read_prompts(
     return prompt_rows(numbered, path, option=option, plain=plain, columns=columns)
 
 
+def is_message(value: Any) -> bool:
+    """Tell whether something is a chat message."""
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+
+
 def prompt_rows(
     lines: Iterable[tuple[str, Any]], path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
 ) -> list[dict[str, Any]]:
@@ -132,6 +137,10 @@ def prompt_rows(
             row = row | {name: row[column] for name, column in columns}
         if not isinstance(row, dict) or not row.get("prompt") or not isinstance(row["prompt"], str | list):
             raise ValueError(f"{path}: {where} has no 'prompt' (text or chat messages)")
+        if isinstance(row["prompt"], list) and not all(map(is_message, row["prompt"])):
+            raise ValueError(
+                f"{path}: {where} prompt: all messages must be objects with role and content that are text"
+            )
         rows.append(row)
     if not rows:
         raise ValueError(f"{option}={str(path)!r}: holds no prompt")

@@ -83,6 +83,9 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     refused = [(where, reason) for shard in shards for where, reason in shard["refused"][:NAMED]][:NAMED]
     named = "".join(f"; {where}: {reason}" for where, reason in refused)
     if not any(shard["samples"] for shard in shards):
+        # Else they would stand in the way of the same command with better data.
+        for path in (out / PLAN, *(path for part in range(parts) for path in out.glob(f"{shard_name(part)}.*"))):
+            path.unlink()
         raise ValueError(f"data: {counts_of(shards)}{named}: nothing to learn from")
     kept = [{"name": shard_name(part), **shard, "refused": len(shard["refused"])} for part, shard in enumerate(shards)]
     described = {

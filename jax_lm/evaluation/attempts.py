@@ -140,7 +140,7 @@ class Evaluator:
         seen: Counter[str] = Counter()
         for problem in problems:
             templates = self.prompting.templates(self.engine, problem, self.options)
-            width = max(len(template.encoded(self.engine.tokenizer)[0]) for template in templates)
+            width = max(template.width(self.engine.tokenizer) for template in templates)
             prompt = self.prompting.prompt(self.engine, problem)
             yield Draft(Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width)
             seen[problem.name] += 1

@@ -93,7 +93,10 @@ class DiffuGRPOTrainer:
         frozen = in_dtype(self.others, dtype)
         # Which prompts are learnt from is part of their digest.
         copies, shape, all_weights = config.masks.copies, model.config, not self.others
-        agreed = settings_without(config, "generation_batch_size", "held_out_prompts", "training")
+        agreed = settings_without(config, "held_out_prompts", "training")
+        if config.generation.decoding.resolved.commit == "steps":
+            # Else a block begins when the slowest row of a batch ended the one before.
+            del agreed["generation_batch_size"]
         self.graph, self.config, self.out, self.unequal_rollouts = sampler.graph, config, out, 0
         self.source = RolloutSource(sampler, tokenizer, prompts, rewards, config, out, params=ours, frozen=frozen)
         self.trainer = Trainer(

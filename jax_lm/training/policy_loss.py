@@ -29,6 +29,8 @@ from jax_lm.training.grpo_config import BASELINES, Estimator, PolicyLoss
 from jax_lm.training.update import LossTerms, Mean
 
 STD_EPSILON = 1e-4
+MAX_LOG_RATIO = 20.0
+"""Far beyond any clip, and far from what float32 cannot hold; what lies beyond it pulls no more."""
 
 
 def advantages(
@@ -322,7 +324,8 @@ def policy_loss(
     if form.loss_type == "gspo":
         lengths = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0)
         log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / lengths, mask.shape)
-    ratio, advantage = jnp.exp(log_ratio), advantages[:, None]
+    # Scores are steep (1/t), and infinity times 0, in the loss or in its gradient, is no number.
+    ratio, advantage = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)), advantages[:, None]
     # The minimum takes away the gain of a ratio beyond the clip, and keeps the loss of one on its wrong end.
     clipped = jnp.clip(ratio, 1 - form.epsilon, form.upper)
     terms = -jnp.minimum(ratio * advantage, clipped * advantage)

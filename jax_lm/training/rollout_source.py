@@ -1,8 +1,8 @@
 """Where the batches of coupled-GRPO come from: rollouts, their rewards, and old scores under the masks of each update.
 
 A rollout is made every `num_iterations` updates. Old and reference scores are taken once, when it is made, with the
-masks of each update, and while programs are judged; a single update begins at the policy that sampled, and needs no
-old ones. On a mesh the rows of a rollout, which are small, lie whole on
+masks of each update, and while programs are judged unless verdicts choose the rows; a single update begins at the
+policy that sampled, and needs no old ones. On a mesh the rows of a rollout, which are small, lie whole on
 every device; model and scores split them.
 """
 
@@ -266,8 +266,8 @@ class RolloutSource:
         self, params: Params, rollout: int, draw: int = 0, count: int | None = None
     ) -> tuple[list[Prompt], Completions]:
         """Draw `count` prompts for a rollout, and complete each of them as often as a group is large."""
-        config = self.config
-        chosen = self.prompts.chosen(config.training.seed, rollout, count or config.prompts_per_step, draw)
+        config, first = self.config, rollout * self.config.prompts_per_step
+        chosen = self.prompts.chosen(config.training.seed, first, count or config.prompts_per_step, draw)
         prompts = [prompt for prompt in chosen for _ in range(config.num_generations)]
         return prompts, self.sample(params, prompts, rollout, first=draw * config.completions)
 

@@ -89,14 +89,14 @@ class PromptSet:
         learnt = tuple(prompt for number, prompt in enumerate(self.prompts) if number not in held_out)
         return PromptSet(learnt, self.too_long, self.width), tuple(self.prompts[number] for number in order[:count])
 
-    def chosen(self, seed: int, rollout: int, count: int, draw: int = 0) -> list[Prompt]:
-        """Choose the prompts of a rollout: every prompt once per epoch, each epoch in an order of its own.
+    def chosen(self, seed: int, first: int, count: int, draw: int = 0) -> list[Prompt]:
+        """Choose prompts from number `first` on: every prompt once per epoch, each epoch in an order of its own.
 
         Args:
-            draw: which choice of the rollout it is; each goes through the prompts in other orders.
+            draw: which choice of a rollout it is; each goes through the prompts in other orders.
         """
         size = len(self.prompts)
-        numbers = range(rollout * count, (rollout + 1) * count)
+        numbers = range(first, first + count)
         epochs = {number // size for number in numbers}
         stream = (draw,) if draw else ()
         orders = {epoch: np.random.default_rng((seed, epoch, *stream)).permutation(size) for epoch in epochs}
@@ -265,19 +265,21 @@ def rewards_of(scores: Scores) -> Float[np.ndarray, "b"]:
 
 
 def reward_metrics(scored: Scored, completions: Completions, num_generations: int) -> dict[str, float]:
-    """Summarise a rollout: means over judged completions, shares of groups and completions."""
+    """Summarise a rollout: means over judged completions, shares of groups and completions; NaN of none judged."""
     rewards = rewards_of(scored.totals)
     judged = np.isfinite(rewards)
     groups = rewards.reshape(-1, num_generations)
-    spread = np.array([group[np.isfinite(group)].std(ddof=1) for group in groups if np.isfinite(group).sum() > 1])
+    spread = [
+        np.std(group[np.isfinite(group)], ddof=1, dtype=np.float64) for group in groups if np.isfinite(group).sum() > 1
+    ]
     metrics = {
-        "reward": float(rewards[judged].mean()) if judged.any() else 0.0,
-        "reward_std": float(spread.mean()) if len(spread) else 0.0,
+        "reward": float(rewards[judged].mean()) if judged.any() else math.nan,
+        "reward_std": float(np.mean(spread)) if spread else 0.0,
         # Such a group has no advantages: it trains on the divergence alone.
-        "zero_variance_groups": 1 - float((spread > 0).sum()) / len(groups),
+        "zero_variance_groups": 1 - float(has_variance(rewards, num_generations).mean()),
         "excluded_completions": float(scored.excluded),
         "completion_tokens": float(completions.lengths.mean()),
         "unfinished_completions": 1 - float(completions.stopped.mean()),
     }
     parts = {name: [score for score in scores if score is not None] for name, scores in scored.parts.items()}
-    return metrics | {f"reward_{name}": float(np.mean(scores)) for name, scores in parts.items() if scores}
+    return metrics | {f"reward_{name}": float(np.mean(scores or [math.nan])) for name, scores in parts.items()}

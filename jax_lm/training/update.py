@@ -132,7 +132,7 @@ def gradient(
 
         gradients, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts))
     weight = jnp.sum(terms.weight)
-    # Nothing to learn from (every row excluded) is a step of zero, not of 0 / 0.
+    # Nothing to learn from (every row excluded) is a gradient of zero, not of 0 / 0.
     weight = jnp.where(weight == 0, 1.0, weight)
     metrics = {name: m.value if isinstance(m, Mean) else jnp.max(m) for name, m in terms.metrics.items()}
     return jax.tree.map(lambda g: g / weight, gradients), {"loss": jnp.sum(terms.total) / weight} | metrics
