@@ -105,7 +105,7 @@ def flags(path: Path) -> list[list[str]]:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
             names = [self.construct_object(name) for name, _ in node.value]
             if twice := [name for name in names if names.count(name) > 1]:
-                raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
+                raise ValueError(f"{twice[0]} is given twice")
             return super().construct_mapping(node, deep)
 
     try:

@@ -88,6 +88,8 @@ def test_empty_standard_input_is_refused():
         (["--alg", "argmax"], "alg='argmax'"),
         (["--dtype", "float8"], "dtype='float8'"),
         (["--max-new-tokens", "5000"], "the context holds 512 tokens"),
+        (["--max-new-tokens", "99999999999999"], "the context holds 512 tokens"),
+        (["--watch", "--json"], "watch, json: one of them"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(capsys, options, named):

@@ -74,6 +74,7 @@ def test_old_names_become_new_ones_up_to_the_end_of_options():
         ("a: {b: 1}\n", "a must be a value or a list of values"),
         ("a: [1, [2]]\n", "a must be a value or a list of values"),
         ("a: [1\n", "cannot be read"),
+        ("learning_rate: 1\ntop_p: 1\nlearning_rate: 2\n", "learning_rate is given twice"),
         (None, "cannot be read"),
         ("learning_rte: 1\n", r"learning_rte: no option of grpo \(perhaps learning_rate\)"),
         ("learning_rate: fast\n", "learning_rate 'fast': must be FLOAT"),

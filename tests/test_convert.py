@@ -23,7 +23,7 @@ from jax_lm.checkpoints.loading import ORBAX_FOLDER
 from jax_lm.checkpoints.stored import CheckpointError, quantize
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.conversion.verify import verify
-from jax_lm.inference import DiffuCoderInference
+from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamForCausalLM, parameters
 
 CHECKPOINT = GOLDEN / "checkpoint"
@@ -163,6 +163,30 @@ def test_verify_finds_what_the_config_does_not_ask_for(tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     (found,) = failures(folder)
     assert "unknown tensor 'model.layers.2" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("vocab.json", ""),
+        ("vocab.json", "[]"),
+        ("added_tokens.json", "[]"),
+        ("tokenizer_config.json", "{"),
+        ("chat_template.jinja", "{% for %}"),
+    ],
+)
+def test_verify_finds_a_tokenizer_that_cannot_be_read(tmp_path, name, text):
+    shutil.copytree(BUILTIN_MODEL, tmp_path / "copy")
+    assert failures(tmp_path / "copy") == []
+    (tmp_path / "copy" / name).write_text(text)
+    assert len(failures(tmp_path / "copy")) == 1
+
+
+def test_verify_takes_weights_without_a_tokenizer(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((BUILTIN_MODEL / name).read_bytes())
+    assert failures(tmp_path) == []
+    assert "none" in [check.found for check in verify(tmp_path)]
 
 
 def test_verify_refuses_sums_of_files_outside(orbax_copy, tmp_path):

@@ -63,6 +63,11 @@ def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
         ('{"prompt": "a"}\n{"question": "b"}\n', "line 2 has no 'prompt'"),
         ('{"prompt": "a"}\n["b"]\n', "line 2 has no 'prompt'"),
         ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2 has no 'prompt'"),
+        (
+            '{"prompt": [{"role": "user", "content": "a"}]}\n{"prompt": [{"role": 1}]}\n',
+            "line 2 prompt: all messages must",
+        ),
+        ('{"prompt": ["a"]}\n', "line 1 prompt: all messages must"),
         ("\n", "holds no prompt"),
         (None, "cannot be read"),
     ],

@@ -25,6 +25,7 @@ def test_topology_from_text(text, devices):
         ("v5e:0x2", "must be like v5e:1x1"),
         ("v4:2x2", "must be like v4:2x2x1"),
         ("h100:2x2", "must be like h100:1"),
+        ("h100:99999999999", "must have at most 65536 chips"),
     ],
 )
 def test_unknown_topology_is_refused(text, named):

@@ -175,6 +175,10 @@ def test_data_without_a_usable_line_are_refused(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"x": 1}\n')
     assert main(command(tmp_path, tmp_path / "out", "bad.jsonl")) == 2
     assert "0 samples, 0 tokens, 1 lines refused; bad.jsonl, byte 0: has no text" in capsys.readouterr().err
+    # The same command with better data finds nothing in its way.
+    assert contents(tmp_path / "out") == {}
+    (tmp_path / "bad.jsonl").write_text('{"text": "def f(): pass"}\n')
+    assert main(command(tmp_path, tmp_path / "out", "bad.jsonl")) == 0
 
 
 @given(
