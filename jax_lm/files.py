@@ -11,7 +11,15 @@ from jax_lm.interruption import unfinished
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Name a new file beside `target` to be written, which takes its place when the block ends well."""
+    """Name a new file beside `target` to be written, which takes its place when the block ends well.
+
+    A link keeps pointing where it does. What is there but no file (a device, a pipe) is written to as it is: to put a
+    file in its place would take it away from everybody else.
+    """
+    if target.exists() and not target.is_file() and not target.is_dir():
+        yield target
+        return
+    target = Path(os.path.realpath(target))
     with unfinished(target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")) as temporary:
         yield temporary
         temporary.replace(target)

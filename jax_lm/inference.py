@@ -344,9 +344,10 @@ class DiffuCoderInference:
         """Rows, left-padded unless holes grow; ValueError if there is none, or one does not fit the context."""
         if not templates:
             raise ValueError("templates=[]: must hold at least one")
-        self.require_context(max(template.width(self.tokenizer) for template in templates))
         growth = self.sampler.growth
-        if grows(growth, templates, options) and growth is not None:
+        is_growing = grows(growth, templates, options)
+        self.require_context(max(template.width(self.tokenizer) for template in templates))
+        if is_growing and growth is not None:
             canvas = growing_canvas(templates, self.tokenizer, growth, options.max_new_tokens, WIDTH_BUCKET)
             self.require_context(0 if canvas.room is None else int(canvas.room.max()))
             return canvas

@@ -92,6 +92,8 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
     """
     if not out.exists():
         return {}
+    if not out.is_file():
+        raise ValueError(f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)")
     try:
         content = out.read_bytes()
     except OSError as error:
