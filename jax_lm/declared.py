@@ -8,7 +8,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -136,10 +136,16 @@ def help_text(kind: type, command: str) -> str:
 
 @cache
 def declared_options(kind: type, command: str) -> tuple[Option, ...]:
-    """List the options of a command, those that matter first."""
+    """List the options of a command, those that matter first.
+
+    `IMPLIED` of the dataclass says what its `implied` puts in the place of defaults.
+    """
     groups = parser_of(kind, command)._action_groups
     actions = [action for group in groups for action in group._group_actions]
-    return tuple(Option.of(action) for action in actions if "--help" not in action.option_strings)
+    options = [Option.of(action) for action in actions if "--help" not in action.option_strings]
+    implied = getattr(kind, "IMPLIED", {})
+    assert implied.keys() <= {option.name for option in options}, f"no such options: {set(implied)}"
+    return tuple(replace(option, default=implied.get(option.name, option.default)) for option in options)
 
 
 def options_page(commands: Mapping[str, tuple[type, str]], preamble: str) -> str:

@@ -105,7 +105,10 @@ def open_writers(
 
 @contextmanager
 def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
-    """Write one JSON object per entry, flushed at once; a resumed run drops the entries after its checkpoint."""
+    """Write one JSON object per entry, flushed at once; a resumed run drops the entries after its checkpoint.
+
+    A number that is not finite is null: JSON has no other word for it.
+    """
     entries = path.read_text(encoding="utf-8").splitlines() if resumed_at and path.is_file() else []
     kept = [line for line in entries if step_of(line) <= resumed_at]
     temporary = path.with_suffix(".tmp")
@@ -114,7 +117,8 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     with path.open("a", encoding="utf-8") as file:
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            entry = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            file.write(json.dumps({"step": step, **entry}) + "\n")
             file.flush()
 
         yield write

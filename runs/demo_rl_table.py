@@ -120,7 +120,7 @@ def curves_of(run: Path) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for entry in map(json.loads, lines):
         for name in CURVES:
-            if name in entry:
+            if entry.get(name) is not None:
                 found.setdefault(name, []).append((entry["step"], entry[name]))
     return found
 

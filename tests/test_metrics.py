@@ -42,6 +42,12 @@ def test_entries_come_at_once(tmp_path):
         assert lines(tmp_path) == [{"step": 1, "loss": 2.0}]
 
 
+def test_what_is_not_finite_is_null(tmp_path):
+    with open_writers(tmp_path, (), steps=9, resumed_at=0, config={}) as write_entry:
+        write_entry(1, {"loss": 2.0, "reward": float("nan"), "max_log_ratio": float("inf")})
+    assert lines(tmp_path) == [{"step": 1, "loss": 2.0, "reward": None, "max_log_ratio": None}]
+
+
 def test_unknown_tracker_is_named(tmp_path):
     with pytest.raises(ValueError, match="track='paper': must be one of tensorboard, wandb"):
         write(tmp_path, [1], track=("paper",))

@@ -205,6 +205,15 @@ def test_one_name_means_one_kind_of_value():
     assert {name: found for name, found in kinds.items() if len(found) > 1 and name not in known} == {}
 
 
+@pytest.mark.parametrize("words", [[], ["builtin"], ["humaneval", "--model", "m"], ["--max-length", "64"]])
+def test_the_defaults_that_are_shown_are_those_that_words_imply(words):
+    for name, kind in classes().items():
+        implied = kind.implied(words) if hasattr(kind, "implied") else []
+        shown = {option.name: option.default for option in declared_options(kind, name)}
+        for option, value in zip(implied[::2], implied[1::2], strict=True):
+            assert shown[option] == "half of --max-length" or value in shown[option].replace(";", "").split()
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_every_option(shell, capsys):
     assert cli.main(["completion", shell]) == 0

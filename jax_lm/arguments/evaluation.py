@@ -38,7 +38,7 @@ class Analyze:
         data: the file of the problems; none for builtin.
         model: folder or hub id; the built-in model if not given.
         adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
-        dtype: float32 or bfloat16; chosen by the device if not given.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
         limit: number of problems.
         n: samples per problem and temperature.
         temperatures: each is decoded anew.
@@ -107,7 +107,7 @@ class Evaluate:
         data: the file of the problems, .jsonl or .jsonl.gz; none for builtin.
         model: folder or hub id; the built-in model if not given.
         adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
-        dtype: float32 or bfloat16; chosen by the device if not given.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
         limit: number of problems, evenly spread over a file; 300 for builtin and all of a file if not given.
         n: samples per problem.
         k: the k of pass@k, at most n.
@@ -164,6 +164,11 @@ class Evaluate:
     timeout: float | None = None
     executor: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
     allow_unsafe_exec: bool = False
+
+    IMPLIED: ClassVar = {
+        "--max-new-tokens": "512; 144 for builtin, infilling and the built-in model",
+        "--temperature": "0.2; 0 for builtin and infilling",
+    }
 
     @staticmethod
     def implied(words: Sequence[str]) -> list[str]:

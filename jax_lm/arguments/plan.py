@@ -74,6 +74,8 @@ class Plan:
             raise ValueError("explain=True: reads a compiled program, estimate=True compiles none; give one of them")
         require_at_least_one(self, "batch_size", "max_length")
 
+    IMPLIED: ClassVar = {"--max-new-tokens": "half of --max-length"}
+
     @staticmethod
     def implied(words: Sequence[str]) -> list[str]:
         """Take half of a row as new, unless something else is typed."""

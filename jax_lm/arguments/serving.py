@@ -22,7 +22,7 @@ class Serve:
         model: folder or hub id; the built-in model if not given.
         adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
         tokenizer: folder with the tokenizer; the model's own if not given.
-        dtype: float32 or bfloat16; chosen by the device if not given.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
         host: address to listen on.
         port: 0 takes a free one.
         name: under which the model is offered; the last part of `adapter` or `model` if not given.

@@ -127,6 +127,8 @@ class Sft:
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
 
+    IMPLIED: ClassVar = {"--num-train-epochs": "3", "--max-steps": ""}
+
     @staticmethod
     def implied(words: Sequence[str]) -> list[str]:
         """Make three passes over the samples, however many there are, unless a number of steps is asked for."""
