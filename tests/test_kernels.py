@@ -21,6 +21,34 @@ ENTRY %main (x: bf16[8,128], w: bf16[256,128]) -> bf16[8,256] {
 }
 """
 
+RENAMED = """\
+HloModule renamed, is_scheduled=true
+
+%renamed (w: bf16[2,128,128]) -> bf16[256,128] {
+  %w = bf16[2,128,128]{2,1,0} parameter(0)
+  ROOT %bitcast = bf16[256,128]{1,0} bitcast(%w)
+}
+
+%spread (d: bf16[8,256]) -> bf16[8,2,128] {
+  %d = bf16[8,256]{1,0} parameter(0)
+  ROOT %bitcast.1 = bf16[8,2,128]{2,1,0} bitcast(%d)
+}
+
+%fused (a: bf16[8,128], w: bf16[2,128,128]) -> bf16[8,2,128] {
+  %a = bf16[8,128]{1,0} parameter(0)
+  %w = bf16[2,128,128]{2,1,0} parameter(1)
+  %bitcast_fusion = bf16[256,128]{1,0} fusion(%w), kind=kLoop, calls=%renamed
+  %dot = bf16[8,256]{1,0} convolution(%a, %bitcast_fusion), dim_labels=bf_oi->bf
+  ROOT %bitcast_fusion.1 = bf16[8,2,128]{2,1,0} fusion(%dot), kind=kLoop, calls=%spread
+}
+
+ENTRY %main (x: bf16[8,128], w: bf16[2,128,128]) -> bf16[8,2,128] {
+  %x = bf16[8,128]{1,0} parameter(0), metadata={op_name="state.x"}
+  %w = bf16[2,128,128]{2,1,0} parameter(1), metadata={op_name="params['w']"}
+  ROOT %fusion.1 = bf16[8,2,128]{2,1,0} fusion(%x, %w), kind=kOutput, calls=%fused
+}
+"""
+
 BRANCHES = """\
 HloModule branches
 
@@ -98,6 +126,13 @@ def test_what_is_fetched_into_a_chips_own_memory_is_read_once():
         ("product", (("state.x", 2 * 8 * 128), ("params['w']", 0)), 2 * 8 * 256),
     ]
     assert all(kernel.moved == () for kernel in kernels)
+
+
+def test_what_a_fusion_inside_a_fusion_renames_is_read_and_written():
+    module = parse_hlo(RENAMED)
+    (kernel,), _ = Tracer(module, is_tpu=True).run(module.entry, ["x", "w"])
+    assert dict(kernel.reads) == {"x": 8 * 128 * 2, "w": 256 * 128 * 2}
+    assert (kernel.kind, kernel.written) == ("product", 8 * 256 * 2)
 
 
 def test_memory_of_a_chip_is_that_of_tpus_alone():

@@ -255,7 +255,7 @@ class Tracer:
                 total += user.bytes
             elif user.opcode in IN_PLACE and value.name not in user.operands[1:]:
                 continue
-            elif user.opcode in RENAMING:
+            elif self.renames(user):
                 total += self.read_of(computation, user)
             elif user.opcode == "fusion":
                 inner = self.fused(user.called[0])
@@ -268,13 +268,19 @@ class Tracer:
         """Count the bytes that a fused computation writes: only the part, if it rewrites one in place."""
         if root.opcode == "tuple":
             return sum(self.written_by(computation, computation.instructions[name]) for name in root.operands)
-        if root.opcode in RENAMING:
+        if self.renames(root):
             return self.written_by(computation, computation.instructions[root.operands[0]])
         if self.rewritten_parameter(computation, root) is not None:
             return computation.instructions[root.operands[IN_PLACE[root.opcode]]].bytes
         if root.opcode == "fusion":
             return self.fused(root.called[0]).written
         return 0 if root.opcode == "parameter" else root.bytes
+
+    def renames(self, each: Instruction) -> bool:
+        """Tell whether an instruction gives its first operand as it is, be it as a fusion that does nothing else."""
+        if each.opcode != "fusion":
+            return each.opcode in RENAMING
+        return all(found.opcode in RENAMING | {"parameter", "fusion"} for found in self.module.nested(each))
 
     def kind(self, each: Instruction) -> str:
         """Classify an instruction, with all that is fused into it."""
@@ -330,7 +336,7 @@ class Tracer:
     def rewritten_parameter(self, computation: Computation, value: Instruction) -> int | None:
         """Number the parameter of a fused computation of which a value is a rewritten form."""
         is_rewritten = False
-        while value.opcode in IN_PLACE or value.opcode in RENAMING:
+        while value.opcode in IN_PLACE or self.renames(value):
             is_rewritten = is_rewritten or value.opcode in IN_PLACE
             value = computation.instructions[value.operands[0]]
         return int(value.literal) if is_rewritten and value.opcode == "parameter" else None
