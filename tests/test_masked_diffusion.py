@@ -182,6 +182,11 @@ def test_nearness_is_that_of_dreams_training_configuration():
         ({"max_weight": 0.5}, r"max_weight=0\.5"),
         ({"max_weight": float("nan")}, "max_weight=nan"),
         ({"cart_p": 1.0}, r"cart_p=1\.0"),
+        (
+            {"confident_share": 0.5},
+            r"confident_share=0\.5: must be from 0 to 1, and 0 with a weighting that is not plain",
+        ),
+        ({"weighting": "plain", "confident_share": 1.5}, r"confident_share=1\.5"),
     ],
 )
 def test_settings_out_of_range_are_named(changes, named):
@@ -226,6 +231,41 @@ def test_packed_rows_have_the_gradient_of_single_ones(differentiate):
 def test_masks_and_gradient_do_not_depend_on_accumulation(differentiate):
     rows = collate([[sample] for sample in samples_of(8)], 16, 91)
     assert_same(differentiate(rows, 4), differentiate(rows))
+
+
+def test_samples_masked_by_confidence_show_what_an_empty_canvas_finds_likeliest(shallow, shallow_config, batch):
+    """The whole objective against a reading: an empty canvas, the least likely ceil(t n) tokens, their mean loss."""
+    graph, state = shallow
+    weights, mask_id, key = nnx.to_pure_dict(state), shallow_config.mask_token_id, jax.random.key(2)
+    config = LossConfig(weighting="plain", normalisation="masked", high_levels=True, confident_share=1.0)
+    terms = jax.jit(diffusion_loss(graph, config, mask_id))(weights, batch, key)
+    model = nnx.merge(graph, weights)
+
+    def losses(noisy):
+        logits = np.asarray(
+            model.logits(shift_right(model.model(jnp.asarray(noisy), jnp.asarray(batch.samples >= 0)))), np.float64
+        )
+        own = np.take_along_axis(logits, np.asarray(batch.tokens)[..., None], axis=-1)[..., 0]
+        return np.log(np.exp(logits).sum(axis=-1)) - own
+
+    empty = losses(np.where(batch.canvas, mask_id, batch.tokens))
+    levels = noise_levels(jax.random.split(key, 3)[0], jnp.asarray(batch.samples))
+    masked = np.zeros_like(batch.canvas)
+    for row, level in enumerate(np.asarray(levels)[:, 0]):
+        places = np.flatnonzero(batch.canvas[row])
+        masked[row, places[np.argsort(-empty[row, places])[: int(np.ceil(level * len(places)))]]] = True
+    assert float(terms.weight) == masked.sum()
+    expected = losses(np.where(masked, mask_id, batch.tokens))[masked].sum()
+    assert float(terms.total) == pytest.approx(expected, rel=1e-5)
+
+
+def test_masks_that_are_drawn_already_cannot_be_chosen_by_confidence(shallow, shallow_config, batch):
+    config = LossConfig(weighting="plain", confident_share=0.5)
+    drawn = (np.ones(batch.tokens.shape, np.float32),) * 2
+    with pytest.raises(ValueError, match=r"confident_share=0\.5: must be 0 where masks are drawn already"):
+        diffusion_loss(shallow[0], config, shallow_config.mask_token_id)(
+            nnx.to_pure_dict(shallow[1]), batch._replace(drawn=drawn), jax.random.key(0)
+        )
 
 
 def test_recomputed_layers_give_the_same_gradient(shallow, shallow_config, batch):

@@ -9,6 +9,7 @@ import pytest
 
 from jax_lm.diffusion.masking import (
     attention_mask,
+    confident_ranks,
     mask_tokens,
     noise_levels,
     over_samples,
@@ -177,6 +178,42 @@ def test_masks_of_a_sample_do_not_depend_on_its_place(rows):
     )
     np.testing.assert_array_equal(packed[0, :40], alone[2])
     np.testing.assert_array_equal(packed[0, 40:], alone[0])
+
+
+def test_masks_by_rank_are_the_least_likely_of_each_canvas():
+    """A reading in NumPy, with samples packed; what is not on the canvas never counts, however likely it is."""
+    rng = np.random.default_rng(3)
+    samples = np.array([[5] * 11 + [2] * 9 + [-1] * 4, [7] * 24])
+    canvas = (rng.random(samples.shape) < 0.7) & (samples >= 0)
+    log_probs, levels = rng.normal(size=samples.shape), np.array([0.35, 0.8])[:, None] * np.ones(samples.shape)
+    arrays = tuple(map(jnp.asarray, (canvas, samples)))
+    ranks = confident_ranks(jax.random.key(1), jnp.asarray(log_probs, jnp.float32), *arrays, 1.0)
+    assert np.isnan(ranks[~canvas]).all()
+    _, masked = mask_tokens(
+        jax.random.key(1), jnp.zeros_like(arrays[1]), *arrays, jnp.asarray(levels, jnp.float32), MASK_ID, ranks
+    )
+    expected = np.zeros_like(canvas)
+    for row, sample in ((0, 5), (0, 2), (1, 7)):
+        places = np.flatnonzero((samples[row] == sample) & canvas[row])
+        count = math.ceil(levels[row, 0] * len(places))
+        expected[row, places[np.argsort(log_probs[row, places])[:count]]] = True
+    np.testing.assert_array_equal(masked, expected)
+
+
+def test_a_share_of_the_samples_is_ranked_and_the_others_keep_their_draws(rows):
+    tokens, canvas = rows
+    samples = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
+    arrays = tuple(map(jnp.asarray, (canvas, samples)))
+    log_probs = jnp.asarray(np.random.default_rng(4).normal(size=tokens.shape), jnp.float32)
+    ranks = np.asarray(confident_ranks(jax.random.key(6), log_probs, *arrays, 0.3))
+    ranked = ~np.isnan(ranks).all(axis=1)
+    np.testing.assert_array_equal(~np.isnan(ranks), canvas & ranked[:, None])
+    assert ranked.mean() == pytest.approx(0.3, abs=4 * (0.3 * 0.7 / len(tokens)) ** 0.5)
+    levels = jnp.full(tokens.shape, 0.5, jnp.float32)
+    _, masked = mask_tokens(jax.random.key(6), jnp.asarray(tokens), *arrays, levels, MASK_ID, jnp.asarray(ranks))
+    masked = np.asarray(masked)
+    np.testing.assert_array_equal(masked[~ranked], forward(jax.random.key(6), tokens, canvas, 0.5)[1][~ranked])
+    assert (masked[ranked].sum(axis=1) == np.ceil(0.5 * canvas[ranked].sum(axis=1))).all()
 
 
 def test_attention_opens_from_causal_to_full_within_samples():

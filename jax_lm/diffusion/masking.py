@@ -70,8 +70,12 @@ def mask_tokens(
     samples: Int[Array, "b t"],
     levels: Float[Array, "b t"],
     mask_id: int,
+    ranks: Float[Array, "b t"] | None = None,
 ) -> tuple[Int[Array, "b t"], Bool[Array, "b t"]]:
     """Mask each canvas position with the probability of its level, and at least one of every sample's canvas.
+
+    Args:
+        ranks: in [0, 1), masks those below the level; NaN for positions that are drawn.
 
     Returns:
         Noisy tokens, and which positions were masked.
@@ -81,10 +85,36 @@ def mask_tokens(
         return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, sample), position))
 
     draws = jax.vmap(jax.vmap(draw))(samples, sample_positions(samples))
+    if ranks is not None:
+        draws = jnp.where(jnp.isnan(ranks), draws, ranks)
     # The position with the lowest draw is masked in any case: a sample without a mask would teach nothing.
     draws = jnp.where(canvas, draws, 2.0)
     masked = canvas & ((draws < levels) | (draws == over_samples("min", draws, samples)))
     return jnp.where(masked, mask_id, tokens), masked
+
+
+def confident_ranks(
+    key: PRNGKeyArray,
+    log_probs: Float[Array, "b t"],
+    canvas: Bool[Array, "b t"],
+    samples: Int[Array, "b t"],
+    share: float,
+) -> Float[Array, "b t"]:
+    """Rank the canvas of a share of the samples from the least to the most likely token, in [0, 1); NaN for the others.
+
+    Masking by rank leaves visible what decoding by confidence would have written first: in one step what progressive
+    unmasking (PUMA, arXiv 2602.10314) goes through in many.
+    """
+
+    def is_ranked(sample: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(key, sample)) < share
+
+    # Each sample in its place, its canvas from the least likely on, and then what is given.
+    order = jnp.lexsort((log_probs, ~canvas, jnp.cumsum(sample_starts(samples), axis=1)), axis=-1)
+    places = jnp.argsort(order, axis=-1) - (jnp.arange(samples.shape[1]) - sample_positions(samples))
+    sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
+    ranked = canvas & jax.vmap(jax.vmap(is_ranked))(samples)
+    return jnp.where(ranked, places / jnp.maximum(sizes, 1), jnp.nan)
 
 
 def unforced_ratio(

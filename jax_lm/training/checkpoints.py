@@ -59,6 +59,7 @@ LATER_SETTINGS: dict[str, Any] = {
     "grpo.dynamic_sampling": 0,
     "grpo.generation_batch_size": None,
     "grpo.masks.num_segments": 4,
+    "loss.confident_share": 0.0,
 } | {f"grpo.generation.{name}": value for name, value in LATER_OPTIONS.items()}
 """Settings that runs did not hold before there were any, with what they did then."""
 

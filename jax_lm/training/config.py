@@ -178,8 +178,10 @@ class LossConfig:
         normalisation: token divides by all canvas positions, sequence averages the means of the samples, batch
             divides by the number of samples, masked by the number of masked positions.
         level_draws: even covers (0, 1) evenly with the samples of a step, antithetic in pairs, or independent.
-        high_levels: t = 1 - u^2 instead of t = u.
+        high_levels: t = 1 - u^2 instead of t = u, but for the samples of `confident_share`.
         minimum_level: lowest t.
+        confident_share: share of the samples whose masks are the tokens that the model finds least likely on an empty
+            canvas, as decoding by confidence leaves them; costs a forward more, and needs the weighting plain.
         max_weight: bound of 1/t; none if not given.
         cart_p: share of the nearest visible token in cart's weight; those further away decline geometrically. The value
             is that of Dream's training configuration.
@@ -193,6 +195,7 @@ class LossConfig:
     level_draws: str = "even"
     high_levels: bool = False
     minimum_level: float = 1e-3
+    confident_share: float = 0.0
     max_weight: float | None = None
     cart_p: float = 0.1
     masks_per_query: bool = False
@@ -203,6 +206,9 @@ class LossConfig:
         require_one_of("normalisation", self.normalisation, NORMALISATIONS)
         require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
         bounds.require_inner_shares(self, "minimum_level", "cart_p")
+        rule = "must be from 0 to 1, and 0 with a weighting that is not plain"
+        highest = 1 if self.weighting == "plain" else 0
+        bounds.require(rule, lambda value: 0 <= value <= highest, self, "confident_share")
         rule = "must be at least 1, the weight of a full mask"
         bounds.require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
 

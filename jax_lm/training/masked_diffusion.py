@@ -5,7 +5,9 @@
 with q the negative log-likelihood of a canvas token in float32, m whether it was masked, and w its weight. With
 w = 1/t and t ~ U(0, 1) this is the evidence bound of masked diffusion, DiffuCoder's objective in adaptation and SFT.
 `plain` weights with levels t = 1 - u^2 (a third of the samples have nine of ten positions masked) bound nothing, but
-practise what generation starts from, the nearly empty canvas.
+practise what generation starts from, the nearly empty canvas. Decoding by confidence then sees other canvases than
+masks at random leave, the likeliest tokens first and the end of the text before its middle: a `confident_share` of the
+samples is masked so.
 
 Knows batches, no files.
 """
@@ -109,18 +111,27 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
         key_level, key_mask, key_attention = jax.random.split(key, 3)
         levels = masking.noise_levels(key_level, samples, config.level_draws, config.minimum_level)
-        if config.high_levels:
-            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1.
-            levels = 1 - (1 - levels) ** 2
-        noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id)
-        if drawn is not None:
-            noisy = jnp.where(canvas, mask_id, tokens)
         if openness is not None:
             seen = masking.attention_mask(samples, openness, key_attention)
         else:
             seen = OwnSample(samples) if config.masks_per_query else samples >= 0
-        hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=bool(config.remat))
-        losses = -token_log_probs(model, masking.shift_right(hidden, masking.sample_starts(samples)), tokens)
+
+        def log_probs(model: DreamForCausalLM, noisy: Int[Array, "b t"]) -> Float[Array, "b t"]:
+            hidden = model.model(noisy, seen, masking.sample_positions(samples), remat=bool(config.remat))
+            return token_log_probs(model, masking.shift_right(hidden, masking.sample_starts(samples)), tokens)
+
+        empty, ranks = jnp.where(canvas, mask_id, tokens), None
+        if config.confident_share:
+            if drawn is not None:
+                raise ValueError(f"confident_share={config.confident_share}: must be 0 where masks are drawn already")
+            likely = log_probs(nnx.merge(graph, jax.lax.stop_gradient(params)), empty)
+            ranks = masking.confident_ranks(key_mask, likely, canvas, samples, config.confident_share)
+        if config.high_levels:
+            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Masked by rank, most of a canvas is ends.
+            high = 1 - (1 - levels) ** 2
+            levels = high if ranks is None else jnp.where(jnp.isnan(ranks), high, levels)
+        noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id, ranks)
+        losses = -log_probs(model, noisy if drawn is None else empty)
         if drawn is not None:
             return drawn_loss_terms(config, losses, canvas, *drawn)
         return loss_terms(config, losses, masked, canvas, samples, levels)

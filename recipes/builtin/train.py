@@ -36,7 +36,7 @@ VOCABULARY = 1536
 TOKENIZER_TEXTS = 20_000
 CANVAS_LENGTHS = (64, 80, 96, 112, 128, 160, 192, 256, 352)
 SHARES = {completion_row: 0.56, continuation_row: 0.03, infilling_row: 0.21, chat_row: 0.2}
-LONGER_SHARE = 0.1
+LONGER_SHARE = 0.25
 SHAPE = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_theta",
 )  # fmt: skip
@@ -49,8 +49,9 @@ CHAT_TEMPLATE = (
 )
 
 
-LOSS = LossConfig(weighting="plain", normalisation="masked", high_levels=True)
-"""Generation starts from an empty canvas: this practises nearly empty ones, as the evidence bound hardly does."""
+LOSS = LossConfig(weighting="plain", normalisation="masked", high_levels=True, confident_share=0.5)
+"""Generation starts from an empty canvas: this practises nearly empty ones, as the evidence bound hardly does, and
+those on which the end of the text is decided first."""
 
 
 @dataclass(frozen=True, kw_only=True)
