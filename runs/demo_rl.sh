@@ -12,7 +12,8 @@
 # runs/grpo_builtin.yaml, with the learning rate of a sweep on seed 9, which is used for nothing else. Arms: coupled (the
 # method), trace (scores along the decoding), full_mask (the fully masked copy alone), shuffled (rewards handed out at
 # random within a rollout: must not improve), sft (fine-tuning on solutions of the same prompts). LEARNING_RATE is that of
-# the sweep, START another checkpoint to begin from, ARMS and SEEDS a part of all. A null result is a result.
+# the sweep, START another checkpoint to begin from, PRESET and NUM_STEPS another decoding, the same wherever one decodes,
+# ARMS and SEEDS a part of all. A null result is a result.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-out/demo_rl}
@@ -21,7 +22,8 @@ rate=${LEARNING_RATE:-1e-4}
 steps=${MAX_STEPS:-50}
 tried=${TRIED:-4000}
 start=(${START:+--model "$START"})
-sampling=(--preset turbo --max-new-tokens 96 --batch-size 16)
+decoding=(--preset "${PRESET:-turbo}" ${NUM_STEPS:+--num-steps "$NUM_STEPS"})
+sampling=("${decoding[@]}" --max-new-tokens 96 --batch-size 16)
 
 measure() { # the folder of a run, and options that name the model
     local run=$1
@@ -32,7 +34,7 @@ measure() { # the folder of a run, and options that name the model
         --temperature 0 --out "$run/greedy" "$@"
 }
 
-[ -s "$out/prompts.jsonl" ] || python runs/demo_rl_prompts.py "$out/prompts.jsonl" --tasks "$tried" "${start[@]}"
+[ -s "$out/prompts.jsonl" ] || python runs/demo_rl_prompts.py "$out/prompts.jsonl" --tasks "$tried" "${decoding[@]}" "${start[@]}"
 measure "$out/start" "${start[@]}"
 for seed in ${SEEDS:-0 1 2}; do
     for arm in ${ARMS:-coupled shuffled trace full_mask sft}; do
@@ -48,7 +50,7 @@ for seed in ${SEEDS:-0 1 2}; do
                     --rate "$rate" "${start[@]}"
             else
                 diffucoder grpo --config runs/grpo_builtin.yaml --data "$out/prompts.jsonl" --max-steps "$steps" \
-                    --learning-rate "$rate" --seed "$seed" --out "$run" "${start[@]}" "${options[@]}"
+                    --learning-rate "$rate" --seed "$seed" --out "$run" "${decoding[@]}" "${start[@]}" "${options[@]}"
             fi
             touch "$run/trained"
         fi

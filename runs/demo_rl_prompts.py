@@ -22,8 +22,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.policy_loss import sample_keys
 from jax_lm.training.rollouts import PromptSet, reward_completions, rewards_of, sample_completions
 
-MAX_PROMPT = 64
-SAMPLING = GenerationOptions(max_new_tokens=96, temperature=1.0, decoding=Decoding(preset="turbo"))
+MAX_PROMPT, NEW_TOKENS, TEMPERATURE = 64, 96, 1.0
 """As in runs/grpo_builtin.yaml."""
 SAMPLES = 8
 LEAST, MOST = 0.1, 0.8
@@ -34,14 +33,21 @@ BATCH_SIZE = 16
 """Completions sampled at once: a batch waits for its slowest row, and on a CPU a large one is hardly faster a row."""
 
 
-def main(out: Path, /, tasks: int = 4000, model: Path = BUILTIN_MODEL) -> None:
+def main(
+    out: Path, /, tasks: int = 4000, model: Path = BUILTIN_MODEL, preset: str = "turbo", num_steps: int | None = None
+) -> None:
     """Try tasks, and keep those that are solved sometimes.
 
     Args:
         out: JSONL file to write.
         tasks: how many are tried.
         model: the checkpoint that training starts from.
+        preset: of decoding, as in training.
+        num_steps: of decoding, as in training; as the preset says if not given.
     """
+    sampling = GenerationOptions(
+        max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, num_steps=num_steps, decoding=Decoding(preset=preset)
+    )
     tokenizer = DiffuCoderTokenizer.from_pretrained(model)
     sampler = Sampler(DreamForCausalLM.from_pretrained(model, dtype=jnp.float32))
     rewards = weighted_sum({"completed_code": 1.0})
@@ -52,7 +58,7 @@ def main(out: Path, /, tasks: int = 4000, model: Path = BUILTIN_MODEL) -> None:
         rows = [prompt for prompt in group for _ in range(SAMPLES)]
         keys = sample_keys(0, first, 0, jnp.arange(len(rows)))
         completions = sample_completions(
-            sampler, tokenizer, rows, SAMPLING, keys=keys, width=prompts.width, batch_size=BATCH_SIZE
+            sampler, tokenizer, rows, sampling, keys=keys, width=prompts.width, batch_size=BATCH_SIZE
         )
         means = rewards_of(reward_completions(rewards, rows, completions).totals).reshape(-1, SAMPLES).mean(axis=1)
         kept += [prompt for prompt, mean in zip(group, means, strict=True) if LEAST < mean < MOST]
