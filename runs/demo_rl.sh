@@ -25,6 +25,15 @@ start=(${START:+--model "$START"})
 decoding=(--preset "${PRESET:-turbo}" ${NUM_STEPS:+--num-steps "$NUM_STEPS"})
 sampling=("${decoding[@]}" --max-new-tokens 96 --batch-size 16)
 
+settings="START=${START:-} PRESET=${PRESET:-turbo} NUM_STEPS=${NUM_STEPS:-} PROBLEMS=$problems TRIED=$tried"
+settings+=" LEARNING_RATE=$rate MAX_STEPS=$steps"
+mkdir -p "$out"
+if [ -e "$out/settings" ] && [ "$(cat "$out/settings")" != "$settings" ]; then
+    echo "error: $out holds $(cat "$out/settings"), not $settings" >&2
+    exit 2
+fi
+echo "$settings" >"$out/settings"
+
 measure() { # the folder of a run, and options that name the model
     local run=$1
     shift

@@ -23,19 +23,17 @@ from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.terminal import TERMINATED
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
+from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
 from jax_lm.training.rollouts import PromptSet
 from recipes.builtin.bpe import save_tokenizer
 from recipes.builtin.rows import split_row
-from recipes.builtin.train import Chunks
+from recipes.builtin.train import LOSS, Chunks
 
 ROWS = 256
 """Rows of an update, each of another prompt."""
 MAX_PROMPT, NEW_TOKENS, HELD_OUT = 64, 96, 64
 """As in runs/grpo_builtin.yaml: the canvas, and the prompts that are not learnt from."""
-LOSS = LossConfig(weighting="plain", normalisation="masked", high_levels=True)
-"""As the built-in model was trained."""
 
 
 def main(
@@ -58,12 +56,15 @@ def main(
     solutions = {task.key: task.completion for task in shipped_tasks("training")}
     asked = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
     learnt, _ = PromptSet.of(asked, tokenizer, MAX_PROMPT).split(HELD_OUT, seed)
-    rows = []
+    rows, dropped = [], 0
     for prompt in learnt.prompts:
         row = split_row(str(prompt.content), solutions[prompt.columns["key"]], tokenizer)
         pads = len(prompt.ids) + NEW_TOKENS - len(row.ids)
         if pads >= 0:
             rows.append(closed(row, pads, tokenizer.pad_id))
+        else:
+            dropped += 1
+    logging.info("%d solutions, %d more are longer than %d tokens", len(rows), dropped, NEW_TOKENS)
 
     def batches(chunk: int) -> Iterator[Batch]:
         rng = np.random.default_rng((seed, chunk))

@@ -91,7 +91,8 @@ def table(counts: Counts) -> str:
         lines.append(line(f"**{arm}, mean of {size}**", of_measures, changes))
     for arm in [arm for arm in found if arm != CONTROL]:
         # Of the same seed, as that orders the prompts.
-        pairs = [(f"{arm}-{seed}", f"{CONTROL}-{seed}") for seed in seeds_of(counts, arm) & seeds_of(counts, CONTROL)]
+        both = sorted(seeds_of(counts, arm) & seeds_of(counts, CONTROL))
+        pairs = [(f"{arm}-{seed}", f"{CONTROL}-{seed}") for seed in both]
         if pairs:
             cells = [
                 interval(

@@ -194,11 +194,14 @@ def test_settings_out_of_range_are_named(changes, named):
         LossConfig(**changes)
 
 
-@pytest.fixture(scope="module")
-def differentiate(shallow, shallow_config):
+MIXED = LossConfig(masks_per_query=True, weighting="plain", high_levels=True, confident_share=0.5)
+
+
+@pytest.fixture(scope="module", params=[LossConfig(masks_per_query=True), MIXED], ids=["drawn", "half by confidence"])
+def differentiate(request, shallow, shallow_config):
     """Gradient and metrics on a batch, float32."""
     graph, state = shallow
-    objective = diffusion_loss(graph, LossConfig(masks_per_query=True), shallow_config.mask_token_id)
+    objective = diffusion_loss(graph, request.param, shallow_config.mask_token_id)
     weights = nnx.to_pure_dict(state)
     compiled = jax.jit(lambda batch, key, parts: gradient(objective, weights, {}, batch, key, parts=parts),
                        static_argnames="parts")  # fmt: skip
@@ -257,6 +260,21 @@ def test_samples_masked_by_confidence_show_what_an_empty_canvas_finds_likeliest(
     assert float(terms.weight) == masked.sum()
     expected = losses(np.where(masked, mask_id, batch.tokens))[masked].sum()
     assert float(terms.total) == pytest.approx(expected, rel=1e-5)
+
+
+def test_held_out_losses_are_those_of_masks_at_random(shallow_config, batch, tmp_path):
+    """Masks that follow the weights would compare different tasks."""
+    losses, optimizer = {}, OptimizerConfig(learning_rate=1e-3, warmup_steps=1)
+    for share in (0.0, 0.5):
+        config = LossConfig(weighting="plain", confident_share=share)
+        model, out = DreamForCausalLM(shallow_config, rngs=nnx.Rngs(0)), tmp_path / str(share)
+        training = settings(max_steps=1, log_every=1, optimizer=optimizer)
+        assert train(model, ByStep(lambda step: batch), config, training, out, held_out=[batch])
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses[share] = {name: next(line[name] for line in lines if name in line) for name in ("loss", "eval_loss")}
+    # The first update has rate 0.
+    assert losses[0.5]["eval_loss"] == losses[0.0]["eval_loss"]
+    assert losses[0.5]["loss"] != losses[0.0]["loss"]
 
 
 def test_masks_that_are_drawn_already_cannot_be_chosen_by_confidence(shallow, shallow_config, batch):

@@ -18,6 +18,8 @@ from recipes.builtin.measure import (
     asked_problems,
     header_of,
     holed_problems,
+    is_whole,
+    is_whole,
     spelled_problems,
 )
 from recipes.builtin.overlap import readings, seen_of
@@ -70,6 +72,23 @@ def test_every_hole_is_filled_right_by_what_was_there():
         assert program.startswith(task.prompt + task.completion)
         assert run(program, ["\n".join(problem.tests)], allow_unsafe=True).passed
         assert problem.suffix or problem.prefix
+
+
+@pytest.mark.parametrize(
+    ("hole", "expected"),
+    [
+        ("    a = 1\n", True),
+        ("a = 1", True),
+        ("a = 1\n    b = 2", True),
+        ("a = 1\n    b", False),
+        ("= 1\n    b = 2", False),
+        ("1", False),
+    ],
+)
+def test_holes_are_whole_lines_or_parts(hole, expected):
+    text = "def f():\n    a = 1\n    b = 2\n"
+    start = text.index(hole)
+    assert is_whole(text, start, start + len(hole)) == expected
 
 
 def test_questions_say_what_the_tests_call(engine: DiffuCoderInference):

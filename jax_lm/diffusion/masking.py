@@ -1,7 +1,7 @@
 """Masks over token rows: the logit shift, samples side by side in a row, and the noising of masked diffusion.
 
 Every random number of a sample follows from the key and the sample's number alone: so its masks do not depend on how
-a batch is padded, packed, split or sharded. Knows neither models nor the order of unmasking.
+a batch is padded, packed, split or sharded. Knows no models.
 """
 
 import jax
@@ -75,7 +75,7 @@ def mask_tokens(
     """Mask each canvas position with the probability of its level, and at least one of every sample's canvas.
 
     Args:
-        ranks: in [0, 1), masks those below the level; NaN for positions that are drawn.
+        ranks: in [0, 1); a position is masked where its rank is below its level. NaN where that is drawn.
 
     Returns:
         Noisy tokens, and which positions were masked.
@@ -103,7 +103,8 @@ def confident_ranks(
     """Rank the canvas of a share of the samples from the least to the most likely token, in [0, 1); NaN for the others.
 
     Masking by rank leaves visible what decoding by confidence would have written first: in one step what progressive
-    unmasking (PUMA, arXiv 2602.10314) goes through in many.
+    unmasking (PUMA, arXiv 2602.10314) goes through in many. Log-probabilities that are equal but for rounding may
+    change places where rows are split or packed otherwise.
     """
 
     def is_ranked(sample: Array) -> Array:

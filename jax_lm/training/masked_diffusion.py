@@ -201,7 +201,9 @@ def train(
         token_flops=lambda length: training_flops(model.config, length, length, all_weights=not others),
     )
     held_out = [filled_up(batch, row_devices(model.mesh)) for batch in held_out]
-    evaluate = held_out_loss(objective, frozen, held_out, dtype) if held_out else None
+    # Masks chosen by confidence would follow the weights.
+    fixed = diffusion_loss(graph, dataclasses.replace(loss, confident_share=0.0), model.config.mask_token_id)
+    evaluate = held_out_loss(fixed, frozen, held_out, dtype) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
     nnx.update(model, merged(others, trainer.state.params))
     return finished

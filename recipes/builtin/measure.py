@@ -86,12 +86,18 @@ def holed_problems(count: int) -> Iterator[Problem]:
         start, end = draw_hole(text, len(task.prompt), random.Random(f"hole {number}"))
         yield Problem(
             name=f"{task.family}/{number}",
-            group="a part of a line" if text[start:end].strip() not in map(str.strip, text.split("\n")) else "a line",
+            group="whole lines" if is_whole(text, start, end) else "a part of a line",
             prefix=text[:start],
             suffix=text[end:],
             tests=task.tests,
             canonical=text[start:end],
         )
+
+
+def is_whole(text: str, start: int, end: int) -> bool:
+    """Whether nothing but blanks is left of the lines that a hole begins and ends in."""
+    before, behind = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
+    return not before.strip() and (text[:end].endswith("\n") or not behind.strip())
 
 
 def asked_problems(engine: DiffuCoderInference, count: int) -> Iterator[Problem]:
@@ -201,7 +207,8 @@ def main(
             "infilling": lambda: holed_problems(count),
             "chat": lambda: asked_problems(engine, count),
         }[suite]()
-        measured[suite] = count_passed(engine, list(problems), options, AnswerPrompting(length))
+        prompting = AnswerPrompting(length if suite == "infilling" else None)
+        measured[suite] = count_passed(engine, list(problems), options, prompting)
         counts = {"all": measured[suite], **measured[suite]["groups"]}
         shown = ", ".join(f"{name} {c['passed']}/{c['count']}" for name, c in counts.items())
         sys.stdout.write(f"{suite}: {shown}\n")
