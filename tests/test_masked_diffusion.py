@@ -264,7 +264,7 @@ def test_samples_masked_by_confidence_show_what_an_empty_canvas_finds_likeliest(
 
 def test_held_out_losses_are_those_of_masks_at_random(shallow_config, batch, tmp_path):
     """Masks that follow the weights would compare different tasks."""
-    losses, optimizer = {}, OptimizerConfig(learning_rate=1e-3, warmup_steps=1)
+    losses, optimizer = {}, OptimizerConfig(learning_rate=1e-20)
     for share in (0.0, 0.5):
         config = LossConfig(weighting="plain", confident_share=share)
         model, out = DreamForCausalLM(shallow_config, rngs=nnx.Rngs(0)), tmp_path / str(share)
@@ -272,7 +272,7 @@ def test_held_out_losses_are_those_of_masks_at_random(shallow_config, batch, tmp
         assert train(model, ByStep(lambda step: batch), config, training, out, held_out=[batch])
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         losses[share] = {name: next(line[name] for line in lines if name in line) for name in ("loss", "eval_loss")}
-    # The first update has rate 0.
+    # The rate moves nothing.
     assert losses[0.5]["eval_loss"] == losses[0.0]["eval_loss"]
     assert losses[0.5]["loss"] != losses[0.0]["loss"]
 

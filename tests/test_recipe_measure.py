@@ -19,7 +19,6 @@ from recipes.builtin.measure import (
     header_of,
     holed_problems,
     is_whole,
-    is_whole,
     spelled_problems,
 )
 from recipes.builtin.overlap import readings, seen_of
