@@ -6,12 +6,14 @@ from collections import Counter
 
 import pytest
 
+from recipes.builtin.compositions import draw_pipeline
 from recipes.builtin.families import FAMILIES
 from recipes.builtin.identifiers import FUNCTION_FORMS, PARAMETER_FORMS, draw_name, draw_parameters
 from recipes.builtin.layouts import (
     comment_prompt,
     draw_hole,
     header_prompt,
+    named_answer,
     signed_answer,
     signed_comment_prompt,
     unsigned_answer,
@@ -49,7 +51,7 @@ def test_prompt_and_completion_pass_the_tests(programs, rng, lay_out):
         execute("".join(lay_out(program, rng)), program)
 
 
-@pytest.mark.parametrize("ask", [signed_answer, unsigned_answer])
+@pytest.mark.parametrize("ask", [signed_answer, named_answer, unsigned_answer])
 def test_answers_pass_the_tests(programs, rng, ask):
     for program in programs:
         question, answer = ask(program, rng)
@@ -84,6 +86,25 @@ def test_plain_programs_have_the_names_that_one_would_guess(rng):
         name, parameters = first[program.family]
         assert program.entry_point.startswith(name)
         assert program.parameters == parameters
+
+
+def test_named_questions_say_what_a_name_does_not(rng):
+    programs = [draw_spelled(rng, usual_parameters=True) for _ in range(300)]
+    for program in programs:
+        question, answer = named_answer(program, rng)
+        assert program.entry_point in question
+        assert f"{program.entry_point}(" in answer or program.is_class
+        # More than the name: what it does, in some words.
+        assert len(question) > len(program.entry_point) + 15
+    assert {program.family for program in programs} > {"composition"}
+    assert sum(not program.is_telling for program in programs) > 100
+
+
+def test_types_of_results_are_those_of_the_values(rng):
+    types = {"list[int]": list, "list[str]": list, "str": str, "int": int}
+    for _ in range(300):
+        pipeline = draw_pipeline(rng)
+        assert type(pipeline.run(pipeline.kind.draw(rng))) is types[pipeline.returns]
 
 
 def test_names_are_of_every_kind_and_never_reserved(rng):

@@ -5,15 +5,14 @@ from itertools import count
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
 
 from jax_lm.inference import BUILTIN_MODEL
-from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.trainer import State
 from recipes.builtin.bpe import save_tokenizer
 from recipes.builtin.rows import draw_text
-from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe, build_tokenizer, model_config, transplant
+from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe, batches, begin, build_tokenizer
 
 START = State({}, (), 0)
 
@@ -69,22 +68,17 @@ def test_a_name_is_one_piece_wherever_it_stands(tokenizer):
         assert tokenizer.encode(f"{before}numbers")[-len(alone) :] == alone
 
 
-def test_a_transplanted_model_keeps_layers_and_the_vectors_of_its_tokens(tokenizer):
-    model = DreamForCausalLM(model_config(tokenizer))
-    transplant(model, tokenizer, BUILTIN_MODEL)
+def test_a_run_goes_on_from_a_model_with_its_tokenizer(tmp_path):
+    model, tokenizer = begin(Recipe(out=tmp_path, start=BUILTIN_MODEL))
     trained, words = DreamForCausalLM.from_pretrained(BUILTIN_MODEL), DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
-    mine, its = (np.asarray(each.model.layers[3].mlp.up_proj.weight[...], np.float32) for each in (model, trained))
-    assert np.array_equal(mine, its)
-    ours, theirs = (np.asarray(each.model.embed_tokens.weight[...], np.float32) for each in (model, trained))
-    for token in ("Ġreturn", "Ġlist", "(", "<|mask|>"):
-        here, there = (each.backend.token_to_id(token) for each in (tokenizer, words))
-        assert np.array_equal(ours[here], theirs[there])
-    made = [i for i in range(1536) if words.backend.token_to_id(tokenizer.backend.id_to_token(i)) is None]
-    assert len(made) > 100
-    pieces = words.encode(tokenizer.decode([made[7]]))
-    assert ours[made[7]] == pytest.approx(theirs[pieces].mean(axis=0), abs=1e-6)
+    for mine, its in zip(parameters(model).values(), parameters(trained).values(), strict=True):
+        assert mine.dtype == np.float32
+        assert np.array_equal(mine, np.asarray(its, np.float32))
+    assert tokenizer.encode("def f(numbers):") == words.encode("def f(numbers):")
 
 
-def test_a_model_of_another_shape_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="has the shape"):
-        transplant(DreamForCausalLM(model_config(tokenizer)), tokenizer, GOLDEN / "checkpoint")
+def test_a_run_from_other_weights_draws_other_rows(tokenizer, tmp_path):
+    recipe = Recipe(out=tmp_path)
+    first, again, other = (next(batches(recipe, tokenizer, "decay", start, 0)) for start in ("a", "a", "b"))
+    assert np.array_equal(first.tokens, again.tokens)
+    assert not np.array_equal(first.tokens, other.tokens)

@@ -40,6 +40,11 @@ class Pipeline:
     def __str__(self) -> str:
         return "|".join(f"{step.name}:{constant}" for step, constant in self.steps) + f"|{self.final.name}"
 
+    @property
+    def returns(self) -> str:
+        """Type of the result, as written in a hint."""
+        return {"list": self.kind.type, "join": "str", "dash": "str"}.get(self.final.name, "int")
+
     def run(self, values: list) -> object:
         """Compute the result by the steps' oracles."""
         for step, constant in self.steps:

@@ -21,6 +21,7 @@ SIGNED_QUESTIONS = (
     "Implement {signature} in Python. {text}",
     "Complete this Python code:\n{header}", "Complete this function:\n```python\n{header}\n```", "{header}",
     "Define {signature}: {text}", "Can you write a Python function {signature}? {text}", "Fill in the body:\n{header}",
+    "Write a Python function `{hinted}`. {text}", "Implement `{hinted}` in Python. {text}",
 )  # fmt: skip
 """How a user asks who says what the parameters are called."""
 
@@ -165,17 +166,24 @@ def answer(program: Spelled, rng: random.Random, forms: tuple[str, ...]) -> tupl
         return form.format(header=shown.rstrip()), FENCED.format(code=shown + rest)
     asked = form.format(
         signature=program.signature,
+        hinted=program.header.removeprefix("def ").removesuffix(":"),
         name=program.entry_point,
         spoken=program.entry_point.replace("_", " "),
         does=wording.does,
         text=f"{wording.sentence(rng.choice(('{Order}', '{Order}', '{Does}')) if wording.does else '{Order}')}.",
     )
-    return asked, FENCED.format(code=program.code)
+    return asked, FENCED.format(code=program.hinted_code if "{hinted}" in form else program.code)
 
 
 def signed_answer(program: Spelled, rng: random.Random) -> tuple[str, str]:
     """Ask with the header or the signature."""
     return answer(program, rng, SIGNED_CLASS_QUESTIONS if program.is_class else SIGNED_QUESTIONS)
+
+
+def named_answer(program: Spelled, rng: random.Random) -> tuple[str, str]:
+    """Ask by a name that need not say what is wanted: the question does."""
+    forms = CLASS_QUESTIONS if program.is_class else NAMED_QUESTIONS
+    return answer(program, rng, tuple(form for form in forms if "{text}" in form or "{does}" in form))
 
 
 def unsigned_answer(program: Spelled, rng: random.Random) -> tuple[str, str]:

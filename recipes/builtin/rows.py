@@ -15,6 +15,7 @@ from recipes.builtin.layouts import (
     comment_prompt,
     draw_hole,
     header_prompt,
+    named_answer,
     signed_answer,
     signed_comment_prompt,
     unsigned_answer,
@@ -22,10 +23,13 @@ from recipes.builtin.layouts import (
 from recipes.builtin.spelling import draw_spelled
 
 HEADER_SHARE, UNSIGNED_SHARE = 0.88, 0.45
-"""Of the completions that have a header, not a comment alone, and of the questions that leave names to us."""
+"""Of the completions that have a header, not a comment alone, and of the questions that leave parameters to us."""
+
+NAMED_SHARE = 0.4
+"""Of these, questions that name a function as nobody would guess."""
 
 EXACT_SHARE, SPARE_SHARE = 0.4, 0.45
-"""Of the holes that are as long as their text, and that end with spare canvas; the rest are of a usual length."""
+"""Of holes as long as their text, and of those that end with a little spare canvas; the rest have a usual length."""
 
 
 def completion_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
@@ -55,8 +59,8 @@ def infilling_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
     text = prompt + completion
     start, end = draw_hole(text, len(prompt), rng)
     before, hole, after = (tokenizer.encode(part) for part in (text[:start], text[start:end], text[end:]))
-    hole += [tokenizer.token_id(END_OF_TEXT)] + [tokenizer.pad_id] * MAX_SPARE
-    hole = hole[: draw_hole_length(len(hole) - MAX_SPARE - 1, rng)]
+    length = draw_hole_length(len(hole), rng)
+    hole = [*hole, tokenizer.token_id(END_OF_TEXT), *[tokenizer.pad_id] * length][:length]
     canvas = [False] * len(before) + [True] * len(hole) + [False] * len(after)
     return Row((*before, *hole, *after), tuple(canvas), open=False)
 
@@ -68,13 +72,17 @@ def draw_hole_length(needed: int, rng: random.Random) -> int:
         return needed
     if way < EXACT_SHARE + SPARE_SHARE:
         return needed + rng.randint(1, MAX_SPARE)
-    return min((length for length in AUTO_LENGTHS if length >= needed), default=needed)
+    return rng.choice([length for length in AUTO_LENGTHS if length >= needed] or [needed])
 
 
 def chat_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
     """Show a request in words, and mask its answer, a fenced block of code."""
-    is_unsigned = rng.random() < UNSIGNED_SHARE
-    request, reply = (unsigned_answer if is_unsigned else signed_answer)(draw_spelled(rng, plain=is_unsigned), rng)
+    if rng.random() >= UNSIGNED_SHARE:
+        request, reply = signed_answer(draw_spelled(rng), rng)
+    elif rng.random() < NAMED_SHARE:
+        request, reply = named_answer(draw_spelled(rng, usual_parameters=True), rng)
+    else:
+        request, reply = unsigned_answer(draw_spelled(rng, plain=True), rng)
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": request}])
     return split_row(prompt, reply, tokenizer, end=END_OF_TURN)
 
@@ -97,7 +105,7 @@ SHORTEST_CANVAS = 32
 """On shorter ones hardly any row fits."""
 
 MAX_SPARE = 32
-"""Tokens by which a hole may be longer than its text; AUTO_LENGTHS are never further apart."""
+"""Tokens of a little spare canvas."""
 
 RowKind = Callable[[DiffuCoderTokenizer, random.Random], Row]
 

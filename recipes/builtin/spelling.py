@@ -75,6 +75,11 @@ class Spelled:
         """The program without hints and description, as its signature determines it."""
         return f"{'class' if self.is_class else 'def'} {self.signature}:\n{indented(self.body)}\n"
 
+    @property
+    def hinted_code(self) -> str:
+        """The program without description, with all that its header states."""
+        return f"{self.imports}{self.header}\n{indented(self.body)}\n"
+
     def wording(self, rng: random.Random) -> Wording:
         """Take its description apart, some words replaced by synonyms."""
         if self.family == "composition":
@@ -93,25 +98,26 @@ def indented(body: str) -> str:
     return "\n".join(f"    {line}" if line else "" for line in body.split("\n"))
 
 
-def draw_spelled(rng: random.Random, *, plain: bool = False) -> Spelled:
-    """Draw a program of the training side; a `plain` one has the names that one would guess."""
+def draw_spelled(rng: random.Random, *, plain: bool = False, usual_parameters: bool = False) -> Spelled:
+    """Draw a program of the training side; a `plain` one has the names that one would guess, or its parameters have."""
     while True:
         if not plain and rng.random() < COMPOSITION_SHARE:
-            program = spell_pipeline(rng)
+            program = spell_pipeline(rng, usual_parameters=usual_parameters)
         else:
-            program = spell(rng.choices(FAMILIES, WEIGHTS)[0], rng, plain=plain)
+            family = rng.choices(FAMILIES, WEIGHTS)[0]
+            program = spell(family, rng, plain=plain, usual_parameters=usual_parameters)
         if not is_held_out(program.key):
             return program
 
 
-def spell(family: Family, rng: random.Random, *, plain: bool = False) -> Spelled:
+def spell(family: Family, rng: random.Random, *, plain: bool = False, usual_parameters: bool = False) -> Spelled:
     """Draw names, constants and hints for a program of `family`."""
     constants = {key: rng.choice(options) for key, options in family.constants.items()}
     canonical = tuple(param.split(":")[0].strip() for param in family.params)
     kinds = tuple(param.split(":")[1].strip() for param in family.params)
     choices = family.parameter_choices()
     taken = set(IDENTIFIER.findall(family.body))
-    names = choices[0] if plain else parameter_names(choices, taken, rng)
+    names = choices[0] if plain or usual_parameters else parameter_names(choices, taken, rng)
     template = family.names[0] if plain else rng.choice(family.names)
     values = dict(zip(canonical, names, strict=True)) | constants
     telling = substitute(template, values)
@@ -127,7 +133,9 @@ def spell(family: Family, rng: random.Random, *, plain: bool = False) -> Spelled
     docs = (*family.docs, *CLASSICS.get(family.name, ()))
     hints = Hints.draw(rng)
     arguments = hints.arguments(list(zip(names, kinds, strict=True)), rng)
-    header = f"class {entry_point}:" if family.is_class else f"def {entry_point}({arguments}){hints.result(family)}:"
+    header = (
+        f"class {entry_point}:" if family.is_class else f"def {entry_point}({arguments}){hints.result(family.returns)}:"
+    )
     return Spelled(
         family=family.name,
         key=f"{family.name}|{entry_point}|{','.join(names)}|{constants}" + ("!" if is_canonical else ""),
@@ -143,15 +151,17 @@ def spell(family: Family, rng: random.Random, *, plain: bool = False) -> Spelled
     )
 
 
-def spell_pipeline(rng: random.Random) -> Spelled:
-    """Draw a pipeline whose function and parameter may be called anything."""
+def spell_pipeline(rng: random.Random, *, usual_parameters: bool = False) -> Spelled:
+    """Draw a pipeline whose function and parameter may be called anything, or the parameter as one would guess."""
     pipeline = compositions.draw_pipeline(rng)
     kind = pipeline.kind
     known = [(name,) for name in kind.parameter_names()]
-    (parameter,) = rng.choice(known) if rng.random() < 0.5 else draw_parameters(rng, 1, kind.taken)
+    (parameter,) = known[0]
+    if not usual_parameters:
+        (parameter,) = rng.choice(known) if rng.random() < 0.5 else draw_parameters(rng, 1, kind.taken)
     name = rng.choice(VAGUE_NAMES) if rng.random() < 0.5 else draw_name(rng, FUNCTION_FORMS, {parameter, *kind.taken})
     hints = Hints.draw(rng)
-    header = f"def {name}({hints.arguments([(parameter, kind.type)], rng)}):"
+    header = f"def {name}({hints.arguments([(parameter, kind.type)], rng)}){hints.result(pipeline.returns)}:"
     return Spelled(
         family="composition",
         key=f"composition|{pipeline}",
@@ -227,9 +237,9 @@ class Hints:
             written[-1] += f" = {value}" if self.on_arguments else f"={value}"
         return ", ".join(written)
 
-    def result(self, family: Family) -> str:
-        """Write the type of the result."""
-        return f" -> {self.dialect(family.returns)}" if self.on_result and family.returns else ""
+    def result(self, kind: str) -> str:
+        """Write the type of the result, if it has one."""
+        return f" -> {self.dialect(kind)}" if self.on_result and kind else ""
 
     @staticmethod
     def imports(header: str) -> str:

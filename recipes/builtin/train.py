@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import tyro
 from flax import nnx
 
@@ -37,9 +36,6 @@ TOKENIZER_TEXTS = 20_000
 CANVAS_LENGTHS = (64, 80, 96, 112, 128, 160, 192, 256, 352)
 SHARES = {completion_row: 0.56, continuation_row: 0.03, infilling_row: 0.21, chat_row: 0.2}
 LONGER_SHARE = 0.25
-SHAPE = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_theta",
-)  # fmt: skip
 CHUNK = 200
 """Batches that one seed gives. A run resumes by drawing a part of a chunk again."""
 
@@ -65,7 +61,7 @@ class Recipe:
         tokens_per_batch: tokens of a batch, spare canvas included.
         learning_rate, muon_learning_rate: of AdamW, and of Muon for the matrices of the layers.
         seed: of the corpus, the initial weights and the masks.
-        start: folder of a trained model of the same shape to start from, whatever its tokenizer; nothing if not given.
+        start: folder of a trained model to start from, with its tokenizer; nothing if not given.
     """
 
     out: Path
@@ -160,44 +156,20 @@ def model_config(tokenizer: DiffuCoderTokenizer) -> DreamConfig:
     )
 
 
-def transplant(model: DreamForCausalLM, tokenizer: DiffuCoderTokenizer, folder: Path) -> None:
-    """Take over the layers of a trained model, and the vectors of its tokens by what they write.
-
-    A token that its vocabulary lacks gets the mean of those that write the same.
-
-    Raises:
-        ValueError: the model has another shape.
-    """
-    wanted, found = shape_of(model.config), shape_of(DreamForCausalLM.read_config(folder))
-    if wanted != found:
-        raise ValueError(f"start={folder}: has the shape {found}, not {wanted}")
-    trained = DreamForCausalLM.from_pretrained(folder, dtype="float32")
-    words = DiffuCoderTokenizer.from_pretrained(folder)
-    sources = [sources_of(token_id, tokenizer, words) for token_id in range(model.config.vocab_size)]
-    weights = nnx.to_pure_dict(nnx.state(trained))
-    for table in (weights["model"]["embed_tokens"], weights["lm_head"]):
-        table["weight"] = jnp.stack([table["weight"][jnp.array(ids)].mean(axis=0) for ids in sources])
-    nnx.update(model, weights)
+def begin(recipe: Recipe) -> tuple[DreamForCausalLM, DiffuCoderTokenizer]:
+    """Load the model that the run starts from, or build one and its tokenizer."""
+    if recipe.start:
+        model = DreamForCausalLM.from_pretrained(recipe.start, dtype="float32")
+        return model, DiffuCoderTokenizer.from_pretrained(recipe.start)
+    tokenizer = build_tokenizer(recipe.seed)
+    return DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed)), tokenizer
 
 
-def shape_of(config: DreamConfig) -> dict[str, Any]:
-    """Keep what decides the shapes of the layers."""
-    return {name: getattr(config, name) for name in SHAPE}
-
-
-def sources_of(token_id: int, tokenizer: DiffuCoderTokenizer, words: DiffuCoderTokenizer) -> list[int]:
-    """Find the ids of another vocabulary that write what a token of this one does."""
-    token = tokenizer.backend.id_to_token(token_id)
-    same = None if token is None else words.backend.token_to_id(token)
-    # A part of a character is in every byte-level vocabulary, so that a text is left here.
-    return [same] if same is not None else words.encode(tokenizer.decode([token_id]))
-
-
-def batches(recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, chunk: int) -> Iterator[Batch]:
-    """Draw the batches of a chunk of a phase."""
+def batches(recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, start: str, chunk: int) -> Iterator[Batch]:
+    """Draw the batches of a chunk of a phase; a run from other weights draws others."""
     return stream_batches(
         tokenizer,
-        seed=f"{recipe.seed} {phase} {chunk}",
+        seed=f"{recipe.seed} {start} {phase} {chunk}",
         tokens_per_batch=recipe.tokens_per_batch,
         lengths=CANVAS_LENGTHS,
         shares=SHARES,
@@ -206,18 +178,24 @@ def batches(recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, chunk: i
 
 
 def main(recipe: Recipe) -> None:
-    """Build the tokenizer, train, and write the checkpoint in bfloat16."""
+    """Train, and write the checkpoint in bfloat16."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
-    tokenizer = build_tokenizer(recipe.seed)
-    model = DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed))
-    identity: dict[str, Any] = {"tokens_per_batch": recipe.tokens_per_batch, "seed of the recipe": recipe.seed}
-    if recipe.start:
-        transplant(model, tokenizer, recipe.start)
-        identity["start"] = weights_digest(recipe.start)
+    model, tokenizer = begin(recipe)
+    start = weights_digest(recipe.start) if recipe.start else ""
+    identity: dict[str, Any] = {
+        "tokens_per_batch": recipe.tokens_per_batch,
+        "seed of the recipe": recipe.seed,
+        "start": start,
+        "lengths": list(CANVAS_LENGTHS),
+        "longer_share": LONGER_SHARE,
+        "shares": {kind.__name__: share for kind, share in SHARES.items()},
+    }
     for phase, training in recipe.phases().items():
-        source = Chunks(partial(batches, recipe, tokenizer, phase))
-        if not train(model, source, LOSS, training, recipe.out / phase, identity=identity):
+        source = Chunks(partial(batches, recipe, tokenizer, phase, start))
+        # A first phase that goes on after its decay began would be thrown away for what that had reached.
+        behind = {"stable_steps": recipe.stable_steps} if phase == "decay" else {}
+        if not train(model, source, LOSS, training, recipe.out / phase, identity=identity | behind):
             sys.exit(TERMINATED)
     save_tokenizer(tokenizer, recipe.out)
     model.save_pretrained(recipe.out, dtype="bfloat16")
