@@ -108,7 +108,8 @@ def confident_ranks(
     """
 
     def is_ranked(sample: Array) -> Array:
-        return jax.random.uniform(jax.random.fold_in(key, sample)) < share
+        # No position of the sample has this number.
+        return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, sample), 2**32 - 1)) < share
 
     # Each sample in its place, its canvas from the least likely on, and then what is given.
     order = jnp.lexsort((log_probs, ~canvas, jnp.cumsum(sample_starts(samples), axis=1)), axis=-1)
