@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jax_lm.data.batches import Row, collate
-from jax_lm.diffusion.masking import mask_tokens, noise_levels, shift_right
+from jax_lm.diffusion.masking import begun, mask_tokens, noise_levels, shift_right
 from jax_lm.models.dream import DreamForCausalLM, flatten, parameters
 from jax_lm.training.config import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import ByStep, diffusion_loss, loss_terms, partition, token_weights, train
@@ -236,8 +236,8 @@ def test_masks_and_gradient_do_not_depend_on_accumulation(differentiate):
     assert_same(differentiate(rows, 4), differentiate(rows))
 
 
-def test_samples_masked_by_confidence_show_what_an_empty_canvas_finds_likeliest(shallow, shallow_config, batch):
-    """The whole objective against a reading: an empty canvas, the least likely ceil(t n) tokens, their mean loss."""
+def test_samples_masked_by_confidence_show_a_beginning_and_what_is_then_likeliest(shallow, shallow_config, batch):
+    """The whole objective against a reading: what is begun, the least likely ceil(t n) of the rest, their mean loss."""
     graph, state = shallow
     weights, mask_id, key = nnx.to_pure_dict(state), shallow_config.mask_token_id, jax.random.key(2)
     config = LossConfig(weighting="plain", normalisation="masked", high_levels=True, confident_share=1.0)
@@ -251,12 +251,16 @@ def test_samples_masked_by_confidence_show_what_an_empty_canvas_finds_likeliest(
         own = np.take_along_axis(logits, np.asarray(batch.tokens)[..., None], axis=-1)[..., 0]
         return np.log(np.exp(logits).sum(axis=-1)) - own
 
-    empty = losses(np.where(batch.canvas, mask_id, batch.tokens))
-    levels = noise_levels(jax.random.split(key, 3)[0], jnp.asarray(batch.samples))
+    key_level, key_mask, _ = jax.random.split(key, 3)
+    levels = noise_levels(key_level, jnp.asarray(batch.samples))
+    key_begun = jax.random.split(jax.random.fold_in(key_mask, 0))[1]
+    shown = np.asarray(begun(key_begun, *map(jnp.asarray, (batch.canvas, batch.samples)), levels))
+    assert shown.any()
+    first = np.where(shown, -np.inf, losses(np.where(batch.canvas & ~shown, mask_id, batch.tokens)))
     masked = np.zeros_like(batch.canvas)
     for row, level in enumerate(np.asarray(levels)[:, 0]):
         places = np.flatnonzero(batch.canvas[row])
-        masked[row, places[np.argsort(-empty[row, places])[: int(np.ceil(level * len(places)))]]] = True
+        masked[row, places[np.argsort(-first[row, places])[: int(np.ceil(level * len(places)))]]] = True
     assert float(terms.weight) == masked.sum()
     expected = losses(np.where(masked, mask_id, batch.tokens))[masked].sum()
     assert float(terms.total) == pytest.approx(expected, rel=1e-5)

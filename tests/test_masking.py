@@ -1,5 +1,6 @@
 """The logit shift, samples side by side, noise levels and masks."""
 
+import itertools
 import math
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 from jax_lm.diffusion.masking import (
     attention_mask,
+    begun,
     confident_ranks,
     mask_tokens,
     noise_levels,
@@ -198,6 +200,23 @@ def test_masks_by_rank_are_the_least_likely_of_each_canvas():
         count = math.ceil(levels[row, 0] * len(places))
         expected[row, places[np.argsort(log_probs[row, places])[:count]]] = True
     np.testing.assert_array_equal(masked, expected)
+
+
+def test_a_canvas_is_begun_by_up_to_what_its_level_leaves(rows):
+    """From its first position on, in packed rows as well, and evenly up to (1 - t) n."""
+    tokens, canvas = rows
+    samples = np.repeat(np.arange(2 * len(tokens)).reshape(-1, 2), 64, axis=1)
+    levels = jnp.full(tokens.shape, 0.25, jnp.float32)
+    found = np.asarray(begun(jax.random.key(5), jnp.asarray(canvas), jnp.asarray(samples), levels))
+    assert not found[~canvas].any()
+    shares = []
+    for row, first in itertools.product(range(len(tokens)), (0, 64)):
+        own = found[row, first : first + 64][canvas[row, first : first + 64]]
+        assert (np.diff(own.astype(int)) <= 0).all()
+        if len(own) == 64:
+            shares.append(own.sum() / 48)
+    assert max(shares) <= 1
+    assert np.mean(shares) == pytest.approx(0.5 - 0.5 / 48, abs=4 * (1 / 12 / len(shares)) ** 0.5)
 
 
 def test_a_share_of_the_samples_is_ranked_and_the_others_keep_their_draws(rows):

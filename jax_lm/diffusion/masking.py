@@ -93,6 +93,20 @@ def mask_tokens(
     return jnp.where(masked, mask_id, tokens), masked
 
 
+def begun(
+    key: PRNGKeyArray, canvas: Bool[Array, "b t"], samples: Int[Array, "b t"], levels: Float[Array, "b t"]
+) -> Bool[Array, "b t"]:
+    """Choose how much of each canvas is written from its beginning on, up to all that its level leaves visible."""
+
+    def draw(sample: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(key, sample))
+
+    sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
+    before = jnp.cumsum(canvas, axis=1) - canvas
+    places = before - over_samples("min", before.astype(jnp.float32), samples)
+    return canvas & (places < jnp.floor(jax.vmap(jax.vmap(draw))(samples) * (1 - levels) * sizes))
+
+
 def confident_ranks(
     key: PRNGKeyArray,
     log_probs: Float[Array, "b t"],
@@ -108,8 +122,7 @@ def confident_ranks(
     """
 
     def is_ranked(sample: Array) -> Array:
-        # No position of the sample has this number.
-        return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, sample), 2**32 - 1)) < share
+        return jax.random.uniform(jax.random.fold_in(key, sample)) < share
 
     # Each sample in its place, its canvas from the least likely on, and then what is given.
     order = jnp.lexsort((log_probs, ~canvas, jnp.cumsum(sample_starts(samples), axis=1)), axis=-1)

@@ -180,8 +180,8 @@ class LossConfig:
         level_draws: even covers (0, 1) evenly with the samples of a step, antithetic in pairs, or independent.
         high_levels: t = 1 - u^2 instead of t = u, but for the samples of `confident_share`.
         minimum_level: lowest t.
-        confident_share: share of the samples whose masks are the tokens that the model finds least likely on an empty
-            canvas, as decoding by confidence leaves them; costs a forward more, and needs the weighting plain.
+        confident_share: share of the samples that show a beginning, and what the model then finds likeliest of the
+            rest, as decoding by confidence does; costs a forward more, and needs the weighting plain.
         max_weight: bound of 1/t; none if not given.
         cart_p: share of the nearest visible token in cart's weight; those further away decline geometrically. The value
             is that of Dream's training configuration.

@@ -6,8 +6,8 @@ with q the negative log-likelihood of a canvas token in float32, m whether it wa
 w = 1/t and t ~ U(0, 1) this is the evidence bound of masked diffusion, DiffuCoder's objective in adaptation and SFT.
 `plain` weights with levels t = 1 - u^2 (a third of the samples have nine of ten positions masked) bound nothing, but
 practise what generation starts from, the nearly empty canvas. Decoding by confidence then sees other canvases than
-masks at random leave, the likeliest tokens first and the end of the text before its middle: a `confident_share` of the
-samples is masked so.
+masks at random leave: a beginning, and of the rest the likeliest tokens, the end of the text before its middle. A
+`confident_share` of the samples is masked so.
 
 Knows batches, no files.
 """
@@ -124,8 +124,11 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         if config.confident_share:
             if drawn is not None:
                 raise ValueError(f"confident_share={config.confident_share}: must be 0 where masks are drawn already")
-            likely = log_probs(nnx.merge(graph, jax.lax.stop_gradient(params)), empty)
-            ranks = masking.confident_ranks(key_mask, likely, canvas, samples, config.confident_share)
+            key_ranked, key_begun = jax.random.split(jax.random.fold_in(key_mask, 0))
+            begun = masking.begun(key_begun, canvas, samples, levels)
+            likely = log_probs(nnx.merge(graph, jax.lax.stop_gradient(params)), jnp.where(begun, tokens, empty))
+            likely = jnp.where(begun, jnp.inf, likely)
+            ranks = masking.confident_ranks(key_ranked, likely, canvas, samples, config.confident_share)
         if config.high_levels:
             # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Masked by rank, most of a canvas is ends.
             high = 1 - (1 - levels) ** 2
