@@ -44,8 +44,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 logger = logging.getLogger(__name__)
 
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
-CHAT_NOTICE = "the built-in model saw few conversations and answers them badly; a model of your own is named by model"
-BUILTIN_SURENESS = 0.93
+CHAT_NOTICE = "the built-in model answers with small Python functions alone; a model of your own is named by model"
+BUILTIN_SURENESS = 0.96
 """An answer below it is doubted; the card of the built-in model says how often that is right."""
 
 INT8 = "int8"

@@ -46,13 +46,8 @@ CLASSICS = [
 ]
 
 
-MISSED = {
-    "def fib(k: int) -> int:", "def is_prime(num: int) -> bool:\n", "def bubble_sort(arr):", "def reverse_string(s):",
-    "def is_palindrome(s):", "def count_vowels(s):", "def fizzbuzz(n):", "def matrix_multiply(A, B):", "class Stack:",
-    "class BinaryTree:",
-}  # fmt: skip
-"""What the present model gets wrong, as its card says: mostly a parameter's name that it does not copy. Tried with
---full, as half a minute of every run is too long for answers that are known."""
+MISSED = {"def is_prime(num: int) -> bool:\n", "def count_vowels(s):", "def fizzbuzz(n):"}
+"""What the present model gets wrong, as its card says: a token twice, or a wrong one. Tried with --full."""
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +103,13 @@ def test_a_sample_of_held_out_tasks(engine):
     assert sum(attempt.passed for attempt in attempts) >= 24 * 0.6
 
 
-@pytest.mark.xfail(strict=True, reason="the present built-in model gets 25 of 100 spellings and 49 of 100 holes")
-@pytest.mark.parametrize(("suite", "share"), [("spellings", 0.85), ("holes", 0.6)])
+@pytest.mark.parametrize(
+    ("suite", "share"),
+    [
+        pytest.param("spellings", 0.85, marks=pytest.mark.xfail(strict=True, reason="71 of 100 by the present model")),
+        ("holes", 0.6),
+    ],
+)
 def test_any_spelling_and_any_hole(engine, request, suite, share):
     """A hundred of each, with --full; the measure of the recipe, whose numbers the card states."""
     if not request.config.getoption("--full"):

@@ -20,7 +20,7 @@ class Chat:
         echo "Write a function gcd(a, b)." | diffucoder chat
 
     Attributes:
-        model: folder or hub id; the built-in model if not given, which is weak in chat.
+        model: folder or hub id; the built-in model if not given, which knows small Python functions alone.
         adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
         tokenizer: folder with the tokenizer; the model's own if not given.
         dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
