@@ -1,11 +1,12 @@
 """Ask a question, begin the answer, and ask again about it.
 
     python examples/chat.py
-    python examples/chat.py --model ./DiffuCoder-7B-Instruct --opening "" --then "Now write lcm(a, b)."
+    python examples/chat.py --opening "def gcd(a, b):"
+    python examples/chat.py --model ./DiffuCoder-7B-Instruct --then "Now write lcm(a, b)."
 
 A conversation is a list of messages; the model's own answer is appended before the next question. What the answer
-begins with stands behind the prompt, and the model goes on from there. The built-in model needs such an opening and saw
-no second questions: `--model` names a better one.
+begins with stands behind the prompt, and the model goes on from there. The built-in model saw no second questions:
+`--model` names a better one.
 """
 
 import tyro
@@ -16,7 +17,7 @@ from jax_lm.options import GenerationOptions
 
 def main(
     question: str = "Write a function gcd(a, b).",
-    opening: str = "def gcd(a, b):",
+    opening: str = "",
     then: str | None = None,
     model: str | None = None,
     max_new_tokens: int = 64,

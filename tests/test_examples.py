@@ -27,7 +27,7 @@ FUNCTIONS = {
 """What each example writes, in this order; `check` runs it against its tests."""
 
 SAID = {
-    "batch": "2 forwards",
+    "batch": "4 forwards",
     "streaming": "settled: '\\n    return n % 2",
     "chat": "> Write a function gcd(a, b).",
     "tpu": "no TPU here: 1 device(s) of cpu instead",
@@ -50,8 +50,8 @@ def test_example(name, capsys, request):
     example(name)(**SMALL.get(name, {}))
     printed = capsys.readouterr().out
     assert SAID.get(name, "") in printed
-    # Beside the programs: steps, questions, numbers.
-    code = re.sub(r"(?m)^(step |> |\d+ tokens ).*$", "", printed)
+    # Beside the programs: steps, questions, fences, numbers.
+    code = re.sub(r"(?m)^(step |> |```|\d+ tokens ).*$", "", printed)
     programs = re.split(r"(?m)^(?=def )", code)[1:]
     assert [program[4 : program.index("(")] for program in programs] == FUNCTIONS[name]
     for program in programs:

@@ -22,7 +22,8 @@ TRUTHS = {
     "is_prime": "assert [n for n in range(12) if is_prime(n)] == [2, 3, 5, 7, 11]",
     "quicksort": "assert quicksort([3, 1, 2, 1]) == [1, 1, 2, 3]",
     "transpose": "assert [list(row) for row in transpose([[1, 2], [3, 4]])] == [[1, 3], [2, 4]]",
-    "word_count": "assert word_count('one two  three') == 3",
+    # Of the whole text or of each word: the header says neither.
+    "word_count": "assert word_count('one two  three') in (3, {'one': 1, 'two': 1, 'three': 1})",
 }
 
 pytestmark = [
