@@ -49,7 +49,8 @@ def test_every_problem_is_attempted_once(engine):
 
 
 def test_samples_differ_and_a_run_goes_on_as_if_it_had_not_stopped(engine):
-    problems = [gap("a"), gap("b"), gap("c")] * 2
+    # Something that the model cannot know.
+    problems = [gap(name, prefix=f"def {name}(x, y):\n    ") for name in "abc"] * 2
     drawn = GenerationOptions(
         max_new_tokens=16, temperature=1.0, top_k=None, top_p=None, decoding=Decoding(preset="turbo")
     )

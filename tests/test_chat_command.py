@@ -114,7 +114,7 @@ def test_a_piped_conversation(monkeypatch, capsys):
     status, out, err = talk(monkeypatch, capsys, "Write a function \\\ngcd(a, b).\n\n/exit\nnever said\n")
     assert status == 0
     assert out.strip()
-    assert "the built-in model saw few conversations" in err
+    assert "the built-in model answers with small Python functions alone" in err
     status, out, err = talk(monkeypatch, capsys, "/nothing\n")
     assert (status, out) == (2, "")
     assert "error: /nothing: no command" in err

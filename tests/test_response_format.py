@@ -209,7 +209,15 @@ def test_the_official_client(client):
 
 
 def test_several_answers_with_log_probabilities(address):
-    asked = ASKED | {"grammar": "json_object", "n": 2, "temperature": 1, "seed": 2, "logprobs": 3, "max_tokens": 32}
+    asked = ASKED | {
+        "grammar": "json_object",
+        "n": 2,
+        "temperature": 1,
+        "seed": 2,
+        "prompt": "# ",
+        "logprobs": 3,
+        "max_tokens": 32,
+    }
     _, _, answer = call(address, "POST", "/v1/completions", asked)
     assert len({choice["text"] for choice in answer["choices"]}) > 1
     for choice in answer["choices"]:
