@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Train the built-in model from nothing, and measure it.
 #
-#   expect: 28,000 updates of 4,096 tokens, 1.4 s of one core each where it was measured (an AMD EPYC of 2025): eleven
-#           hours of one core; then half an hour of measuring. The same command continues a run that was ended.
+#   expect: 24,000 updates of 4,096 tokens, 1.2 s each on two cores where it was measured (an AMD EPYC of 2025): eight
+#           hours; then an hour of measuring. The same command continues a run that was ended.
 #
 # Takes an output folder, and options of the recipe; to ship the result, copy its files over jax_lm/assets/builtin.
 set -euo pipefail
