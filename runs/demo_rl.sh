@@ -13,7 +13,7 @@
 # method), trace (scores along the decoding), full_mask (the fully masked copy alone), shuffled (rewards handed out at
 # random within a rollout: must not improve), sft (fine-tuning on solutions of the same prompts). LEARNING_RATE is that of
 # the sweep, START another checkpoint to begin from, PRESET and NUM_STEPS another decoding, the same wherever one decodes,
-# ARMS and SEEDS a part of all. A null result is a result.
+# SHUFFLED the estimator of that control, ARMS and SEEDS a part of all. A null result is a result.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-out/demo_rl}
@@ -26,7 +26,7 @@ decoding=(--preset "${PRESET:-turbo}" ${NUM_STEPS:+--num-steps "$NUM_STEPS"})
 sampling=("${decoding[@]}" --max-new-tokens 96 --batch-size 16)
 
 settings="START=${START:-} PRESET=${PRESET:-turbo} NUM_STEPS=${NUM_STEPS:-} PROBLEMS=$problems TRIED=$tried"
-settings+=" LEARNING_RATE=$rate MAX_STEPS=$steps"
+settings+=" LEARNING_RATE=$rate MAX_STEPS=$steps SHUFFLED=${SHUFFLED:-coupled}"
 mkdir -p "$out"
 if [ -e "$out/settings" ] && [ "$(cat "$out/settings")" != "$settings" ]; then
     echo "error: $out holds $(cat "$out/settings"), not $settings" >&2
@@ -49,7 +49,7 @@ for seed in ${SEEDS:-0 1 2}; do
     for arm in ${ARMS:-coupled shuffled trace full_mask sft}; do
         run="$out/$arm-$seed"
         case $arm in
-            shuffled) options=(--estimator coupled --shuffle-rewards) ;;
+            shuffled) options=(--estimator "${SHUFFLED:-coupled}" --shuffle-rewards) ;;
             sft) options=() ;;
             *) options=(--estimator "$arm") ;;
         esac
