@@ -46,14 +46,10 @@ CLASSICS = [
 ]
 
 
-MISSED = {"def is_prime(num: int) -> bool:\n", "def count_vowels(s):", "def fizzbuzz(n):"}
-"""What the present model gets wrong, as its card says: a token twice, or a wrong one. Tried with --full."""
-
-
 @pytest.fixture(scope="module")
-def answers(engine, request):
+def answers(engine):
     """The classics in one batch."""
-    prompts = [prompt for prompt, _ in CLASSICS if prompt not in MISSED or request.config.getoption("--full")]
+    prompts = [prompt for prompt, _ in CLASSICS]
     return dict(zip(prompts, answers_to(engine, prompts, GREEDY), strict=True))
 
 
@@ -62,20 +58,14 @@ def answers_to(engine, prompts, options):
 
 
 @pytest.mark.parametrize(("prompt", "tests"), CLASSICS, ids=[prompt.splitlines()[0] for prompt, _ in CLASSICS])
-def test_classic(answers, prompt, tests, request):
-    if prompt in MISSED:
-        reason = "a known failure of the present built-in model"
-        request.applymarker(pytest.mark.xfail(reason=reason))
-        if prompt not in answers:
-            pytest.xfail(reason)
+def test_classic(answers, prompt, tests):
     program = prompt + answers[prompt].text
     result = run(program, ["\n".join(tests)], allow_unsafe=True)
     assert result.passed, f"{result.detail}\n{program}"
 
 
 def test_what_it_knows_is_not_doubted(engine, answers):
-    doubted = [prompt for prompt in answers if prompt not in MISSED and engine.doubt(answers[prompt], 0.0)]
-    assert doubted == []
+    assert [prompt for prompt in answers if engine.doubt(answers[prompt], 0.0)] == []
 
 
 def test_what_it_cannot_know_is_doubted(engine):
@@ -100,13 +90,13 @@ def test_a_sample_of_held_out_tasks(engine):
     evaluator = Evaluator(engine=engine, executor=Local(allow_unsafe=True), options=TURBO, batch_size=24)
     attempts = list(evaluator.attempts(held_out_problems(24)))
     assert len(attempts) == 24
-    assert sum(attempt.passed for attempt in attempts) >= 24 * 0.6
+    assert sum(attempt.passed for attempt in attempts) >= 24 * 0.8
 
 
 @pytest.mark.parametrize(
     ("suite", "share"),
     [
-        pytest.param("spellings", 0.85, marks=pytest.mark.xfail(strict=True, reason="71 of 100 by the present model")),
+        pytest.param("spellings", 0.85, marks=pytest.mark.xfail(strict=True, reason="83 of 100 by the present model")),
         ("holes", 0.6),
     ],
 )
