@@ -34,7 +34,7 @@ BATCH_SIZE = 16
 
 
 def main(
-    out: Path, /, tasks: int = 4000, model: Path = BUILTIN_MODEL, preset: str = "turbo", num_steps: int | None = None
+    out: Path, /, tasks: int = 4000, model: Path = BUILTIN_MODEL, preset: str = "fast", num_steps: int | None = 12
 ) -> None:
     """Try tasks, and keep those that are solved sometimes.
 
@@ -43,7 +43,7 @@ def main(
         tasks: how many are tried.
         model: the checkpoint that training starts from.
         preset: of decoding, as in training.
-        num_steps: of decoding, as in training; as the preset says if not given.
+        num_steps: of decoding, as in training; None is as many as the preset takes.
     """
     sampling = GenerationOptions(
         max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, num_steps=num_steps, decoding=Decoding(preset=preset)

@@ -37,7 +37,7 @@ MAX_PROMPT, NEW_TOKENS, HELD_OUT = 64, 96, 64
 
 
 def main(
-    prompts: Path, out: Path, /, seed: int = 0, steps: int = 50, rate: float = 1e-4, model: Path = BUILTIN_MODEL
+    prompts: Path, out: Path, /, seed: int = 0, steps: int = 20, rate: float = 5e-5, model: Path = BUILTIN_MODEL
 ) -> None:
     """Fine-tune, and save the model.
 
