@@ -21,7 +21,7 @@ from jax_lm.benchmark.comparison import (
 from jax_lm.benchmark.machine import Machine
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.speed import GenerationTime
-from jax_lm.benchmark.worker import WorkerResult, comparison_ids
+from jax_lm.benchmark.worker import WorkerResult, comparison_ids, last_error
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
@@ -143,6 +143,39 @@ def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, r
     published = dataclasses.replace(options, decoding=Decoding())
     exact = JaxBackend(golden_sampler).generate(ids, published)
     np.testing.assert_array_equal(backend.generate(ids, published).tokens, exact.tokens)
+
+
+@needs_torch
+def test_the_published_loop_is_greedy_where_probabilities_do_not_add_up_to_1():
+    """Which in bfloat16 they may not: PyTorch's distribution refuses them, and published code then takes the best."""
+    import torch
+
+    from jax_lm.benchmark.torch_reference import draw_tokens
+
+    shape = (2000, 10)
+    logits = (3 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(torch.bfloat16)
+    sums = torch.softmax(logits, dim=-1).sum(-1)
+    assert 0 < (sums != 1).float().mean() < 0.1
+    options = GenerationOptions(temperature=1.0, top_p=None, top_k=None)
+    # One row that does not add up makes the step greedy; without such rows there are draws.
+    assert torch.equal(draw_tokens(logits, options)[1], logits.argmax(-1))
+    valid = logits[sums == 1]
+    drawn = draw_tokens(valid, options)[1]
+    assert 0.1 < (drawn != valid.argmax(-1)).float().mean() < 0.9
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("", "it wrote nothing"),
+        ("killed\nby the system\n", "by the system"),
+        ('Traceback\n  File "a", line 1, in f\n    f()\nValueError: found:\ntensor([[0.,\n        1.]])\n',
+         "ValueError: found: tensor([[0.,"),
+        ('Traceback\n  File "a", line 1, in f\n    f()\nValueError: one line\n', "ValueError: one line"),
+    ],
+)  # fmt: skip
+def test_the_error_of_a_worker_is_told_whole(said, error):
+    assert last_error(said) == error
 
 
 @needs_torch

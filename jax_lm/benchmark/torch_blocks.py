@@ -23,8 +23,13 @@ class DualCache:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.start: int | None = None
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep those of a pass over the whole canvas, or write those of a block into them; what attention sees."""
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, **others: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep those of a pass over the whole canvas, or write those of a block into them; what attention sees.
+
+        What else transformers passes, which differs by its version, says nothing here.
+        """
         if self.start is None:
             self.layers.append((keys, values))
             return keys, values

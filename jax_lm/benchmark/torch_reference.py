@@ -7,6 +7,7 @@ step. Serves `recording`, whose goldens are exact and padded, and `worker`, whic
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -180,11 +181,13 @@ def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch
         smallest = torch.topk(logits, min(options.top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, least)
     probs = torch.softmax(logits, dim=-1)
+    confidence, tokens = probs.max(dim=-1)
     if options.temperature > 0:
-        tokens = Categorical(probs=probs).sample()
-        confidence = probs.gather(1, tokens[:, None])[:, 0]
-    else:
-        confidence, tokens = probs.max(dim=-1)
+        # It refuses probabilities that do not add up to 1, as in bfloat16 they may not: the published loop is then
+        # greedy for that step, and tells nobody.
+        with suppress(ValueError):
+            tokens = Categorical(probs=probs).sample()
+            confidence = probs.gather(1, tokens[:, None])[:, 0]
     if options.alg == "topk_margin":
         best = torch.topk(probs, 2).values
         confidence = best[:, 0] - best[:, 1]

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ GREEDY = Cell(batch=2, prompt_tokens=16, new_tokens=32)
 """The greedy answers that are compared."""
 
 TORCH_PACKAGES = ("torch", "transformers")
+ERROR_WIDTH = 300
+"""Characters of an error that are passed on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +157,7 @@ def run_worker(
     """Have a backend measured in its own process, in `limit` seconds: what it measured, and outputs by module.
 
     Raises:
-        ValueError: it failed, or took too long; the message ends with the last line that it wrote.
+        ValueError: it failed, or took too long; the message ends with its error.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -166,11 +169,18 @@ def run_worker(
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"the {request.backend} side took more than {limit:g} s") from error
         if done.returncode:
-            said = done.stderr.strip().splitlines() or ["it wrote nothing"]
             killed = f" by signal {-done.returncode}, perhaps for its memory" if done.returncode < 0 else ""
-            raise ValueError(f"the {request.backend} side ended{killed}: {said[-1]}")
+            raise ValueError(f"the {request.backend} side ended{killed}: {last_error(done.stderr)}")
         result = read_record(WorkerResult, json.loads((folder / RESULT).read_text(encoding="utf-8")))
         return result, load_file(folder / OUTPUTS) if request.numbers else {}
+
+
+def last_error(said: str) -> str:
+    """Return in one line the error that a traceback ends with; of anything else the last line."""
+    lines = said.strip().splitlines() or ["it wrote nothing"]
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    ending = [line for line in lines[frames[-1] :] if not line.startswith("  ")] if frames else []
+    return textwrap.shorten(" ".join(ending or lines[-1:]), ERROR_WIDTH, placeholder=" ...")
 
 
 def main(folder: Path) -> None:
