@@ -80,6 +80,7 @@ def main(
         sys.exit(TERMINATED)
     # The folder's name says that the run is done.
     unfinished = out / "model.unfinished"
+    unfinished.mkdir(exist_ok=True)
     save_tokenizer(tokenizer, unfinished)
     policy.save_pretrained(unfinished, dtype="float32")
     complete(unfinished, policy.config, tokenizer)
