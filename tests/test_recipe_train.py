@@ -1,6 +1,10 @@
 """Training the built-in model: what its run resumes from, and its chat template."""
 
+import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -12,7 +16,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.trainer import State
 from recipes.builtin.bpe import save_tokenizer
 from recipes.builtin.rows import draw_text
-from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe, batches, begin, build_tokenizer
+from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe, batches, begin, build_tokenizer, whole_chunk
 
 START = State({}, (), 0)
 
@@ -34,6 +38,30 @@ def test_a_source_that_stopped_at_the_end_of_a_chunk_draws_the_next():
     source = Chunks(numbered_chunk)
     source.load({"taken": CHUNK})
     assert source.draw(START)[0] == (1, 0)
+
+
+def test_what_is_drawn_ahead_is_the_same_and_is_given_up_at_the_end():
+    asked = []
+
+    def chunk(number):
+        asked.append(number)
+        return numbered_chunk(number)
+
+    alone = Chunks(numbered_chunk)
+    with ThreadPoolExecutor(1) as pool, closing(Chunks(chunk, pool, ahead=3)) as ahead:
+        drawn = [ahead.draw(START)[0] for _ in range(2 * CHUNK + 3)]
+        assert drawn == [alone.draw(START)[0] for _ in drawn]
+        ahead.load({"taken": 7 * CHUNK + 1})
+        assert ahead.draw(START)[0] == (7, 1)
+        assert ahead.save() == {"taken": 7 * CHUNK + 2}
+    assert set(asked) <= set(range(11))
+
+
+def test_a_process_can_draw_a_chunk(tokenizer, tmp_path):
+    chunk = partial(batches, Recipe(out=tmp_path, tokens_per_batch=352), tokenizer, "decay", "start")
+    sent = pickle.loads(pickle.dumps(partial(whole_chunk, chunk)))
+    for mine, its in zip(whole_chunk(chunk, 2), sent(2), strict=True):
+        assert np.array_equal(mine.tokens, its.tokens)
 
 
 def test_a_longer_first_phase_is_the_same_run(tmp_path):

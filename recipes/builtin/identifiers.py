@@ -46,6 +46,13 @@ VERBS = tuple(
     for word in line.split()
 )
 
+POSSESSORS = ("my", "my", "your", "our", "the", "new", "old", "given", "input", "all", "some", "in", "a", "this")
+"""What people put in front of a name."""
+
+ONSETS = (*"bcdfghklmnprstvwz", "ch", "st", "tr", "th")
+CODAS = ("", "", "n", "r", "l", "s", "t", "m")
+"""What a syllable begins and ends with."""
+
 RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
 """Names that a parameter may not take, or had better not."""
 
@@ -72,6 +79,27 @@ def draw_letters(rng: random.Random) -> str:
     return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 5)))
 
 
+def draw_coined(rng: random.Random) -> str:
+    """Draw syllables that are no word: several tokens that stand side by side in no other name."""
+    syllables = (rng.choice(ONSETS) + rng.choice("aeiou") + rng.choice(CODAS) for _ in range(rng.randint(2, 4)))
+    return "".join(syllables)
+
+
+def draw_possessed(rng: random.Random) -> str:
+    """Draw a word that is somebody's, or of some sort: `my_list`, `new_value`."""
+    return f"{rng.choice(POSSESSORS)}_{draw_word(rng)}"
+
+
+def draw_joined(rng: random.Random) -> str:
+    """Draw two words without anything between them: `mylist`, `wordcount`."""
+    return rng.choice((*POSSESSORS, *WORDS)) + draw_word(rng)
+
+
+def draw_of(rng: random.Random) -> str:
+    """Draw words of which one says what the other holds: `list_of_names`, `count_by_year`."""
+    return f"{rng.choice(WORDS)}_{rng.choice(('of', 'of', 'in', 'by', 'to', 'for', 'per'))}_{draw_word(rng)}"
+
+
 def draw_abbreviation(rng: random.Random) -> str:
     """Draw a word without its vowels."""
     word = rng.choice(WORDS)
@@ -84,20 +112,27 @@ def draw_letter(rng: random.Random) -> str:
 
 
 PARAMETER_FORMS: dict[Callable[[random.Random], str], int] = {
-    draw_letter: 20,
-    draw_word: 34,
-    lambda rng: draw_phrase(rng, 2): 18,
-    draw_numbered: 10,
-    draw_abbreviation: 8,
-    draw_letters: 10,
+    draw_letter: 18,
+    draw_word: 26,
+    lambda rng: draw_phrase(rng, 2): 12,
+    draw_possessed: 7,
+    draw_of: 4,
+    draw_joined: 4,
+    draw_coined: 9,
+    draw_numbered: 8,
+    draw_abbreviation: 6,
+    draw_letters: 6,
 }
 FUNCTION_FORMS: dict[Callable[[random.Random], str], int] = {
     draw_letter: 8,
-    draw_word: 16,
-    lambda rng: f"{rng.choice(VERBS)}_{draw_phrase(rng, rng.randint(1, 2))}": 40,
-    lambda rng: draw_phrase(rng, 2): 14,
-    draw_numbered: 8,
-    draw_letters: 14,
+    draw_word: 14,
+    lambda rng: f"{rng.choice(VERBS)}_{draw_phrase(rng, rng.randint(1, 2))}": 38,
+    lambda rng: draw_phrase(rng, 2): 12,
+    draw_of: 3,
+    draw_joined: 5,
+    draw_coined: 6,
+    draw_numbered: 6,
+    draw_letters: 8,
 }
 
 

@@ -7,12 +7,16 @@ that was ended. The first phase may end at any step: `--stable-steps` below what
 """
 
 import logging
+import multiprocessing
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +66,9 @@ class Recipe:
         learning_rate, muon_learning_rate: of AdamW, and of Muon for the matrices of the layers.
         seed: of the corpus, the initial weights and the masks.
         start: folder of a trained model to start from, with its tokenizer; nothing if not given.
+        workers: processes that draw batches ahead, for a device that is faster than one core draws; 0: none. What is
+            drawn is the same.
+        save_every: updates from one checkpoint to resume from to the next.
     """
 
     out: Path
@@ -72,6 +79,8 @@ class Recipe:
     muon_learning_rate: float = 0.01
     seed: int = 0
     start: Path | None = None
+    workers: int = 0
+    save_every: int = 250
 
     def phases(self) -> dict[str, TrainerConfig]:
         """List the phases by the names of their folders."""
@@ -97,24 +106,36 @@ class Recipe:
             compute_dtype="bfloat16",
             seed=self.seed,
             log_every=50,
-            save_every=250,
+            save_every=self.save_every,
             keep=3,
         )
 
 
 class Chunks:
-    """A source of seeded chunks of batches; it resumes by drawing again, and dropping, a part of one."""
+    """A source of seeded chunks of batches; it resumes by drawing again, and dropping, a part of one.
+
+    With a pool, `ahead` chunks are drawn before they are needed; its processes must be able to take `chunk`.
+    """
 
     arrays: Any = ()
 
-    def __init__(self, chunk: Callable[[int], Iterator[Any]]) -> None:
-        self.chunk, self.taken = chunk, 0
-        self.batches: Iterator[Any] = iter(())
+    def __init__(self, chunk: Callable[[int], Iterator[Any]], pool: Executor | None = None, ahead: int = 1) -> None:
+        self.chunk, self.pool, self.ahead, self.taken = chunk, pool, ahead, 0
+        self.batches = self.batches_from(0)
+
+    def batches_from(self, taken: int) -> Generator[Any]:
+        """Yield all batches behind the first `taken`."""
+        number, done = divmod(taken, CHUNK)
+        if self.pool is None:
+            for following in count(number):
+                yield from islice(self.chunk(following), done if following == number else 0, CHUNK)
+        else:
+            for batches in drawn_ahead(self.pool, partial(whole_chunk, self.chunk), number, self.ahead):
+                yield from batches[done:]
+                done = 0
 
     def draw(self, state: State) -> tuple[Any, dict[str, float]]:
         """Take the next batch."""
-        if self.taken % CHUNK == 0:
-            self.batches = self.chunk(self.taken // CHUNK)
         self.taken += 1
         return next(self.batches), {}
 
@@ -125,8 +146,28 @@ class Chunks:
     def load(self, saved: dict[str, Any]) -> None:
         """Go on behind the batches that were taken."""
         self.taken = saved["taken"]
-        number, done = divmod(self.taken, CHUNK)
-        self.batches = islice(self.chunk(number), done, None)
+        self.batches = self.batches_from(self.taken)
+
+    def close(self) -> None:
+        """Draw no more: what is drawn ahead is given up."""
+        self.batches.close()
+
+
+def whole_chunk(chunk: Callable[[int], Iterator[Any]], number: int) -> list[Any]:
+    """Draw all batches of a chunk."""
+    return list(islice(chunk(number), CHUNK))
+
+
+def drawn_ahead(pool: Executor, draw: Callable[[int], list[Any]], first: int, ahead: int) -> Iterator[list[Any]]:
+    """Yield what `draw` gives for `first`, `first + 1` and so on, `ahead` of which are drawn while one is used."""
+    waiting = deque(pool.submit(draw, number) for number in range(first, first + ahead))
+    try:
+        for number in count(first + ahead):
+            waiting.append(pool.submit(draw, number))
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def build_tokenizer(seed: int, count: int = TOKENIZER_TEXTS) -> DiffuCoderTokenizer:
@@ -191,12 +232,16 @@ def main(recipe: Recipe) -> None:
         "longer_share": LONGER_SHARE,
         "shares": {kind.__name__: share for kind, share in SHARES.items()},
     }
-    for phase, training in recipe.phases().items():
-        source = Chunks(partial(batches, recipe, tokenizer, phase, start))
-        # A first phase that goes on after its decay began would be thrown away for what that had reached.
-        behind = {"stable_steps": recipe.stable_steps} if phase == "decay" else {}
-        if not train(model, source, LOSS, training, recipe.out / phase, identity=identity | behind):
-            sys.exit(TERMINATED)
+    # Spawned, as a process that runs JAX has threads and may hold a device.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(recipe.workers, mp_context=spawn) if recipe.workers else nullcontext() as pool:
+        for phase, training in recipe.phases().items():
+            # A first phase that goes on after its decay began would be thrown away for what that had reached.
+            behind = {"stable_steps": recipe.stable_steps} if phase == "decay" else {}
+            chunk = partial(batches, recipe, tokenizer, phase, start)
+            with closing(Chunks(chunk, pool, 2 * recipe.workers)) as source:
+                if not train(model, source, LOSS, training, recipe.out / phase, identity=identity | behind):
+                    sys.exit(TERMINATED)
     save_tokenizer(tokenizer, recipe.out)
     model.save_pretrained(recipe.out, dtype="bfloat16")
     complete(recipe.out, model.config, tokenizer)
