@@ -23,6 +23,9 @@ from jax_lm.reports.charts import line_chart
 START = "start"
 ARMS = ("coupled", "trace", "shuffled", "full_mask", "sft")
 CONTROL = "shuffled"
+COMPARED = (*((arm, CONTROL) for arm in ARMS if arm != "shuffled"), ("trace", "coupled"), ("coupled", "full_mask"),
+            ("sft", "trace"))  # fmt: skip
+"""Arms that a line of the table compares on the same seeds and tasks."""
 MEASURES = ("sampled", "greedy")
 CURVES = ("reward", "eval_reward", "kl", "completion_tokens", "zero_variance_groups")
 DRAWS = 10_000
@@ -89,18 +92,17 @@ def table(counts: Counts) -> str:
         changes = {measure: f"**{interval(of_measures[measure] - start[measure])}**" for measure in MEASURES}
         size = len(of_measures[MEASURES[0]])
         lines.append(line(f"**{arm}, mean of {size}**", of_measures, changes))
-    for arm in [arm for arm in found if arm != CONTROL]:
+    for arm, other in COMPARED:
         # Of the same seed, as that orders the prompts.
-        both = sorted(seeds_of(counts, arm) & seeds_of(counts, CONTROL))
-        pairs = [(f"{arm}-{seed}", f"{CONTROL}-{seed}") for seed in both]
+        pairs = [
+            (f"{arm}-{seed}", f"{other}-{seed}") for seed in sorted(seeds_of(counts, arm) & seeds_of(counts, other))
+        ]
         if pairs:
             cells = [
-                interval(
-                    np.array([rates(counts, run, measure) - rates(counts, control, measure) for run, control in pairs])
-                )
+                interval(np.array([rates(counts, run, measure) - rates(counts, its, measure) for run, its in pairs]))
                 for measure in MEASURES
             ]
-            lines.append(f"| {arm} over {CONTROL}, {len(pairs)} | | {cells[0]} | | {cells[1]} |")
+            lines.append(f"| {arm} over {other}, {len(pairs)} | | {cells[0]} | | {cells[1]} |")
     return "\n".join(lines) + "\n"
 
 
