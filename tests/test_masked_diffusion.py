@@ -395,6 +395,17 @@ def test_model_without_mask_token_is_refused(shallow_config, batch, tmp_path):
         train(model, ByStep(lambda step: batch), LossConfig(), settings(), tmp_path)
 
 
+def test_samples_side_by_side_are_refused_where_they_would_see_each_other(shallow_config, tmp_path):
+    packed = collate([[Row((5, 6, 7), (False, True, True), open=False)] * 2], 8, 0)
+    alone = collate([[Row((5, 6, 7), (False, True, True), open=False)]], 8, 0)
+    model = DreamForCausalLM(shallow_config, rngs=nnx.Rngs(0))
+    for masks_per_query, batch in ((False, alone), (True, packed)):
+        loss = LossConfig(masks_per_query=masks_per_query)
+        assert train(model, ByStep(lambda step, batch=batch: batch), loss, settings(), tmp_path / str(masks_per_query))
+    with pytest.raises(ValueError, match="masks_per_query=False: must be True"):
+        train(model, ByStep(lambda step: packed), LossConfig(), settings(), tmp_path / "refused")
+
+
 def test_partition_keeps_what_belongs():
     tree = {"layers": {0: {"a": 1, "b": 2}, 1: {"b": 3}}, "norm": {"b": 4}}
     assert partition(tree, lambda name: name.endswith("a")) == {"layers": {0: {"a": 1}}}

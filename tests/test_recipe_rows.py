@@ -16,7 +16,7 @@ from recipes.builtin.spelling import draw_spelled
 from recipes.builtin.tasks import is_held_out
 from recipes.builtin.train import build_tokenizer
 
-LENGTHS = (64, 96, 128, 192, 352)
+LENGTH = 384
 SHARES = {completion_row: 0.6, continuation_row: 0.1, infilling_row: 0.1, chat_row: 0.2}
 
 
@@ -124,8 +124,8 @@ def test_rows_depend_on_the_seed_alone(tokenizer, kind):
 def take(count, tokenizer, **options):
     settings = {
         "seed": 3,
-        "tokens_per_batch": 600,
-        "lengths": LENGTHS,
+        "tokens_per_batch": 3 * LENGTH,
+        "length": LENGTH,
         "shares": SHARES,
         "longer_share": 0.15,
     } | options
@@ -147,43 +147,63 @@ def test_stream_depends_on_the_seed_alone(tokenizer):
     assert not equal(first, take(8, tokenizer, seed=4))
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 200, 1000])
-def test_batches_are_full_and_no_larger_than_one_row_more(tokenizer, tokens_per_batch):
-    for batch in take(15, tokenizer, tokens_per_batch=tokens_per_batch):
-        count, length = batch.tokens.shape
-        assert length in LENGTHS
-        assert tokens_per_batch <= count * length < tokens_per_batch + length
+@pytest.mark.parametrize("count", [1, 3])
+def test_batches_have_as_many_rows_as_their_tokens_allow(tokenizer, count):
+    for batch in take(5, tokenizer, tokens_per_batch=(count + 1) * LENGTH - 1):
+        assert batch.tokens.shape == (count, LENGTH)
 
 
-def used(batch, tokenizer):
-    """Length of each row without what fills it up: of an open one its text, of a closed one all that is attended."""
-    texts = [np.flatnonzero(row != tokenizer.pad_id) for row in batch.tokens]
-    attended = [np.flatnonzero(row >= 0) for row in batch.samples]
-    length = batch.tokens.shape[1]
-    return [max(a if len(a) < length else t) + 1 for a, t in zip(attended, texts, strict=True)]
+def test_a_batch_that_holds_no_row_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="tokens_per_batch=383: must hold a row of 384 tokens"):
+        take(1, tokenizer, tokens_per_batch=LENGTH - 1)
 
 
-def test_rows_go_to_the_shortest_length_that_holds_them(tokenizer):
-    for batch in take(15, tokenizer, longer_share=0.0):
-        shorter = max((length for length in LENGTHS if length < batch.tokens.shape[1]), default=0)
-        assert min(used(batch, tokenizer)) > shorter
+def samples_of(batches):
+    """Ids and canvas of every sample, in the order in which they stand."""
+    return [
+        (batch.tokens[batch.samples == number], batch.canvas[batch.samples == number])
+        for batch in batches
+        for number in range(batch.samples.max() + 1)
+    ]
 
 
-def test_some_open_rows_go_to_a_longer_canvas(tokenizer):
-    is_longer = {True: 0, False: 0}
-    for batch in take(30, tokenizer, longer_share=1.0):
-        shorter = max((length for length in LENGTHS if length < batch.tokens.shape[1]), default=0)
-        for text, attended in zip(used(batch, tokenizer), batch.samples >= 0, strict=True):
-            is_closed = not attended.all()
-            assert not (is_closed and text <= shorter)
-            is_longer[text <= shorter] += 1
-    # Of n fitting lengths n - 1 are longer.
-    assert is_longer[True] > is_longer[False]
+def test_every_sample_is_in_a_row_as_it_was_drawn(tokenizer, monkeypatch):
+    """None is cut, and none lost between two batches; spare canvas aside."""
+    drawn = []
+
+    def recorded(tokenizer, rng):
+        drawn.append(completion_row(tokenizer, rng))
+        return drawn[-1]
+
+    batches = take(6, tokenizer, shares={recorded: 1.0})
+    texts = [tuple(ids[ids != tokenizer.pad_id]) for ids, _ in samples_of(batches)]
+    assert len(texts) == len(drawn) - 1
+    # The one that fits no more is the first of the next batch; within one, samples go where there is room.
+    assert sorted(texts) == sorted(row.ids for row in drawn[:-1])
 
 
-def test_rows_that_fit_no_length_are_drawn_anew(tokenizer):
-    batches = take(5, tokenizer, lengths=(48,))
-    assert {batch.tokens.shape[1] for batch in batches} == {48}
+def test_rows_are_nearly_full(tokenizer):
+    assert np.mean([batch.samples >= 0 for batch in take(20, tokenizer, tokens_per_batch=10 * LENGTH)]) > 0.85
+
+
+@pytest.mark.parametrize(("longer_share", "bound"), [(0.0, rows.MAX_SPARE), (1.0, LENGTH)])
+def test_open_samples_end_with_spare_canvas(tokenizer, longer_share, bound):
+    shares = {completion_row: 1.0}
+    spare = []
+    for ids, canvas in samples_of(take(30, tokenizer, longer_share=longer_share, shares=shares)):
+        pads = ids == tokenizer.pad_id
+        spare.append(int(pads.sum()))
+        assert canvas[pads].all()
+        assert pads[len(pads) - spare[-1] :].all()
+    assert max(spare) <= bound
+    # Uniform up to the bound, or up to what is left of a row.
+    assert bound / 4 < np.mean(spare) < bound / 2 + 4
+
+
+def test_samples_longer_than_a_row_are_drawn_anew(tokenizer):
+    for batch in take(5, tokenizer, length=48, tokens_per_batch=480):
+        assert batch.tokens.shape == (10, 48)
+        assert (batch.samples >= 0).any(axis=1).all()
 
 
 def test_only_the_training_side_is_streamed(tokenizer, monkeypatch):
@@ -195,28 +215,30 @@ def test_only_the_training_side_is_streamed(tokenizer, monkeypatch):
 
     monkeypatch.setattr(rows, "draw_spelled", recorded)
     batches = take(30, tokenizer)
-    assert len(drawn) >= sum(len(batch.tokens) for batch in batches)
+    assert len(drawn) >= len(samples_of(batches))
     assert [program.key for program in drawn if is_held_out(program.key)] == []
 
 
 @pytest.mark.parametrize("weight", [1, 10])
 def test_stream_mixes_kinds_by_their_shares(tokenizer, weight):
-    # One length for all, so that no kind waits longer than another.
     shares = {kind: weight * share for kind, share in SHARES.items()}
-    batches = take(40, tokenizer, lengths=(384,), tokens_per_batch=10 * 384, shares=shares)
-    start = tokenizer.token_id(START_OF_TURN)
+    samples = samples_of(take(40, tokenizer, tokens_per_batch=10 * LENGTH, shares=shares))
+    start, ending = (
+        tokenizer.token_id(START_OF_TURN),
+        (tokenizer.token_id(END_OF_TURN), tokenizer.token_id(END_OF_TEXT)),
+    )
     seen = {
-        chat_row: [start in row for batch in batches for row in batch.tokens],
-        infilling_row: [not mask.all() for batch in batches for mask in batch.samples >= 0],
+        chat_row: [start in ids for ids, _ in samples],
+        # The only kind that may show something behind its canvas, and does but for holes at the very end.
+        infilling_row: [not canvas[-1] or not set(ids) & set(ending) for ids, canvas in samples],
     }
     for kind, rows_of_kind in seen.items():
-        assert len(rows_of_kind) == 400
-        # Four standard errors of a share of 400 rows.
-        tolerance = 4 * (SHARES[kind] * (1 - SHARES[kind]) / 400) ** 0.5
+        # Four standard errors of a share.
+        tolerance = 4 * (SHARES[kind] * (1 - SHARES[kind]) / len(samples)) ** 0.5
         assert np.mean(rows_of_kind) == pytest.approx(SHARES[kind], abs=tolerance)
 
 
 def test_stream_of_one_kind(tokenizer):
-    for batch in take(5, tokenizer, shares={infilling_row: 1.0}):
-        assert not batch.canvas.all(axis=1).any()
-        assert all(starts_and_ends(canvas) == 2 for canvas in batch.canvas)
+    for ids, canvas in samples_of(take(5, tokenizer, shares={infilling_row: 1.0})):
+        assert len(ids) == len(canvas)
+        assert starts_and_ends(canvas) == 2

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -12,11 +13,21 @@ import pytest
 
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM, parameters
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import END_OF_TEXT, MASK, DiffuCoderTokenizer
 from jax_lm.training.trainer import State
-from recipes.builtin.bpe import save_tokenizer
+from recipes.builtin.bpe import save_tokenizer, train_bpe
 from recipes.builtin.rows import draw_text
-from recipes.builtin.train import CHAT_TEMPLATE, CHUNK, Chunks, Recipe, batches, begin, build_tokenizer, whole_chunk
+from recipes.builtin.train import (
+    CHAT_TEMPLATE,
+    CHUNK,
+    SPACED,
+    Chunks,
+    Recipe,
+    batches,
+    begin,
+    build_tokenizer,
+    whole_chunk,
+)
 
 START = State({}, (), 0)
 
@@ -58,7 +69,7 @@ def test_what_is_drawn_ahead_is_the_same_and_is_given_up_at_the_end():
 
 
 def test_a_process_can_draw_a_chunk(tokenizer, tmp_path):
-    chunk = partial(batches, Recipe(out=tmp_path, tokens_per_batch=352), tokenizer, "decay", "start")
+    chunk = partial(batches, Recipe(out=tmp_path, tokens_per_batch=384), tokenizer, "decay", "start")
     sent = pickle.loads(pickle.dumps(partial(whole_chunk, chunk)))
     for mine, its in zip(whole_chunk(chunk, 2), sent(2), strict=True):
         assert np.array_equal(mine.tokens, its.tokens)
@@ -90,10 +101,22 @@ def test_the_saved_tokenizer_is_the_same(tokenizer, tmp_path):
 
 
 def test_a_name_is_one_piece_wherever_it_stands(tokenizer):
-    """Only a space in front makes another token of it, so that names are copied and not translated."""
-    alone = tokenizer.encode("numbers")
-    for before in "([._":
-        assert tokenizer.encode(f"{before}numbers")[-len(alone) :] == alone
+    """So that names are copied, not translated: those that are one token, and those that are several."""
+    for name in ("numbers", "phrase", "temperatures", "old_values", "zorbax"):
+        alone = tokenizer.encode(name)
+        for before in (*"([.= ", " (", "return "):
+            assert tokenizer.encode(f"x{before}{name}")[-len(alone) :] == alone
+
+
+def test_a_space_joins_only_whole_words_that_are_no_names(tokenizer):
+    assert tokenizer.backend.encode(" return returned").tokens == ["\u0120return", "\u0120return", "ed"]
+    joined = [token for token in tokenizer.backend.get_vocab() if re.match("\u0120[A-Za-z]", token)]
+    assert sorted(joined) == sorted(f"\u0120{word}" for word in SPACED)
+
+
+def test_a_joined_word_must_be_a_token():
+    with pytest.raises(ValueError, match="spaced='zebra'"):
+        train_bpe(["a cat"] * 9, vocab_size=290, special_tokens=(MASK, END_OF_TEXT), spaced=("zebra",))
 
 
 def test_a_run_goes_on_from_a_model_with_its_tokenizer(tmp_path):

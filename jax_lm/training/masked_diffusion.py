@@ -178,7 +178,8 @@ def train(
         identity: further settings that a resumed run must agree on.
 
     Raises:
-        ValueError: the model has no mask token, or `out` holds another run.
+        ValueError: the model has no mask token, or `out` holds another run; or a row holds several samples where
+            attention does not keep them apart.
         FloatingPointError: the loss is not finite.
     """
     if model.config.mask_token_id is None:
@@ -192,7 +193,13 @@ def train(
     objective = diffusion_loss(graph, loss, model.config.mask_token_id)
     identity = where | {"loss": dataclasses.asdict(loss)} | dict(identity or {})
     parts = config.gradient_accumulation_steps
-    place = partial(spread, model.mesh, parts) if model.mesh else partial(filled_up, multiple=parts)
+    spreading = partial(spread, model.mesh, parts) if model.mesh else partial(filled_up, multiple=parts)
+
+    def place(batch: Batch) -> Any:
+        if not loss.masks_per_query:
+            require_rows_of_one_sample(batch)
+        return spreading(batch)
+
     trainer = Trainer(
         objective,
         ours,
@@ -210,6 +217,15 @@ def train(
     finished = trainer.run(source, evaluate=evaluate)
     nnx.update(model, merged(others, trainer.state.params))
     return finished
+
+
+def require_rows_of_one_sample(batch: Batch) -> None:
+    """Raise ValueError if samples stand side by side in a row: under one mask for all queries they see each other."""
+    before, behind = batch.samples[:, :-1], batch.samples[:, 1:]
+    if batch.openness is None and np.any((before != behind) & (before >= 0) & (behind >= 0)):
+        raise ValueError(
+            "masks_per_query=False: must be True where a row holds several samples, or they see each other"
+        )
 
 
 def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:

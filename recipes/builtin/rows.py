@@ -6,9 +6,9 @@ target too: so the model learns to end. Knows tokens, not models.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
-from jax_lm.data.batches import Batch, Row, collate
+from jax_lm.data.batches import Batch, Row, closed, collate
 from jax_lm.infilling import AUTO_LENGTHS
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer
 from recipes.builtin.layouts import (
@@ -101,9 +101,6 @@ def split_row(prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end:
     return Row((*fixed, *written), (False,) * len(fixed) + (True,) * len(written))
 
 
-SHORTEST_CANVAS = 32
-"""On shorter ones hardly any row fits."""
-
 MAX_SPARE = 32
 """Tokens of a little spare canvas."""
 
@@ -115,32 +112,37 @@ def stream_batches(
     *,
     seed: int | str,
     tokens_per_batch: int,
-    lengths: Sequence[int],
+    length: int,
     shares: Mapping[RowKind, float],
     longer_share: float,
 ) -> Iterator[Batch]:
     """Draw batches over the training side of the corpus, endlessly, from a seed.
 
-    `shares` weighs the kinds of rows. Each row goes to the shortest of `lengths` that holds it, or with
-    `longer_share` to a random longer one (so that the model has seen canvases far longer than its answers);
-    a length is emitted when it has `tokens_per_batch` tokens. The few rows that fit no length are drawn anew.
+    Several samples share a row of `length` tokens, as many as fit. `shares` weighs their kinds. An open one has a
+    little spare canvas, or with `longer_share` up to a whole row of it (so that the model has seen canvases far longer
+    than its answers). The few samples that are longer than a row are drawn anew.
 
     Raises:
-        ValueError: the shortest of `lengths` holds hardly any row.
+        ValueError: a batch holds no row.
     """
-    if min(lengths, default=0) < SHORTEST_CANVAS:
-        raise ValueError(f"lengths={tuple(lengths)}: must hold canvases of at least {SHORTEST_CANVAS} tokens")
+    count = tokens_per_batch // length
+    if count < 1:
+        raise ValueError(f"tokens_per_batch={tokens_per_batch}: must hold a row of {length} tokens")
     rng = random.Random(seed)
-    waiting: dict[int, list[Row]] = {length: [] for length in lengths}
+    rows: list[list[Row]] = [[] for _ in range(count)]
+    room = [length] * count
     while True:
         draw_row = rng.choices(list(shares), list(shares.values()))[0]
         row = draw_row(tokenizer, rng)
-        fitting = [length for length in sorted(lengths) if length >= len(row.ids)]
-        if not fitting:
+        free = length - len(row.ids)
+        if free < 0:
             continue
-        is_longer = row.open and rng.random() < longer_share
-        length = rng.choice(fitting) if is_longer else fitting[0]
-        waiting[length].append(row)
-        if len(waiting[length]) * length >= tokens_per_batch:
-            yield collate([[row] for row in waiting[length]], length, tokenizer.pad_id)
-            waiting[length] = []
+        if row.open:
+            spare = free if rng.random() < longer_share else min(MAX_SPARE, free)
+            row = closed(row, rng.randint(0, spare), tokenizer.pad_id)
+        place = next((number for number, left in enumerate(room) if left >= len(row.ids)), None)
+        if place is None:
+            yield collate(rows, length, tokenizer.pad_id)
+            rows, room, place = [[] for _ in range(count)], [length] * count, 0
+        rows[place].append(row)
+        room[place] -= len(row.ids)

@@ -37,10 +37,20 @@ from recipes.builtin.rows import chat_row, completion_row, continuation_row, dra
 
 VOCABULARY = 1536
 TOKENIZER_TEXTS = 20_000
-CANVAS_LENGTHS = (64, 80, 96, 112, 128, 160, 192, 256, 352)
+SPACED = tuple(
+    word
+    for line in """
+        False None Python Return The True Write and are by class def elif else every for from function if import in is
+        its keep not of or return returns self that the them then there to while with
+    """.splitlines()
+    for word in line.split()
+)
+"""Words that are no names and that texts are full of: a third of what stands behind a space."""
+
+ROW_LENGTH = 384
 SHARES = {completion_row: 0.56, continuation_row: 0.03, infilling_row: 0.21, chat_row: 0.2}
 LONGER_SHARE = 0.25
-CHUNK = 200
+CHUNK = 100
 """Batches that one seed gives. A run resumes by drawing a part of a chunk again."""
 
 CHAT_TEMPLATE = (
@@ -49,7 +59,9 @@ CHAT_TEMPLATE = (
 )
 
 
-LOSS = LossConfig(weighting="plain", normalisation="masked", high_levels=True, confident_share=0.5)
+LOSS = LossConfig(
+    weighting="plain", normalisation="masked", high_levels=True, confident_share=0.5, masks_per_query=True
+)
 """Generation starts from an empty canvas: this practises nearly empty ones, as the evidence bound hardly does, and
 those on which the end of the text is decided first."""
 
@@ -175,7 +187,7 @@ def build_tokenizer(seed: int, count: int = TOKENIZER_TEXTS) -> DiffuCoderTokeni
     rng = random.Random(seed)
     tokens = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, MASK, DIFFUSION_PAD)
     texts = (draw_text(rng) for _ in range(count))
-    return train_bpe(texts, vocab_size=VOCABULARY, special_tokens=tokens, chat_template=CHAT_TEMPLATE)
+    return train_bpe(texts, vocab_size=VOCABULARY, special_tokens=tokens, spaced=SPACED, chat_template=CHAT_TEMPLATE)
 
 
 def model_config(tokenizer: DiffuCoderTokenizer) -> DreamConfig:
@@ -212,7 +224,7 @@ def batches(recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, start: s
         tokenizer,
         seed=f"{recipe.seed} {start} {phase} {chunk}",
         tokens_per_batch=recipe.tokens_per_batch,
-        lengths=CANVAS_LENGTHS,
+        length=ROW_LENGTH,
         shares=SHARES,
         longer_share=LONGER_SHARE,
     )
@@ -228,7 +240,7 @@ def main(recipe: Recipe) -> None:
         "tokens_per_batch": recipe.tokens_per_batch,
         "seed of the recipe": recipe.seed,
         "start": start,
-        "lengths": list(CANVAS_LENGTHS),
+        "row_length": ROW_LENGTH,
         "longer_share": LONGER_SHARE,
         "shares": {kind.__name__: share for kind, share in SHARES.items()},
     }
