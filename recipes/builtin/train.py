@@ -84,8 +84,8 @@ class Recipe:
     """
 
     out: Path
-    stable_steps: int = 20_000
-    decay_steps: int = 4000
+    stable_steps: int = 2000
+    decay_steps: int = 22_000
     tokens_per_batch: int = 4096
     learning_rate: float = 2e-3
     muon_learning_rate: float = 0.01
