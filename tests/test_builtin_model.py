@@ -19,7 +19,7 @@ from recipes.builtin.measure import HOLE_TOKENS, AnswerPrompting, count_passed, 
 pytestmark = pytest.mark.usefixtures("for_release")
 
 SAMPLES = Path(__file__).parent / "samples"
-GREEDY = GenerationOptions(max_new_tokens=160, temperature=0.0)
+GREEDY = GenerationOptions(max_new_tokens=176, temperature=0.0)
 TURBO = replace(GREEDY, decoding=Decoding(preset="turbo"))
 
 CLASSICS = [

@@ -39,7 +39,7 @@ CHAT_FORMS = (
 """Questions for held-out tasks, one after the other."""
 
 BATCH_SIZE = 25
-NEW_TOKENS, HOLE_TOKENS = 160, 64
+NEW_TOKENS, HOLE_TOKENS = 176, 64
 """Of the canvas of an answer, and of a hole whose length is not known."""
 
 Suite = Literal["spellings", "infilling", "chat", "outside"]
