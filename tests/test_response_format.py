@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -195,9 +196,13 @@ def test_the_official_client(client):
             Owner.model_validate_json(error.completion.choices[0].message.content)
         else:
             assert isinstance(parsed.choices[0].message.parsed, Owner)
-    with client.chat.completions.stream(response_format=Owner, **common) as stream:
-        for _ in stream:
-            pass
+    # Random weights may fill the canvas, of which the client complains.
+    told = ""
+    asked = client.chat.completions.stream(response_format=Owner, **common)
+    with asked as stream, suppress(openai.LengthFinishReasonError):
+        for event in stream:
+            told += event.delta if event.type == "content.delta" else ""
+    Owner.model_validate_json(told)
     with pytest.raises(openai.BadRequestError, match="'minimum' is not kept to"):
         client.chat.completions.create(
             response_format={
@@ -213,7 +218,7 @@ def test_several_answers_with_log_probabilities(address):
         "grammar": "json_object",
         "n": 2,
         "temperature": 1,
-        "seed": 2,
+        "seed": 3,
         "prompt": "# ",
         "logprobs": 3,
         "max_tokens": 32,
