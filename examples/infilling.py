@@ -11,7 +11,7 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 
 
-def main(model: str | None = None, max_new_tokens: int = 16) -> None:
+def main(model: str | None = None, max_new_tokens: int = 24) -> None:
     """Print three filled texts.
 
     Args:
@@ -24,9 +24,9 @@ def main(model: str | None = None, max_new_tokens: int = 16) -> None:
     print(prefix + engine.infill(prefix, suffix, max_new_tokens, options=options) + suffix)
     # With middle_length="auto" the length is chosen by likelihood among several that are decoded side by side.
     prefix, suffix = "def factorial(n):\n    result = 1\n    for i in range(2, n + 1):\n", "\n    return result"
-    print(prefix + engine.infill(prefix, suffix, middle_length=5, options=options) + suffix)
-    # <|hole:4|> is a gap of four tokens, <|hole|> one of max_new_tokens.
-    print(engine.fill("def gcd(a, b):\n<|hole:4|>\n        a, b = b, a % b\n<|hole:3|>\n", options))
+    print(prefix + engine.infill(prefix, suffix, middle_length=6, options=options) + suffix)
+    # <|hole:5|> is a gap of five tokens, <|hole|> one of max_new_tokens.
+    print(engine.fill("def gcd(a, b):\n<|hole:5|>\n        a, b = b, a % b\n<|hole:4|>\n", options))
 
 
 if __name__ == "__main__":

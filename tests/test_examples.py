@@ -27,7 +27,7 @@ FUNCTIONS = {
 """What each example writes, in this order; `check` runs it against its tests."""
 
 SAID = {
-    "batch": "3 forwards",
+    "batch": "2 forwards",
     "streaming": "settled: '\\n    return n % 2",
     "chat": "> Write a function gcd(a, b).",
     "tpu": "no TPU here: 1 device(s) of cpu instead",

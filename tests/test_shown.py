@@ -16,7 +16,8 @@ from jax_lm.sandbox.tiers import SAFE
 PAGES = ["README.md", "docs/quickstart.md", "docs/guides/editor.md"]
 TRUTHS = {
     "factorial": "assert factorial(5) == 120",
-    "fibonacci": "assert fibonacci(7) == [0, 1, 1, 2, 3, 5, 8]",
+    # The number or the numbers up to it: the header says neither.
+    "fibonacci": "assert fibonacci(7) in (13, [0, 1, 1, 2, 3, 5, 8])",
     "gcd": "assert gcd(12, 18) == 6",
     "is_even": "assert is_even(4) and not is_even(3)",
     "is_prime": "assert [n for n in range(12) if is_prime(n)] == [2, 3, 5, 7, 11]",

@@ -16,19 +16,19 @@ const EXAMPLES = {
   ],
   // A hole is filled to its last token, so that its length must fit.
   infill: [
-    { name: "gcd", text: `def gcd(a, b):\n${HOLE}\n    return a\n`, tokens: 14 },
-    { name: "fibonacci", text: `def fibonacci(n):\n${HOLE}\n    return a\n`, tokens: 29 },
+    { name: "gcd", text: `def gcd(a, b):\n${HOLE}\n    return a\n`, tokens: 20 },
+    { name: "fibonacci", text: `def fibonacci(n):\n${HOLE}\n    return a\n`, tokens: 37 },
     {
       name: "is_prime",
       text:
         `def is_prime(n):\n    if n < 2:\n        return False\n    for i in range(2, int(n ** 0.5) + 1):\n${HOLE}\n` +
         "    return True\n",
-      tokens: 12,
+      tokens: 14,
     },
     {
       name: "find_max",
       text: `def find_max(nums):\n    result = nums[0]\n    for x in nums:\n${HOLE}\n    return result\n`,
-      tokens: 10,
+      tokens: 14,
     },
   ],
   // Block by block: over the whole canvas at once its answers fall apart.
