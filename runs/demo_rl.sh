@@ -10,12 +10,13 @@
 #
 # Laid down before any run that counts (docs/results/coupled_grpo, the third experiment; it names the checkpoint that it
 # starts from): the measures are pass@1 sampled at the temperature of training, 8 samples of each of 300 held-out tasks,
-# and greedy pass@1; seeds 0, 1 and 2; the settings of runs/grpo_builtin.yaml. Arms: trace (scores along the decoding),
+# and greedy pass@1; seeds 0, 1 and 2; the settings of runs/grpo_builtin.yaml, but for the rate. Arms: trace (scores along the decoding),
 # shuffled (rewards handed out at random within a rollout: must not improve), coupled (complementary masks, the paper's
 # method), full_mask (the fully masked copy alone), sft (fine-tuning on solutions of the same prompts). START is another
 # checkpoint to begin from, LEARNING_RATE and MAX_STEPS other updates, PRESET and NUM_STEPS another decoding, the same
 # wherever one decodes (NUM_STEPS empty: as many as the preset takes), SHUFFLED the estimator of that control, ARMS and
-# SEEDS a part of all. A null result is a result.
+# SEEDS a part of all. A null result is a result: START of the third experiment gains 14 to 18 points, the weights that
+# ship, from which it starts if nothing is said, gain nothing (the fourth).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-out/demo_rl}
