@@ -42,8 +42,8 @@ SHORTENED = {
     ("diffucoder", "analyze"): ("--limit", "2", "--max-new-tokens", "16"),
     ("diffucoder", "sft"): ("--steps", "4", "--warmup-steps", "0"),
     ("diffucoder", "grpo"): (
-        *("--max-steps", "1", "--warmup-steps", "0"),
-        *("--num-generations", "4", "--prompts-per-step", "2"),
+        *("--max-steps", "1", "--warmup-steps", "0", "--num-generations", "4", "--prompts-per-step", "2"),
+        *("--generation-batch-size", "8", "--gradient-accumulation-steps", "1"),
     ),
     ("diffucoder", "experiment"): ("--largest-batch", "1", "--tasks", "2", "--new-tokens", "16", "--repeats", "1"),
     ("diffucoder", "bench"): ("--batch-sizes", "1", "--new-tokens", "32", "--repeats", "1"),
