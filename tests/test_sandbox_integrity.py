@@ -29,7 +29,76 @@ class Magic:
 def f(x): return Magic()
 """
 
+HELD = "SECRET = 'dfq-7731'\ndef double(x): return 2 * x\n"
+FOUND = HELD + "assert f(double) == SECRET"
+ASK = """
+import sys
+def ask(operation, *forms, **keywords):
+    peer = sys.modules["jax_lm.sandbox.inside.remotes"].PEERS["p"]
+    forms = [form if isinstance(form, dict) else peer.encode(form) for form in forms]
+    peer.send(lambda: {"do": operation, "arguments": forms, "keywords": keywords})
+    while "do" in (reply := peer.receive()):
+        peer.answer(reply)
+    answer = reply.get("value")
+    return answer | {"t": "yours"} if isinstance(answer, dict) and answer["t"] == "mine" else answer
+def named(*name):
+    return {"t": "class", "v": list(name)}
+LEAK = "{0.__globals__[SECRET]}"
+"""
+"""What a program does that has taken over its process: it says what it likes on its channel."""
+
 HACKS = {
+    "formatting by a text of its own": (ASK + "def f(g): return ask('get and call', LEAK, 'format', g)", [FOUND]),
+    "formatting by a Formatter": (
+        ASK + "def f(g): return ask('get and call', ask('call', named('string', 'Formatter')), 'format', LEAK, g)",
+        [FOUND],
+    ),
+    "a class of the standard library, called": (
+        ASK + "def f(g): return ask('call', ask('call', named('operator', 'methodcaller'), 'format', g), LEAK)",
+        [FOUND],
+    ),
+    "the class of an object, called": (
+        ASK + "def f(g, p):\n"
+        "    peer = sys.modules['jax_lm.sandbox.inside.remotes'].PEERS['p']\n"
+        "    kind = peer.encode(type(p))\n"
+        "    maker = ask('call', kind, named('operator', 'methodcaller'), 'format')\n"
+        "    return ask('call', ask('call', maker, g), LEAK)",
+        [HELD + "import functools\nassert f(double, functools.partial(double, 2)) == SECRET"],
+    ),
+    "the class of a mock, called": (
+        ASK + "def f(g, m):\n"
+        "    peer = sys.modules['jax_lm.sandbox.inside.remotes'].PEERS['p']\n"
+        "    mock = ask('call', peer.encode(type(m)), wraps=named('operator', 'methodcaller'))\n"
+        "    return ask('call', ask('call', mock, 'format', g), LEAK)",
+        [HELD + "from unittest.mock import MagicMock\nassert f(double, MagicMock()) == SECRET"],
+    ),
+    "the assertions of a mock": (
+        ASK + "def f(g, m):\n    m.configure_mock(assert_called_once_with=lambda *a: None)",
+        [HELD + "from unittest.mock import Mock\nm = Mock()\nf(double, m)\nm.assert_called_once_with(SECRET)"],
+    ),
+    "classes below a class": (
+        ASK + "def f(g, o):\n"
+        "    peer = sys.modules['jax_lm.sandbox.inside.remotes'].PEERS['p']\n"
+        "    kinds = ask('special', '__subclasses__', peer.encode(type(o)))\n"
+        "    return ask('get', peer.encode(peer.decode(kinds)[0]), 'SECRET')",
+        ["class Base: pass\nclass Hidden(Base):\n    SECRET = 'dfq-7731'\nassert f(3, Base()) == Hidden.SECRET"],
+    ),
+    "formatting by the test's own kind of text": (
+        ASK + "def f(g, text): return ask('get and call', ask('call', type(text), LEAK), 'format', g)",
+        [HELD + "class Text(str): pass\nassert f(double, Text('a')) == SECRET"],
+    ),
+    "formatting by an unbound method": (
+        ASK + "def f(g, text): return ask('call', ask('get', type(text), 'format'), LEAK, g)",
+        [HELD + "class Text(str): pass\nassert f(double, Text('a')) == SECRET"],
+    ),
+    "registering with a class of the test": (
+        ASK + "def f(kind):\n    ask('get and call', kind, 'register', named('builtins', 'int'))\n    return 3",
+        ["import abc\nclass Shape(abc.ABC): pass\nassert isinstance(f(Shape), Shape)"],
+    ),
+    "formatting by what a test hands out": (
+        ASK + "def f(g, form): return form(LEAK, g)",
+        [HELD + "assert f(double, str.format) == SECRET"],
+    ),
     "sys.exit(0)": ("import sys\nsys.exit(0)", [CALL, SCRIPT, CHECK]),
     "os._exit(0)": ("import os\nos._exit(0)", [CALL, SCRIPT, CHECK]),
     "raise SystemExit in the call": ("def f(x): raise SystemExit(0)", [CALL, SCRIPT, CHECK]),
@@ -198,6 +267,23 @@ HACKS = {
         [CALL, SCRIPT, CHECK],
     ),
     "its own __name__": ("__name__ = 'no'\ng = 1", ["if __name__ != 'no':\n    f(1)"]),
+    "an interrupt after the first test": (
+        "def f(x):\n    if x == 1: return 1\n    raise KeyboardInterrupt",
+        [
+            "def test_a():\n    assert f(1) == 1\ndef test_b():\n    assert f(2) == 2",
+            "import unittest\nclass TestF(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 1)\n"
+            "    def test_b(self): self.assertEqual(f(2), 2)",
+        ],
+    ),
+    "options of pytest from the program": (
+        "import os\ndef f(x):\n    os.environ['PYTEST_ADDOPTS'] = '-k test_a'\n    return 1",
+        ["one = f(1)\ndef test_a():\n    assert f(1) == 1\ndef test_b():\n    assert f(2) == 2"],
+    ),
+    "the end of a loop, by a function that is called like a step": (
+        "class F:\n    def __call__(self, x):\n        if x == 1: return 1\n        raise StopIteration\n"
+        "    def __str__(self): return '__next__'\nf = F()",
+        ["for got, want in zip(map(f, [1, 2, 3]), [1, 4, 9]):\n    assert got == want"],
+    ),
     "the exit of a test": (
         "def f(x): raise KeyboardInterrupt",
         ["try:\n    f(1)\nexcept Exception:\n    pass", SCRIPT],
@@ -235,6 +321,72 @@ def test_the_tests_of_the_hacks_can_be_passed():
     }
     for code, tests in solutions.items():
         assert run(code, tests, executor=tier(), allow_unsafe=True).passed
+
+
+def test_names_that_frameworks_look_for_are_the_tests_own():
+    """A program may have functions of any name; and a test's own preparations run."""
+    refuse = "def {0}(*_): raise ValueError('{0}')\n"
+    names = ("setup_function", "teardown_function", "setup_module", "teardown_module", "setUpModule", "load_tests")
+    code = "".join(refuse.format(name) for name in names) + "def f(x): return x + 1"
+    prepared = "held = []\ndef setup_function(): held.append(f(1))\ndef test_a():\n    assert held == [2]"
+    unit = "import unittest\nclass TestF(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 2)"
+    tests = ["def test_a():\n    assert f(1) == 2", prepared, unit]
+    result = run(code, tests, executor=tier(), allow_unsafe=True)
+    assert result.passed, result.tests
+
+
+def test_what_a_test_hands_out_is_served():
+    """The tester refuses what a program names itself; what it got from the test still works in every way."""
+    code = (
+        "class Boom(Exception): pass\n"
+        "def f(call, item, kind, keep, log, source):\n"
+        "    made = kind('b', 2)\n    made.size += item.size\n    keep(call(made))\n    log.add(name='x', size=1)\n"
+        "    with source as opened: text = opened.read()\n"
+        "    return isinstance(made, kind), made == kind('b', 5), item < made, text, str(made)\n"
+    )
+    test = (
+        "import io\nfrom unittest.mock import Mock\n"
+        "class Item:\n    def __init__(self, name, size): self.name, self.size = name, size\n"
+        "    def __eq__(self, other): return self.size == other.size\n"
+        "    def __lt__(self, other): return self.size < other.size\n"
+        "    def __str__(self): return self.name\n"
+        "kept, log = [], Mock()\n"
+        "said = f(lambda item: item.size, Item('a', 3), Item, kept.append, log, io.StringIO('text'))\n"
+        "assert said == (True, True, True, 'text', 'b'), said\n"
+        "assert kept == [5]\nlog.add.assert_called_once_with(name='x', size=1)\n"
+    )
+    result = run(code, [test], executor=tier(), allow_unsafe=True)
+    assert result.passed, result.tests
+
+
+NAMES = ("self", "cls", "peer", "subject", "operation", "arguments", "keywords", "handle", "function", "kind", "name")
+
+
+def test_keyword_arguments_may_have_any_name():
+    """In both directions: functions, methods, classes, called objects, coroutines."""
+    code = (
+        "async def wait(**given): return given\n"
+        "def f(**given): return given\n"
+        "class Bag:\n    def __init__(me, **given): me.given = given\n"
+        "    def add(me, **given): return given\n    def __call__(me, **given): return given\n"
+        "class Plain(Bag): pass\n"
+        "def back(call, kind, item): return [call(**GIVEN), kind(**GIVEN).given, item.add(**GIVEN), item(**GIVEN)]\n"
+        f"GIVEN = dict.fromkeys({NAMES}, 1)\n"
+    )
+    test = (
+        "import asyncio\n"
+        f"GIVEN = dict.fromkeys({NAMES}, 1)\n"
+        "bag = Plain(**GIVEN)\nassert bag.given == GIVEN\n"
+        "class Mine(Bag):\n    def add(me, **given): return super().add(**given)\n"
+        "assert f(**GIVEN) == bag.add(**GIVEN) == bag(**GIVEN) == Bag.add(bag, **GIVEN) == GIVEN\n"
+        "assert Mine().add(**GIVEN) == GIVEN\n"
+        "assert asyncio.run(wait(**GIVEN)) == GIVEN\n"
+        "class Box:\n    def __init__(me, **given): me.given = given\n"
+        "    def add(me, **given): return given\n    def __call__(me, **given): return given\n"
+        "assert back(lambda **given: given, Box, Box()) == [GIVEN] * 4\n"
+    )
+    result = run(code, [test], executor=tier(), allow_unsafe=True)
+    assert result.passed, result.tests
 
 
 def test_a_forged_refusal_is_a_wrong_answer():

@@ -31,7 +31,7 @@ class Conversation(ABC):
     waiting: dict[int, Any]
 
     @abstractmethod
-    def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
+    def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the other end carry out an operation; raises what it raised."""
         ...
 

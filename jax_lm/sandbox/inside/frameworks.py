@@ -6,6 +6,7 @@ that has run already. `unittest.main()` and `pytest.main()` in it do nothing: th
 
 import importlib.util
 import inspect
+import os
 import sys
 import types
 from typing import Any
@@ -64,19 +65,24 @@ def is_patchable(target: Any) -> bool:
     return is_module or isinstance(target, logging.Logger)
 
 
-def run(test: Conversation, module: Any, tests: set[str]) -> None:
-    """Run the tests of a module by pytest; raises AssertionError with the first failure."""
+def run(test: Conversation, module: Any, tests: set[str], defined: set[str]) -> None:
+    """Run the tests of a module by pytest; raises AssertionError unless all of them passed.
+
+    Args:
+        defined: names that the test defines: fixtures, preparations and marks are looked for among these alone.
+    """
     import pytest
-    from _pytest.config import main
     from _pytest.monkeypatch import MonkeyPatch
 
     follow_monkeypatch(test, MonkeyPatch)
     failures: list[str] = []
     passed: list[str] = []
+    missing: set[str] = set()
+    own = part_of(test, module, defined)
 
     class Prepared(pytest.Module):
         def _getobj(self) -> Any:
-            return module
+            return own
 
     class Plugin:
         def pytest_pycollect_makemodule(self, module_path: Any, parent: Any) -> Any:
@@ -99,22 +105,46 @@ def run(test: Conversation, module: Any, tests: set[str]) -> None:
                 failures.append(f"{report.nodeid.partition('::')[2]}: {reason(report)}")
             elif report.passed and report.when == "call":
                 passed.append(report.nodeid)
+            if report.when == "call" or report.skipped:
+                missing.discard(report.nodeid)
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_itemcollected(self, item: Any) -> None:
+            missing.add(item.nodeid)
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
                 failures.append(reason(report))
 
+    status = run_pytest(Plugin())
+    if failures:
+        raise AssertionError(failures[0])
+    if status != pytest.ExitCode.OK or missing:
+        raise AssertionError(f"not all tests were run (pytest ended with {status})")
+    if not passed:
+        raise AssertionError(f"no test was run (pytest ended with {status})")
+
+
+def part_of(test: Conversation, module: Any, defined: set[str]) -> types.ModuleType:
+    """Return a module that has of another one only what the test defines."""
+    part = types.ModuleType(module.__name__)
+    named = {name: value for name, value in vars(module).items() if name in defined}
+    part.__dict__.update((name, value) for name, value in named.items() if not test.is_theirs(value))
+    return part
+
+
+def run_pytest(plugin: Any) -> int:
+    """Run pytest on an empty file, whose content a plugin provides; returns its exit status."""
+    from _pytest.config import main
+
+    # Options are ours, and the environment may be the program's.
+    for name in [name for name in os.environ if name.startswith("PYTEST")]:
+        del os.environ[name]
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/test_program.py"
         open(path, "x").close()
-        status = main(
-            [*OPTIONS, f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp", path],
-            plugins=[Plugin()],
-        )
-    if failures:
-        raise AssertionError(failures[0])
-    if not passed:
-        raise AssertionError(f"no test was run (pytest ended with {int(status)})")
+        places = (f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp")
+        return int(main([*OPTIONS, *places, path], plugins=[plugin]))
 
 
 def reason(report: Any) -> str:

@@ -131,7 +131,7 @@ def forwarding(peer: Conversation, name: str) -> tuple[Any, list[type]]:
 
     owner: list[type] = []
 
-    def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
         if not isinstance(self, Remote):
             return peer.do("super", owner[0], self, name, *arguments, **keywords)
         if inspect.getattr_static(type(self), name, None) is method:

@@ -37,7 +37,7 @@ IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {**BINARY, **COMPARISONS, **IN_PLACE}
 
 
-def special(_: Conversation, name: str, subject: Any, *arguments: Any, **keywords: Any) -> Any:
+def special(_: Conversation, name: str, subject: Any, /, *arguments: Any, **keywords: Any) -> Any:
     """Call a special method as Python would: on the class of the object."""
     return getattr(type(subject), name)(subject, *arguments, **keywords)
 
@@ -46,7 +46,7 @@ def apply_operator(_: Conversation, name: str, left: Any, right: Any) -> Any:
     return FUNCTIONS[name](left, right)
 
 
-def call(_: Conversation, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def call(_: Conversation, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
@@ -54,12 +54,12 @@ def get_attribute(_: Conversation, subject: Any, name: str) -> Any:
     return getattr(subject, name)
 
 
-def get_super(_: Conversation, kind: type, subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+def get_super(_: Conversation, kind: type, subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Call the method of a class on an object of a class below it."""
     return getattr(kind, name)(subject, *arguments, **keywords)
 
 
-def get_and_call(_: Conversation, subject: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+def get_and_call(_: Conversation, subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
 
@@ -101,7 +101,7 @@ def unpatch(_: Conversation, target: Any, name: str) -> None:
         setattr(target, name, ORIGINALS.pop((id(target), name)))
 
 
-def repeat(_: Conversation, module: str, function: str, *arguments: Any, **keywords: Any) -> None:
+def repeat(_: Conversation, module: str, function: str, /, *arguments: Any, **keywords: Any) -> None:
     """Call a function of a module, as the other end has just done for itself."""
     getattr(importlib.import_module(module), function)(*arguments, **keywords)
 

@@ -282,6 +282,9 @@ class Peer(Conversation):
             with Deep():
                 message = {**make(), "changes": self.changes(), **self.extras()}
                 self.channel.send(message)
+        except ChannelEndError as problem:
+            self.broken = problem
+            raise
         except BaseException:  # whatever it was, the other end will never have heard of these
             for key in self.new_numbers:
                 del self.own_numbers[key]
@@ -303,7 +306,7 @@ class Peer(Conversation):
             raise self.broken from problem
         return message
 
-    def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
+    def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the other end carry out an operation; raises what it raised."""
         arguments = tuple(standins.started(self, argument) for argument in arguments)
         with self.lock:

@@ -33,7 +33,7 @@ class Slot:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self.function, instance)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         return self.function(*arguments, **keywords)
 
 
@@ -74,7 +74,7 @@ class Remote:
     def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return do("get", self, "__dict__")
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         return do("call", self, *arguments, **keywords)
 
     def __copy__(self) -> Any:
@@ -140,7 +140,7 @@ class GeneratorRemote(Remote):
         return do("get and call", self, "close")
 
 
-def do(operation: str, *arguments: Any, **keywords: Any) -> Any:
+def do(operation: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Have an operation carried out at the other end; the first stand-in among the arguments says where."""
     for argument in arguments:
         if isinstance(argument, Remote):
@@ -168,7 +168,7 @@ class Mirror(abc.ABCMeta):
             raise TypeError(f"{name}: the program has made another class of it")
         return made
 
-    def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
         made = do("call", cls, *arguments, **keywords)
         # A name in CapWords is a class's, and a test that calls it is about its objects.
         is_class_name = cls.__name__[:1].isupper() and "_" not in cls.__name__

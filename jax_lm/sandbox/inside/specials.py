@@ -71,7 +71,7 @@ def special_methods(peer: Conversation, specials: dict[str, bool], plain: type |
 def ordinary(peer: Conversation, name: str) -> Special:
     """Make a special method that is carried out at the other end."""
 
-    def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
         return peer.do("special", name, self, *arguments, **keywords)
 
     return method

@@ -5,6 +5,7 @@ of the program is ever compared by its own word, no patched builtin is ever used
 test are out of the program's reach. Imports the standard library only.
 """
 
+import abc
 import ast
 import builtins
 import importlib
@@ -22,11 +23,13 @@ from jax_lm.sandbox.inside import checks, frameworks
 from jax_lm.sandbox.inside.channel import Channel
 from jax_lm.sandbox.inside.containers import items_of
 from jax_lm.sandbox.inside.deferred import logging
-from jax_lm.sandbox.inside.packages import is_genuine
+from jax_lm.sandbox.inside.operations import FUNCTIONS
+from jax_lm.sandbox.inside.packages import genuine_name, is_genuine
 from jax_lm.sandbox.inside.peer import ConversationError, Peer
 from jax_lm.sandbox.inside.program import FILE as PROGRAM_FILE
 from jax_lm.sandbox.inside.program import describe_exception
-from jax_lm.sandbox.inside.remotes import LOCAL, Remote
+from jax_lm.sandbox.inside.remotes import Remote
+from jax_lm.sandbox.inside.specials import CONVERSIONS
 from jax_lm.sandbox.inside.wire import is_array, is_number
 
 FILE = "test.py"
@@ -34,10 +37,24 @@ VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest"}
 """Modules whose classes would speak for the test: what equals everything, what skips, what fails."""
 INNARDS = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 """How the names begin by which an object leads to frames, globals and code."""
-SERVED = {"special", "operator", "call", "get", "get and call", "item", "set", "delete", "isinstance", "issubclass",
-          "copy", "run tasks", "input", "log"}  # fmt: skip
-"""What a program may have done to objects of the test."""
+SERVED: dict[str, slice] = {
+    **dict.fromkeys(("call", "get", "get and call", "item", "set", "delete", "copy"), slice(1)),
+    **dict.fromkeys(("special", "isinstance", "issubclass"), slice(1, 2)),
+    "operator": slice(1, 3),
+}
+"""What a program may have done to objects of the test, and which of the arguments must be one."""
+FORMATS = {"format", "format_map"}
+"""Methods of text that read any attribute of what they are given."""
+SPECIALS = {f"__{prefix}{name}__" for name in FUNCTIONS for prefix in ("", "r")} | CONVERSIONS | {
+    f"__{name}__" for name in (
+        "call", "getitem", "setitem", "delitem", "contains", "iter", "next", "reversed", "missing", "length_hint",
+        "enter", "exit", "aenter", "aexit", "aiter", "anext", "await", "hash", "str", "repr", "format", "bytes",
+        "fspath", "post_init", "invert",
+    )
+}  # fmt: skip
+"""Special methods that operators and statements call."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+STEPS = {"__next__", "__anext__", "send", "throw", "asend", "athrow", "aclose"}
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 """Functions that decide, and where they come from if a test uses them without saying so."""
 
@@ -66,24 +83,55 @@ class Tester(Peer):
             raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        if operation not in SERVED:
-            raise ConversationError(f"operation {operation!r:.40}")
         if operation == "input":
             return read_input(*arguments)
         if operation == "log":
             return take_log(*arguments)
+        self.check_subject(operation, arguments)
         if operation in ("get", "get and call", "set", "delete"):
-            self.check_attribute(operation, arguments[0], str(arguments[1]))
-        if operation == "special" and str(arguments[0]) in LOCAL | {"__get__", "__set__", "__delete__"}:
-            raise ConversationError(f"special method {arguments[0]!r:.40}")
+            self.check_attribute(operation, arguments[0], arguments[1])
+        if operation == "special" and (type(arguments[0]) is not str or arguments[0] not in SPECIALS):
+            raise ConversationError("a special method that no operator calls")
         try:
             return super().carry_out(operation, arguments, keywords)
         except AssertionError as error:
             self.complaint = error
             raise
 
-    def check_attribute(self, operation: str, subject: Any, name: str) -> None:
+    def check_subject(self, operation: str, arguments: list) -> None:
+        """Refuse to carry out an operation on anything but what the test has handed out itself.
+
+        A class, function or module that the program has named is none of that, nor is what is made of these; and a
+        genuine class that only came along with an object of it would make more.
+        """
+        if operation == "run tasks":
+            subjects = list(arguments[0].values())
+        elif operation in SERVED:
+            subjects = arguments[SERVED[operation]]
+        else:
+            raise ConversationError(f"operation {operation!r:.40}")
+        own = [subject for subject in subjects if id(subject) in self.own_numbers]
+        if not own or (operation == "run tasks" and len(own) < len(subjects)):
+            raise ConversationError(f"{operation}: no object of the test")
+        if operation in ("isinstance", "issubclass"):
+            return
+        for subject in own:
+            if isinstance(subject, type) and is_genuine(subject.__module__):
+                raise ConversationError(f"{operation}: a class that is not the test's own")
+            if subject is str.format or subject is str.format_map:
+                raise ConversationError("formatting by a text of the program's")
+
+    def check_attribute(self, operation: str, subject: Any, name: Any) -> None:
         """Refuse ways into the test's frames, and the replacement of what checks."""
+        if type(name) is not str:
+            raise ConversationError("the name of an attribute is no text")
+        kinds = (subject if isinstance(subject, type) else type(subject)).__mro__
+        if isinstance(subject, type) and hasattr(abc.ABCMeta, name) and not any(name in vars(kind) for kind in kinds):
+            raise AttributeError(f"{name!r} of the class of a class")
+        if name in FORMATS and str in kinds:
+            raise AttributeError(f"{name!r} of a text of the test")
+        if any(name in vars(kind) for kind in kinds if str(kind.__module__).partition(".")[0] in VERDICTS):
+            raise AttributeError(f"the attribute {name!r:.40} of what checks")
         if name.startswith(INNARDS) or isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType):
             raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
         if operation in ("set", "delete"):
@@ -97,14 +145,20 @@ class Tester(Peer):
     def genuine(self, module: str, name: str) -> type:
         if module.partition(".")[0] in VERDICTS:
             raise ConversationError(f"the program answered with {module}.{name}")
-        return super().genuine(module, name)
+        found = super().genuine(module, name)
+        # By another module's name it might be one of those, and code objects make functions.
+        if genuine_name(found) != [module, name] or found is types.CodeType:
+            raise ConversationError(f"the program answered with {module}.{name}")
+        return found
 
     def checked_error(self, error: BaseException, operation: str, arguments: tuple[Any, ...]) -> BaseException:
         """Let StopIteration end a loop only where an iterator was asked for its next item."""
         if isinstance(error, AssertionError):
             self.complaint = None
-        steps = ("__next__", "__anext__", "send", "throw", "asend", "athrow", "aclose")
-        if isinstance(error, ENDS_LOOPS) and operation != "run tasks" and not {*steps} & {*map(str, arguments[:2])}:
+        # Not by the text of an argument: an object of the program says what that is.
+        names = arguments[:1] if operation == "special" else arguments[1:2] if operation == "get and call" else ()
+        is_step = bool(names) and type(names[0]) is str and names[0] in STEPS
+        if isinstance(error, ENDS_LOOPS) and operation != "run tasks" and not is_step:
             return RuntimeError(f"the program raised {type(error).__name__}")
         return error
 
@@ -117,7 +171,7 @@ class Tester(Peer):
         self.original.setdefault(id(container), (container, items_of(container)))
         self.changed.add(id(container))
 
-    def do(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
+    def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the program carry out an operation.
 
         A function that returns nothing is meant to change its arguments, and then there is no other original.
@@ -201,7 +255,8 @@ def genuine_function(name: str, form: dict[str, Any]) -> Any:
     home = form.get("home")
     if not is_genuine(home) or str(home).partition(".")[0] in VERDICTS:
         return None
-    return getattr(importlib.import_module(str(home)), name, None)
+    found = getattr(importlib.import_module(str(home)), name, None)
+    return found if getattr(found, "__module__", None) == home else None
 
 
 def write_parts(stream: Any, parts: Any) -> None:
@@ -361,7 +416,7 @@ def run_source(tester: Tester, source: str) -> None:
     program = (theirs & read) - defined - set(modules)
     exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
     if tests - tester.entered:
-        frameworks.run(tester, module, tests)
+        frameworks.run(tester, module, tests, defined)
     if not tester.checked and not tests and callable(check := scope.get("check")):
         check(tester.do("main function"))
     if problem := tester.broken or tester.complaint:
