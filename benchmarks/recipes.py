@@ -102,7 +102,7 @@ def without(savings: list[str], settings: Settings, stack: ExitStack) -> Setting
 
 
 def gathered(table: Array, ids: Array, mesh: Mesh | None) -> Array:
-    """Look up as version 0.1 did, its rows on the devices of theirs."""
+    """Look tokens up by a plain gather, with the result split by rows."""
     return shard_rows(table[shard_rows(ids, mesh)], mesh)
 
 

@@ -6,7 +6,7 @@ So a recipe is checked like a command line, and what is typed beside it wins.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -17,47 +17,6 @@ OPTION = re.compile("--|-[A-Za-z]")
 SWITCHES = {"true": "True", "false": "False"}
 NOTHING = {"none": "None", "null": "None"}
 """How people, and YAML, write what Python calls otherwise."""
-
-TRAINING = {
-    "--steps": "--max-steps",
-    "--accumulation": "--gradient-accumulation-steps",
-    "--rows": "--batch-size",
-    "--length": "--max-length",
-    "--epochs": "--num-train-epochs",
-    "--warmup-share": "--warmup-ratio",
-    "--final-share": "--min-lr-ratio",
-    "--clip-norm": "--max-grad-norm",
-    "--betas": "--adam-beta1 --adam-beta2",
-    "--epsilon": "--adam-epsilon",
-}
-
-SIZES = {"--batch": "--batch-size", "--canvas": "--max-length"}
-
-RENAMED: Mapping[str, Mapping[str, str]] = {
-    "analyze": {"--steps": "--num-steps"},
-    "eval": {"--steps": "--num-steps"},
-    "experiment": {"--limit": "--timeout"},
-    "info": SIZES,
-    "parity record": {"--batch": "--batch-size", "--prompt-length": "--prompt-tokens"},
-    "plan": SIZES,
-    "sandbox run": {"--seconds": "--timeout"},
-    "sandbox serve": {"--queue-size": "--queue"},
-    "serve": {"--lanes": "--slots", "--seconds": "--timeout"},
-    "sft": TRAINING,
-    "adapt": {old: new for old, new in TRAINING.items() if old != "--epochs"},
-    "grpo": {
-        "--max-completion-length": "--max-new-tokens",
-        "--diffusion-steps": "--num-steps",
-        "--decoding": "--preset",
-        "--prompts": "--limit",
-        "--preset paper": "",
-    },
-}
-"""Former names of options by command, and what they are called now; both are understood.
-
-An option that became several gives each of them one of its values. An option with a value is renamed with that value
-alone; the published recipe of `grpo` was a preset, and is the default.
-"""
 
 
 def values(words: Sequence[str], name: str) -> list[str]:
@@ -74,24 +33,6 @@ def before_options(words: Sequence[str], implied: Sequence[str]) -> list[str]:
     """The words of a command with further options before those that are there, which win."""
     first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     return [*words[:first], *implied, *words[first:]]
-
-
-def renamed(words: Sequence[str], command: str) -> list[str]:
-    """Put the options of a command under their present names, up to the end of options (`--`)."""
-    table, rest, present = RENAMED.get(command, {}), list(words), []
-    while rest and rest[0] != "--":
-        name, equals, value = rest.pop(0).partition("=")
-        old = name.replace("_", "-")
-        if (whole := f"{old} {value if equals else ''.join(rest[:1])}") in table:
-            present += table[whole].split()
-            del rest[: 0 if equals else 1]
-            continue
-        names = table[old].split() if old in table else [name]
-        present.append(f"{names[0]}{equals}{value}")
-        for other in names[1:]:
-            present += [*rest[:1], other]
-            del rest[:1]
-    return present + rest
 
 
 def flags(path: Path) -> list[list[str]]:

@@ -9,7 +9,7 @@ walked: commit rule, blocks, cache. What comes back is `jax_lm.results`.
 import difflib
 import math
 import reprlib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -333,15 +333,3 @@ class GenerationOptions:
 
 
 DEFAULTS = GenerationOptions()
-
-LATER_OPTIONS = {"draft": 0, "lookahead": 0, "grammar": None, "growth": "auto"}
-"""Options that runs did not record before there were any, with what they did then."""
-
-
-def options_record(options: GenerationOptions) -> dict[str, Any]:
-    """Write options down; settings of decoding that there were none of once are left out while they are not given."""
-    found = asdict(options)
-    found["decoding"] = {
-        name: value for name, value in found["decoding"].items() if name not in CAUSAL_SETTINGS or value is not None
-    }
-    return found

@@ -33,9 +33,8 @@ SYNONYMS = {
     "--gradient-checkpointing": "--remat",
     "--per-device-train-batch-size": "--batch-size",
     "--packing": "--packed",
-    "--confirm": "--yes",
 }
-"""Other names of options, from Hugging Face, TRL and version 0.1; understood in every command that has the option."""
+"""Other names of options, as in Hugging Face and TRL, understood in every command that has the option."""
 
 WORD_SIZE = 2**63
 BOX_RULE = re.compile("─{3}|-{3}")
@@ -130,7 +129,7 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
         ValueError: what is wrong, in one line that names the recipe if it is in there.
     """
     vocabulary = Vocabulary(command, declared_options(kind, command))
-    typed = vocabulary.uniform(config_file.renamed(words, command))
+    typed = vocabulary.uniform(words)
     path, recipe = "".join(config_file.values(typed, config_file.FLAG)[:1]), []
     if path:
         overruled = {name for pair in getattr(kind, "EXCLUSIVE", ()) if names_in(typed) & set(pair) for name in pair}
@@ -176,7 +175,7 @@ def recipe_words(vocabulary: Vocabulary, path: Path, overruled: set[str]) -> lis
     for flags in config_file.flags(path):
         if flags[0] == config_file.FLAG:
             raise ValueError(f"{config_file.FLAG}: a recipe is read as it stands, and takes nothing from another one")
-        present = vocabulary.uniform(config_file.renamed(flags, vocabulary.command))
+        present = vocabulary.uniform(flags)
         for name in names_in(present):
             option, _ = vocabulary.find(name)
             if not option.takes_many and len(given := config_file.values(present, name)) > 1:

@@ -128,7 +128,11 @@ def test_a_line_that_was_being_written_is_cut_off(tmp_path, lost):
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"n": 3}, "n=2, not 3"), ({"generation": {"seed": 1}}, "seed=0, not 1"), ({"new": 1}, "new=None, not 1")],
+    [
+        ({"n": 3}, "n=2, not 3"),
+        ({"generation": {"seed": 1}}, "generation.seed=0, not 1"),
+        ({"new": 1}, "new=None, not 1"),
+    ],
 )
 def test_other_settings_are_refused_by_name(tmp_path, change, named):
     Journal(tmp_path, SETUP).close()
@@ -155,31 +159,16 @@ def test_without_a_folder_it_only_remembers():
         assert journal.done == {("a", 0)}
 
 
-OLD_GENERATION = {
-    "max_new_tokens": 16, "temperature": 0.0, "top_p": 0.95, "top_k": 50, "num_steps": None, "tokens_per_step": 1,
-    "alg": "entropy", "alg_temp": 0.0, "seed": 3, "early_stop": True, "preset": "turbo", "commit": None,
-    "threshold": None, "factor": None, "decay": None, "block_length": None, "cache": None, "refresh_every": None,
-    "refresh_steps": None, "freeze_prompt": None, "first_token": None,
-}  # fmt: skip
-
-
-def test_a_run_of_version_0_1_goes_on(engine, tmp_path):
-    """Its seed and its preset stood in a flat generation."""
-    problems = [attempt("a").problem]
-    turbo = GenerationOptions(max_new_tokens=16, temperature=0.0, decoding=Decoding(preset="turbo"))
-
+def test_seed_and_options_are_settings_of_a_run(engine, tmp_path):
     def settings(**changes):
-        evaluator = Evaluator(
-            **{"engine": engine, "executor": Local(), "options": turbo, "batch_size": 2, "seed": 3} | changes
+        evaluator = evaluator_of(engine, **{"options": TURBO, "batch_size": 2, "seed": 3} | changes)
+        return journal_settings(
+            evaluator, [attempt("a").problem], suite="builtin", data=None, model=None, n=1, timeout=None
         )
-        return journal_settings(evaluator, problems, suite="builtin", data=None, model=None, n=1, timeout=None)
 
-    old = {name: value for name, value in settings().items() if name not in ("seed", "generation")}
-    (tmp_path / SETTINGS).write_text(json.dumps(old | {"generation": OLD_GENERATION}))
-    (tmp_path / Journal.name).write_text(json.dumps({"name": "a", "sample": 0, "outcome": "passed"}) + "\n")
-    with Journal(tmp_path, settings()) as journal:
-        assert journal.done == {("a", 0)}
+    for _ in range(2):
+        Journal(tmp_path, settings()).close()
     with pytest.raises(ValueError, match="begun with seed=3, not 4"):
         Journal(tmp_path, settings(seed=4))
-    with pytest.raises(ValueError, match="begun with preset='turbo', not 'exact'"):
-        Journal(tmp_path, settings(options=replace(turbo, decoding=EXACT)))
+    with pytest.raises(ValueError, match=r"begun with generation\.decoding\.preset='turbo', not 'exact'"):
+        Journal(tmp_path, settings(options=replace(TURBO, decoding=EXACT)))

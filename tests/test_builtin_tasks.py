@@ -16,12 +16,12 @@ def digest(tasks):
 
 
 def test_held_out_tasks_are_those_that_every_measurement_used():
-    """Recorded with the generator of version 0.1. A model card's pass@1 is over the first 300."""
+    """Recorded with the first generator. A model card's pass@1 is over the first 300."""
     assert digest(held_out_tasks(300)) == "ba7bfeeb2c9833371023242eb6f0751b925a00b2011602913467d031bd7c4d33"
 
 
 def test_training_tasks_are_those_that_runs_of_version_0_1_used():
-    """Recorded with the generator of version 0.1, for seed 0: the fingerprint of a run folder hangs on them."""
+    """Recorded with the first generator, for seed 0: the fingerprint of a run folder hangs on them."""
     assert digest(training_tasks(2000)) == "4e4856678f109c564814a7e87153863cd8bd9dd6d5ea0faa401bf1f1ad88b9c4"
 
 

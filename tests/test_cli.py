@@ -258,11 +258,6 @@ def test_defaults_of_eval_depend_on_the_suite(words, expected):
     assert (generation.max_new_tokens, generation.temperature) == expected
 
 
-@pytest.mark.parametrize("command", [["eval", "builtin"], ["analyze"]])
-def test_steps_are_understood_under_their_old_name(command):
-    assert cli.parse([*command, "--steps", "20"]).generation.num_steps == 20
-
-
 def test_analyze_decodes_at_temperatures(capsys):
     generation = cli.parse(["analyze"]).generation
     assert (generation.max_new_tokens, generation.alg, generation.top_p) == (64, "maskgit_plus", None)
@@ -293,7 +288,7 @@ def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):
     }
     page = (tmp_path / "a" / "analysis.html").read_text()
     assert page.count("<svg") == 5
-    status, _, err = run(capsys, "analyze", *arguments, "--steps", "17")
+    status, _, err = run(capsys, "analyze", *arguments, "--num-steps", "17")
     assert (status, "steps=17" in err) == (2, True)
 
 

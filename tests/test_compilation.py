@@ -65,7 +65,7 @@ def test_plan_compiles_an_update_for_gpus(words):
 @needs_cuda
 def test_what_does_not_fit_a_card_is_refused_with_what_to_change():
     # 186M parameters in float32 with three more numbers each fit; a batch of a million tokens does not.
-    words = ("plan", *SMALL, "--topology", "l4:1", "--batch", "65536")
+    words = ("plan", *SMALL, "--topology", "l4:1", "--batch-size", "65536")
     printed = diffucoder(*words, status=1)
     assert "does not fit" in printed
     assert "try --" in printed

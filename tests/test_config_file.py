@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jax_lm import cli
-from jax_lm.config_file import flags, renamed
+from jax_lm.config_file import flags
 from jax_lm.parsing import parse_words
 
 
@@ -56,13 +56,6 @@ def test_a_recipe_is_read_as_words(recipe):
     assert flags(Path(recipe)) == [
         ["--learning-rate", "1e-6"], ["--track", "wandb", "tensorboard"], ["--scale-rewards", "false"],
         ["--top-p", "null"],
-    ]  # fmt: skip
-
-
-def test_old_names_become_new_ones_up_to_the_end_of_options():
-    words = ["--steps", "4", "--betas", "0.9", "0.95", "--", "--steps"]
-    assert renamed(words, "sft") == [
-        "--max-steps", "4", "--adam-beta1", "0.9", "--adam-beta2", "0.95", "--", "--steps",
     ]  # fmt: skip
 
 

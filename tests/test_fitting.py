@@ -10,10 +10,11 @@ from jax.sharding import AbstractMesh
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import parameter_count
+from jax_lm.reports.run_folder import differing_setting
 from jax_lm.rollout_planning import rollout_shape
 from jax_lm.roofline import GIB
 from jax_lm.sharding import MeshShape
-from jax_lm.training.checkpoints import differing_setting
+from jax_lm.training.checkpoints import UNCOMPARED
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.fitting import (
@@ -88,8 +89,9 @@ def test_a_run_may_go_on_elsewhere():
     """With other devices, hence other chunks; rounding may differ, what is computed does not."""
     held = {"mesh": "fsdp=8", "loss": {"remat": True, "weighting": "1/t"}, "grpo": {"score_chunk": 8, "beta": 0.1}}
     wanted = {"mesh": "data=2", "loss": {"remat": None, "weighting": "1/t"}, "grpo": {"score_chunk": 2, "beta": 0.1}}
-    assert differing_setting(held, wanted) is None
-    assert differing_setting(held, {**wanted, "grpo": {"beta": 0.2}}) == "grpo.beta=0.1, not 0.2"
+    assert differing_setting(held, wanted, UNCOMPARED) is None
+    changed = {**wanted, "grpo": {"beta": 0.2}}
+    assert differing_setting(held, changed, UNCOMPARED) == "grpo.beta=0.1, not 0.2"
 
 
 def test_parameters_are_counted_whatever_they_are():

@@ -1,7 +1,6 @@
 """Several blocks at once (D2F) against a reading of it in plain Python: one row, no cache, a mask for each step."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import jax
@@ -18,8 +17,7 @@ from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.pipeline import BlockGrid
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import Hooks
-from jax_lm.options import CAUSAL_SETTINGS, Decoding, GenerationOptions, options_record
-from jax_lm.training.checkpoints import differing_setting
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.training.grpo_config import GRPOConfig
 
 PROMPT, COLUMNS, MANY = 5, 22, 100
@@ -371,14 +369,3 @@ def test_the_published_settings_are_the_defaults():
     found = chosen.add_threshold, chosen.activate_threshold, chosen.threshold, chosen.block_length, chosen.commit
     assert found == (0.1, 0.95, 0.9, 32, "threshold")
     assert Decoding(preset="turbo", cache="causal").resolved == chosen
-
-
-def test_runs_recorded_before_go_on():
-    now = asdict(GenerationOptions())
-    before = json.loads(json.dumps(now))
-    for name in CAUSAL_SETTINGS:
-        del before["decoding"][name]
-    assert differing_setting({"grpo": {"generation": before}}, {"grpo": {"generation": now}}) is None
-    assert options_record(GenerationOptions()) == before
-    given = options(add_threshold=0.3, activate_threshold=0.9)
-    assert options_record(given) == asdict(given)

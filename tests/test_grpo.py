@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from jax_lm import cli
-from jax_lm.options import LATER_OPTIONS, Decoding, GenerationOptions
-from jax_lm.training.checkpoints import differing_setting, named_settings
-from jax_lm.training.config import OptimizerConfig, TrainerConfig, settings_without
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.reports.run_folder import named_settings
+from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.grpo_config import Estimator, GRPOConfig, PolicyLoss
 
 ROOT = Path(__file__).parent.parent
@@ -49,11 +49,11 @@ def parsed(*arguments):
     return cli.parse(["grpo", "--out", "x", *arguments])
 
 
-def test_the_published_recipe_is_the_preset_and_the_default():
+def test_the_published_recipe_is_the_default():
     """runs/grpo_paper.yaml states every published number; the defaults are the same."""
     recipe = parsed("--config", str(ROOT / "runs" / "grpo_paper.yaml"))
     assert recipe.model_arguments.model == "apple/DiffuCoder-7B-Instruct"
-    assert recipe.settings == GRPOConfig() == parsed("--preset", "paper").settings
+    assert recipe.settings == GRPOConfig() == parsed().settings
     stated = (ROOT / "runs" / "grpo_paper.yaml").read_text()
     practical = {
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
@@ -83,7 +83,7 @@ def test_the_other_recipe_parses_and_flags_win():
     ("arguments", "message"),
     [
         (["--data", "absent.jsonl"], "data='absent.jsonl': cannot be read"),
-        (["--data", "builtin", "--prompts", "0"], "limit=0: must be at least 1"),
+        (["--data", "builtin", "--limit", "0"], "limit=0: must be at least 1"),
         (["--config", "absent.yaml"], "config='absent.yaml': cannot be read"),
     ],
 )
@@ -106,10 +106,10 @@ def test_tests_that_cannot_be_read_are_named_before_training(capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
-FORMER_OPTIONS = {
+OPTIONS = {
     "--num-generations": "4", "--prompts-per-step": "2", "--num-iterations": "3", "--num-train-epochs": "2",
-    "--max-steps": "9", "--max-prompt-length": "64", "--max-completion-length": "32", "--diffusion-steps": "16",
-    "--temperature": "0.9", "--top-p": "0.8", "--top-k": "20", "--alg": "origin", "--decoding": "fast",
+    "--max-steps": "9", "--max-prompt-length": "64", "--max-new-tokens": "32", "--num-steps": "16",
+    "--temperature": "0.9", "--top-p": "0.8", "--top-k": "20", "--alg": "origin", "--preset": "fast",
     "--generation-batch-size": "4", "--reward-funcs": "binary_code", "--reward-weights": "3",
     "--shuffle-rewards": "True", "--beta": "0.1", "--epsilon": "0.3", "--epsilon-high": "0.4", "--loss-type": "grpo",
     "--kl-clamp": "4.0", "--baseline": "mean", "--scale-rewards": "True", "--estimator": "decoupled",
@@ -118,11 +118,11 @@ FORMER_OPTIONS = {
     "--learning-rate": "1e-4", "--warmup-ratio": "0.1", "--min-lr-ratio": "0.2", "--adam-beta1": "0.8",
     "--adam-beta2": "0.95", "--weight-decay": "0.05", "--max-grad-norm": "0.5", "--compute-dtype": "float32",
     "--seed": "3", "--log-every": "2", "--save-every": "5", "--evaluate-every": "6", "--resume": "never",
-    "--track": "wandb", "--preset": "paper",
+    "--track": "wandb",
 }  # fmt: skip
-"""Every option of version 0.1, with a value that is no default; `preset` had only one."""
+"""Options of each part of the settings, with values that are not the defaults."""
 
-FORMER_SETTINGS = GRPOConfig(
+SETTINGS = GRPOConfig(
     num_generations=4, prompts_per_step=2, num_iterations=3, num_train_epochs=2.0, max_prompt_length=64,
     generation_batch_size=4, reward_funcs=("binary_code",), reward_weights=(3.0,), shuffle_rewards=True,
     baseline="mean", scale_rewards=True, ref_model_sync_steps=32, ref_model_mixup_alpha=0.5, score_chunk=2,
@@ -144,51 +144,15 @@ FORMER_SETTINGS = GRPOConfig(
 )  # fmt: skip
 
 
-def test_options_of_version_0_1_are_understood(tmp_path):
-    typed = [word for option in FORMER_OPTIONS.items() for word in option]
-    assert parsed(*typed).settings == FORMER_SETTINGS
-    assert parsed(*(f"{name}={value}" for name, value in FORMER_OPTIONS.items())).settings == FORMER_SETTINGS
+def test_options_reach_their_settings(tmp_path):
+    typed = [word for option in OPTIONS.items() for word in option]
+    assert parsed(*typed).settings == SETTINGS
+    assert parsed(*(f"{name}={value}" for name, value in OPTIONS.items())).settings == SETTINGS
     recipe = tmp_path / "recipe.yaml"
-    lines = [f"{name[2:].replace('-', '_')}: {value}\n" for name, value in FORMER_OPTIONS.items()]
+    lines = [f"{name[2:].replace('-', '_')}: {value}\n" for name, value in OPTIONS.items()]
     recipe.write_text("".join(lines))
-    assert parsed("--config", str(recipe)).settings == FORMER_SETTINGS
-    # The published recipe was a preset; now that is how to decode.
+    assert parsed("--config", str(recipe)).settings == SETTINGS
     assert parsed("--config", str(recipe), "--preset", "turbo").settings.generation.decoding.preset == "turbo"
-
-
-def test_runs_of_version_0_1_are_continued_by_the_same_settings_alone():
-    config, given = FORMER_SETTINGS, {name[2:].replace("-", "_"): value for name, value in FORMER_OPTIONS.items()}
-    trainer_alone = {"log_every", "save_every", "evaluate_every", "resume", "track", "max_steps", "preset"}
-    texts = {"alg", "decoding", "loss_type", "baseline", "estimator", "compute_dtype"}
-    grpo = {name: value if name in texts else json.loads(value.lower()) for name, value in given.items()
-            if name not in trainer_alone | {"generation_batch_size", "reward_funcs", "reward_weights"}}  # fmt: skip
-    former = {
-        "steps": 9, "accumulation": 2, "compute_dtype": "float32", "seed": 3,
-        "optimizer": {
-            "learning_rate": 1e-4, "warmup_share": 0.1, "warmup_steps": None, "final_share": 0.2, "betas": [0.8, 0.95],
-            "epsilon": 1e-8, "weight_decay": 0.05, "clip_norm": 0.5, "muon_learning_rate": None,
-        },
-        "grpo": grpo | {"reward_funcs": ["binary_code"], "reward_weights": [3.0]},
-        "prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None,
-    }  # fmt: skip
-    own = settings_without(config, "generation_batch_size", "held_out_prompts", "training")
-    rest = {"prompts": "c3bf9c3ee0bfd8aa", "lora": None, "quantize": None}
-    present = json.loads(json.dumps(config.training.identity | {"grpo": own, "mesh": "fsdp=8"} | rest))
-    assert differing_setting(former, present) is None
-    # Of a run between that version and this one, before the options that came later.
-    held = {name: value for name, value in present["grpo"]["generation"].items() if name not in LATER_OPTIONS}
-    between = present | {"grpo": present["grpo"] | {"generation": held}}
-    assert differing_setting(between, present) is None
-    drafted = present | {"grpo": present["grpo"] | {"generation": present["grpo"]["generation"] | {"draft": 2}}}
-    assert differing_setting(between, drafted) == "grpo.generation.draft=0, not 2"
-    for part in ("generation", "masks", "loss"):
-        for name, value in present["grpo"][part].items():
-            if name == "decoding":
-                continue
-            other = {**present, "grpo": {**present["grpo"], part: {**present["grpo"][part], name: 0.123}}}
-            assert differing_setting(former, other) == f"grpo.{part}.{name}={value!r}, not 0.123"
-    former["grpo"]["decoding"] = "turbo"
-    assert differing_setting(former, present) == "grpo.generation.decoding.preset='turbo', not 'fast'"
 
 
 @pytest.fixture

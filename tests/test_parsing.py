@@ -10,7 +10,6 @@ import tyro
 
 from jax_lm import cli
 from jax_lm.arguments.table import COMMANDS, classes
-from jax_lm.config_file import RENAMED
 from jax_lm.declared import SHORT, declared_options, help_text
 from jax_lm.parsing import SYNONYMS, parse_words
 
@@ -181,18 +180,12 @@ def test_every_option_of_every_command_is_explained_and_counted_once(command):
     assert named[: len(first)] == [f"--{name.replace('_', '-')}" for name in first]
 
 
-def test_old_and_foreign_names_lead_somewhere():
+def test_foreign_names_lead_somewhere():
     names = {option.name for name, kind in classes().items() for option in declared_options(kind, name)}
     assert set(SYNONYMS.values()) <= names
     assert {"--model", "--out"} <= set(SHORT.values()) & names
     # What is another name somewhere is a name of its own nowhere.
     assert not set(SYNONYMS) & names
-    for command, table in RENAMED.items():
-        known = {option.name for option in declared_options(COMMANDS[command].arguments, command)}
-        for old, new in table.items():
-            assert set(new.split()) <= known
-            # grpo's own --epsilon is not that of the optimizer.
-            assert old not in known
 
 
 def test_one_name_means_one_kind_of_value():

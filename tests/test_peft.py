@@ -188,33 +188,6 @@ def test_half_precision_is_widened(model, tmp_path):
         np.testing.assert_array_equal(adapter.lora_a[...], pairs[path][0].astype(np.float32))
 
 
-def test_adapters_of_version_0_1_are_read(model, tmp_path):
-    ranks = {layer: 3 for layer in linear_shapes(model) if layer.endswith("o_proj")}
-    pairs = publish(tmp_path / "x", linear_shapes(model), ranks)
-    tensors = {
-        f"{layer}.lora_{part}": pair for layer, both in pairs.items() for part, pair in zip("ab", both, strict=True)
-    }
-    former = tmp_path / "former"
-    former.mkdir()
-    save_file(tensors, former / "adapter.safetensors")
-    (former / "adapter.json").write_text(json.dumps({"rank": 3, "alpha": None, "targets": ["o_proj"]}))
-    stored = read_adapter(former)
-    assert stored.base == NamedBase()
-    load_adapter(model, stored)
-    found = dict(adapters(model))
-    assert found.keys() == pairs.keys()
-    for path, adapter in found.items():
-        assert adapter.scale == 2.0
-        np.testing.assert_array_equal(adapter.lora_b[...], pairs[path][1])
-    # Written again, it is an adapter of today and of nothing else.
-    save_adapter(model, former, stored.config, NamedBase("x"))
-    assert sorted(path.name for path in former.iterdir()) == [CONFIG, WEIGHTS]
-    (former / CONFIG).unlink()
-    (former / "adapter.json").write_text(json.dumps({"rank": 3}))
-    with pytest.raises(CheckpointError, match=r"adapter.json.*alpha"):
-        read_adapter(former)
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

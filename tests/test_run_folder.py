@@ -3,7 +3,7 @@
 import pytest
 
 from jax_lm.files import write_whole
-from jax_lm.reports.run_folder import RunLog, flat, weights_digest
+from jax_lm.reports.run_folder import RunLog, weights_digest
 
 
 class Notes(RunLog):
@@ -14,13 +14,14 @@ class Notes(RunLog):
 
 
 def test_settings_are_compared_at_any_depth(tmp_path):
-    nested = {"model": "m", "generation": {"steps": 3, "decoding": {"preset": "fast", "cache": None}}}
-    assert flat(nested) == {"model": "m", "steps": 3, "preset": "fast", "cache": None}
-    Notes(tmp_path, nested).close()
-    # What is absent counts as None, and where a setting stands does not matter.
-    Notes(tmp_path, {"model": "m", "steps": 3, "decoding": {"preset": "fast"}}).close()
-    with pytest.raises(ValueError, match="begun with cache=None, not 'dual'"):
-        Notes(tmp_path, nested | {"cache": "dual"} | {"generation": {"steps": 3, "preset": "fast"}})
+    def settings(**decoding):
+        return {"model": "m", "generation": {"steps": 3, "decoding": {"preset": "fast"} | decoding}}
+
+    Notes(tmp_path, settings(cache=None)).close()
+    # What is absent counts as None.
+    Notes(tmp_path, settings()).close()
+    with pytest.raises(ValueError, match=r"begun with generation\.decoding\.cache=None, not 'dual'"):
+        Notes(tmp_path, settings(cache="dual"))
 
 
 def test_a_file_is_whole_or_not_there(tmp_path):

@@ -40,7 +40,7 @@ SHORTENED = {
     ("diffucoder", "eval", "builtin"): ("--limit", "2", "--max-new-tokens", "32"),
     ("diffucoder", "eval"): ("--limit", "2", "--max-new-tokens", "32"),
     ("diffucoder", "analyze"): ("--limit", "2", "--max-new-tokens", "16"),
-    ("diffucoder", "sft"): ("--steps", "4", "--warmup-steps", "0"),
+    ("diffucoder", "sft"): ("--max-steps", "4", "--warmup-steps", "0"),
     ("diffucoder", "grpo"): (
         *("--max-steps", "1", "--warmup-steps", "0", "--num-generations", "4", "--prompts-per-step", "2"),
         *("--generation-batch-size", "8", "--gradient-accumulation-steps", "1"),

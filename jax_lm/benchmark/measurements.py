@@ -1,6 +1,6 @@
 """What each step of the accelerator experiment finds, one frozen dataclass per step, with its part of the report.
 
-In JSON they have the fields of version 0.1, so that a folder of that version goes on. Computes none of them.
+Computes none of them.
 """
 
 from collections.abc import Mapping

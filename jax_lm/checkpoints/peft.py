@@ -1,7 +1,7 @@
 """Low-rank adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
 
-Reads what the library peft writes, writes what it reads, and still reads the files of version 0.1. What would compute
-anything else than y = W x + scale B A x is refused by name. Knows names and shapes, but no model.
+Reads what the library peft writes, and writes what it reads. What would compute anything else than
+y = W x + scale B A x is refused by name. Knows names and shapes, but no model.
 """
 
 import json
@@ -21,8 +21,6 @@ from jax_lm.files import output_folder, replacing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)
-FORMER_CONFIG, FORMER_WEIGHTS = "adapter.json", "adapter.safetensors"
-"""Of version 0.1: `<layer>.lora_a` and `<layer>.lora_b`, and the rank, alpha and targets of `LoraConfig`."""
 
 FINGERPRINT = "base_fingerprint"
 """In the metadata of the safetensors file, because peft warns of fields that it does not know in its own."""
@@ -157,14 +155,11 @@ class StoredAdapter:
     @property
     def files(self) -> list[Path]:
         """Its configuration and its weights."""
-        names = FILES if (self.folder / CONFIG).is_file() else (FORMER_CONFIG, FORMER_WEIGHTS)
-        return [self.folder / name for name in names]
+        return [self.folder / name for name in FILES]
 
 
 def read_adapter(folder: Path) -> StoredAdapter:
     """Read the description of an adapter; CheckpointError if it is damaged, or asks for what is not computed here."""
-    if (folder / FORMER_CONFIG).is_file() and not (folder / CONFIG).is_file():
-        return former_adapter(folder)
     fields = huggingface.read_json(folder, CONFIG)
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, and not read")
@@ -273,20 +268,6 @@ def first_match(patterns: Mapping[str, Value], path: str, otherwise: Value) -> V
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
 
 
-def former_adapter(folder: Path) -> StoredAdapter:
-    """Read the description of an adapter of version 0.1, which does not name its base."""
-    fields = huggingface.read_json(folder, FORMER_CONFIG)
-    try:
-        alpha = None if fields["alpha"] is None else float(fields["alpha"])
-        config = LoraConfig(rank=fields["rank"], alpha=alpha, targets=tuple(fields["targets"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / FORMER_CONFIG}: {error!r}") from error
-    if not (folder / FORMER_WEIGHTS).is_file():
-        raise CheckpointError(f"{folder} has no {FORMER_WEIGHTS}")
-    tensors = {tensor.name: tensor for tensor in huggingface.headers(folder / FORMER_WEIGHTS)}
-    return StoredAdapter(folder, config, tensors, NamedBase())
-
-
 def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase) -> None:
     """Write an adapter, its tensors by our names, so that `read_adapter` and peft read it; each file appears whole."""
     output_folder(folder)
@@ -295,9 +276,6 @@ def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, ba
         save_tensors(path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata)
     with replacing(folder / CONFIG) as path:
         path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
-    # What version 0.1 left there is another adapter.
-    for name in (FORMER_CONFIG, FORMER_WEIGHTS):
-        (folder / name).unlink(missing_ok=True)
 
 
 def peft_name(name: str, root: str) -> str:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from jax_lm.data.prompts import read_prompts
 from jax_lm.files import write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.infilling import Template
-from jax_lm.options import options_record
 from jax_lm.results import Generation
 
 Answer = dict[str, Any]
@@ -78,7 +78,7 @@ def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
         arguments.adapter,
         arguments.dtype,
         arguments.chat,
-        options_record(arguments.generation),
+        asdict(arguments.generation),
         arguments.seed,
     ]
     text = json.dumps([*depends, [row["prompt"] for row in rows]])

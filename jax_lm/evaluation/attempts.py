@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.infilling import Template
-from jax_lm.options import LATER_OPTIONS, GenerationOptions, options_record
+from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
 from jax_lm.sandbox import Executor, Limits, Local, Program
 from jax_lm.sandbox.runner import choose_tier
@@ -226,10 +226,5 @@ def journal_settings(
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,
         "seed": evaluator.seed,
-        "generation": generation_record(evaluator.options),
+        "generation": asdict(evaluator.options),
     }
-
-
-def generation_record(options: GenerationOptions) -> Record:
-    """Write options down; what runs had no option for once is left out while it does what they did."""
-    return {name: value for name, value in options_record(options).items() if LATER_OPTIONS.get(name, ...) != value}

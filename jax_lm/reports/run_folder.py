@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
 
@@ -94,10 +94,7 @@ def lock(file: IO[str], folder: Path) -> None:
 
 
 def require_same(folder: Path, name: str, wanted: Record) -> None:
-    """Write the settings into a new folder; ValueError names the first that differs in an old one.
-
-    A setting that one of them lacks counts as None.
-    """
+    """Write the settings into a new folder; ValueError names the first that differs in an old one."""
     path = folder / SETTINGS
     if not path.exists():
         if (folder / name).stat().st_size:
@@ -110,21 +107,29 @@ def require_same(folder: Path, name: str, wanted: Record) -> None:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no settings")
-    found, wanted = flat(found), flat(wanted)
-    for key in sorted(found.keys() | wanted.keys()):
-        if found.get(key) != wanted.get(key):
-            raise ValueError(
-                f"out={str(folder)!r} was begun with {key}={found.get(key)!r}, not {wanted.get(key)!r}: "
-                "give another folder, or the same settings"
-            )
+    if difference := differing_setting(found, wanted):
+        raise ValueError(f"out={str(folder)!r} was begun with {difference}: give another folder, or the same settings")
 
 
-def flat(settings: Record) -> Record:
-    """Flatten settings within settings, to any depth: version 0.1 nested them otherwise."""
-    found: Record = {}
+def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any], ignored: Collection[str] = ()) -> str | None:
+    """Name the first setting in which two runs differ, with both values; None if they agree.
+
+    A setting that one of them lacks counts as None. Settings within settings have dotted names.
+    """
+    old, new = dict(named_settings(held)), dict(named_settings(wanted))
+    for name in sorted(old.keys() | new.keys()):
+        if name not in ignored and old.get(name) != new.get(name):
+            return f"{name}={old.get(name)!r}, not {new.get(name)!r}"
+    return None
+
+
+def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a nested mapping by dotted name."""
     for name, value in settings.items():
-        found |= flat(value) if isinstance(value, dict) else {name: value}
-    return found
+        if isinstance(value, Mapping):
+            yield from named_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def file_digest(path: Path) -> str:

@@ -2,12 +2,12 @@
 
 Arrays by their path in the tree, the rest as JSON, in one folder per step (Orbax, which writes beside it and renames,
 and then only removes older ones).
-Settings are compared under one vocabulary, also those that version 0.1 wrote. Knows trees, no model and no loss.
+Knows trees, no model and no loss.
 """
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,54 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as orbax
 
-from jax_lm.options import LATER_OPTIONS
-
 STATE, REST = "state", "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
-
-FORMER_NAMES = {
-    "steps": "max_steps",
-    "accumulation": "gradient_accumulation_steps",
-    "length": "max_length",
-    "rows": "batch_size",
-    "epochs": "num_train_epochs",
-    "optimizer.warmup_share": "optimizer.warmup_ratio",
-    "optimizer.final_share": "optimizer.min_lr_ratio",
-    "optimizer.clip_norm": "optimizer.max_grad_norm",
-    "optimizer.epsilon": "optimizer.adam_epsilon",
-    "grpo.max_completion_length": "grpo.generation.max_new_tokens",
-    "grpo.diffusion_steps": "grpo.generation.num_steps",
-    "grpo.decoding": "grpo.generation.decoding.preset",
-}
-"""Settings of version 0.1, and what they are called now."""
-
-FORMER_PLACES = {
-    "grpo.generation": ("temperature", "top_p", "top_k", "alg"),
-    "grpo.masks": ("estimator", "num_mask_pairs", "min_mask_ratio", "max_mask_ratio"),
-    "grpo.loss": ("loss_type", "epsilon", "epsilon_high", "beta", "kl_clamp"),
-    "optimizer": (
-        "learning_rate", "warmup_ratio", "min_lr_ratio", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm",
-    ),
-    "": ("gradient_accumulation_steps", "compute_dtype", "seed"),
-}  # fmt: skip
-"""Settings that version 0.1 had in `grpo` itself, by where they are now; those of the trainer it had there as well."""
-
-FORMER_CONSTANTS = {"tokens_per_step": 1, "alg_temp": 0.0, "early_stop": True}
-"""Settings of sampling that version 0.1 did not offer, with the values that it used."""
-
-
-LATER_SETTINGS: dict[str, Any] = {
-    "expand_delete": False,
-    "excess_masks": "uniform",
-    "grpo.dynamic_sampling": 0,
-    "grpo.generation_batch_size": None,
-    "grpo.masks.num_segments": 4,
-    "loss.confident_share": 0.0,
-} | {f"grpo.generation.{name}": value for name, value in LATER_OPTIONS.items()}
-"""Settings that runs did not hold before there were any, with what they did then."""
-
-UNKNOWN_BEFORE = ("lora.base",)
-"""Settings that runs did not hold once, and of which nothing is known then: such a run is continued."""
 
 UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
 """Settings that are recorded, but decide where and in which order something is computed, and not what."""
@@ -200,41 +154,3 @@ def merge_arrays(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
         else:
             merged[key] = merge_arrays(value, arrays)
     return merged
-
-
-def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Name the first setting in which two runs differ, with both values; None if they agree.
-
-    A setting that one of them lacks counts as None.
-    """
-    ours, theirs = (present_names(dict(named_settings(identity))) for identity in (wanted, held))
-    theirs = {name: value for name, value in LATER_SETTINGS.items() if name in ours} | theirs
-    for name in sorted((ours.keys() | theirs.keys()) - UNCOMPARED):
-        if name in UNKNOWN_BEFORE and name not in theirs:
-            continue
-        if ours.get(name) != theirs.get(name):
-            return f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
-    return None
-
-
-def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings of a nested mapping, by dotted name."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from named_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under today's names; those of a present run as they are."""
-    if "steps" not in settings:
-        return dict(settings)
-    names = FORMER_NAMES | {
-        f"grpo.{name}": f"{place}.{name}".removeprefix(".") for place, inner in FORMER_PLACES.items() for name in inner
-    }
-    present = {names.get(name, name): value for name, value in settings.items() if name != "optimizer.betas"}
-    present |= dict(zip(("optimizer.adam_beta1", "optimizer.adam_beta2"), settings["optimizer.betas"], strict=True))
-    if "grpo.num_generations" in settings:
-        present |= {f"grpo.generation.{name}": value for name, value in FORMER_CONSTANTS.items()}
-    return present

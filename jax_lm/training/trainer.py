@@ -29,9 +29,10 @@ from jaxtyping import Array
 from jax_lm import terminal
 from jax_lm.files import output_folder
 from jax_lm.metrics import Meter, Write, open_writers, require_trackers
+from jax_lm.reports.run_folder import differing_setting
 from jax_lm.roofline import peak_flops
 from jax_lm.training.best import BestEvaluation
-from jax_lm.training.checkpoints import RunCheckpoints, abstract_of, differing_setting, named_leaves
+from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of, named_leaves
 from jax_lm.training.config import TrainerConfig
 from jax_lm.training.fitting import chosen_dtype, fitted_trainer, weight_count
 from jax_lm.training.optimizer import make_optimizer, schedule
@@ -258,13 +259,13 @@ class Trainer:
         if self.config.resume == "never":
             raise ValueError(f"out={self.out}: holds a run at step {step}; resume=auto continues it")
         rest = checkpoints.load_rest()
-        difference = differing_setting(rest["identity"], self.identity)
+        difference = differing_setting(rest["identity"], self.identity, UNCOMPARED)
         if difference:
             raise ValueError(f"out={self.out}: holds a run with {difference}; take another folder")
         self.restore(checkpoints, source, step)
         source.load(rest["source"])
         self.meter = Meter(**rest["meter"])
-        self.best.load(rest.get("best", self.best.save()))
+        self.best.load(rest["best"])
         logger.info("continuing %s from step %d", self.out, step)
 
     def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int) -> None:
