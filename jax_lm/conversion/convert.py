@@ -76,9 +76,8 @@ def convert(
     first, second = halves(on_progress)
     with replacing_folder(destination) as folder:
         copy_others(source, folder)
-        write_json(
-            folder / "config.json", new_config(source, config, conversion) if kind != "pickle" else config.to_dict()
-        )
+        new = config.to_dict() if kind == "pickle" else new_config(source, conversion)
+        write_json(folder / "config.json", new)
         complete_copy(folder, config)
         tensors = loading.load_tensors(checkpoint, wanted, on_progress=first)
         model = DreamForCausalLM.from_tensors(config, tensors)
@@ -142,7 +141,7 @@ def complete_copy(folder: Path, config: DreamConfig) -> None:
     complete(folder, config, tokenizer)
 
 
-def new_config(source: Path, config: DreamConfig, conversion: Conversion) -> dict[str, Any]:
+def new_config(source: Path, conversion: Conversion) -> dict[str, Any]:
     """Take the fields of the source's config.json, with what changes."""
     fields = huggingface.read_json(source, "config.json")
     if conversion.dtype:
