@@ -34,7 +34,7 @@ SYNONYMS = {
     "--per-device-train-batch-size": "--batch-size",
     "--packing": "--packed",
 }
-"""Other names of options, as in Hugging Face and TRL, understood in every command that has the option."""
+"""Names that Hugging Face and TRL give to options; understood wherever the option exists."""
 
 WORD_SIZE = 2**63
 BOX_RULE = re.compile("─{3}|-{3}")

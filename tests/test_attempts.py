@@ -162,9 +162,7 @@ def test_without_a_folder_it_only_remembers():
 def test_seed_and_options_are_settings_of_a_run(engine, tmp_path):
     def settings(**changes):
         evaluator = evaluator_of(engine, **{"options": TURBO, "batch_size": 2, "seed": 3} | changes)
-        return journal_settings(
-            evaluator, [attempt("a").problem], suite="builtin", data=None, model=None, n=1, timeout=None
-        )
+        return journal_settings(evaluator, [attempt("a").problem], data=None, model=None, n=1)
 
     for _ in range(2):
         Journal(tmp_path, settings()).close()

@@ -21,7 +21,7 @@ def test_held_out_tasks_are_those_that_every_measurement_used():
 
 
 def test_training_tasks_are_those_that_runs_of_version_0_1_used():
-    """Recorded with the first generator, for seed 0: the fingerprint of a run folder hangs on them."""
+    """Recorded with the first generator, seed 0: fingerprints of run folders depend on them."""
     assert digest(training_tasks(2000)) == "4e4856678f109c564814a7e87153863cd8bd9dd6d5ea0faa401bf1f1ad88b9c4"
 
 

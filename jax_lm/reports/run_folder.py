@@ -94,7 +94,7 @@ def lock(file: IO[str], folder: Path) -> None:
 
 
 def require_same(folder: Path, name: str, wanted: Record) -> None:
-    """Write the settings into a new folder; ValueError names the first that differs in an old one."""
+    """Write the settings of a new run; ValueError names the first that differs from an old run."""
     path = folder / SETTINGS
     if not path.exists():
         if (folder / name).stat().st_size:
@@ -108,10 +108,11 @@ def require_same(folder: Path, name: str, wanted: Record) -> None:
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no settings")
     if difference := differing_setting(found, wanted):
-        raise ValueError(f"out={str(folder)!r} was begun with {difference}: give another folder, or the same settings")
+        begun = f"out={str(folder)!r} was begun with {difference}"
+        raise ValueError(f"{begun}: give another folder, or the same settings")
 
 
-def differing_setting(held: Mapping[str, Any], wanted: Mapping[str, Any], ignored: Collection[str] = ()) -> str | None:
+def differing_setting(held: Record, wanted: Record, ignored: Collection[str] = ()) -> str | None:
     """Name the first setting in which two runs differ, with both values; None if they agree.
 
     A setting that one of them lacks counts as None. Settings within settings have dotted names.
