@@ -22,7 +22,7 @@ from jax_lm.compilation import compiler
 from jax_lm.compilation.explanation import StepShape, explain
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models.attention import Attention, OwnSample, attend_in_blocks, attend_in_full, cudnn, splash
-from jax_lm.roofline import Topology
+from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
 
 WAYS: dict[str, Attention] = {"full": attend_in_full, "blocks": attend_in_blocks, "splash": splash, "cudnn": cudnn}

@@ -62,7 +62,7 @@ def path_of(target: str, preset: str) -> Path:
 def compile_target(target: str, preset: str) -> None:
     """Compile the steps of a preset for a machine, and write what `plan` finds."""
     place = ("--model-config", "7b", "--topology", target, "--preset", preset)
-    command = [sys.executable, "-m", "jax_lm.cli", "plan", *place, "--explain", "--out", str(path_of(target, preset))]
+    command = [sys.executable, "-m", "jax_lm", "plan", *place, "--explain", "--out", str(path_of(target, preset))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", flush=True)
     if not path_of(target, preset).is_file():

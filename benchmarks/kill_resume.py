@@ -76,7 +76,7 @@ def prepare(folder: Path) -> None:
 def command(folder: Path, out: Path, config: KillResume) -> list[str]:
     options = SFT | {"data": folder / "data.jsonl", "model": folder / "model"} if config.what == "sft" else GRPO
     words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-    return [sys.executable, "-m", "jax_lm.cli", config.what, "--out", str(out), *words]
+    return [sys.executable, "-m", "jax_lm", config.what, "--out", str(out), *words]
 
 
 def entries(out: Path) -> int:

@@ -124,7 +124,7 @@ def family(pid: int) -> list[int]:
 def run(words: list[str], killed_when: Callable[[], bool] | None = None) -> tuple[int, float]:
     """Run a command, to its end or until it is to be killed; returns the peak of its memory in MiB, and seconds."""
     start, peaks = time.monotonic(), {}
-    process = subprocess.Popen([sys.executable, "-m", "jax_lm.cli", *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "jax_lm", *words], stdout=subprocess.DEVNULL)
     while process.poll() is None:
         for pid in family(process.pid):
             peaks[pid] = max(peaks.get(pid, 0), int(status(pid).get("VmHWM", "0 kB").split()[0]))

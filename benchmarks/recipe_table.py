@@ -43,8 +43,8 @@ and chunks.
   14.0, 21.1 of grpo_h100x8, which takes 29.2, and half of what both recipes take on v6e. `plan` compiles.
 - `sent` is the size of what collectives give, `traffic` what kernels read and write, without caches. **Loops of which
   the compiled text does not say how often they run count once**: on TPUs these two are lower bounds.
-- TFLOP are those of the traced program's products. What is planned (`jax_lm.planning`) is four passes, three with
-  adapters, which is a little more: the last product of a layer is not computed again.
+- TFLOP are those of the traced program's products. What is planned (`jax_lm.planning.memory`) is four passes, three
+  with adapters, which is a little more: the last product of a layer is not computed again.
 - sft_v5e-16 and sft_v6e-16 (with what saves) were compiled since copies of weights in bfloat16 are rounded
   stochastically, and since accumulation on TPUs makes that copy within its loop; all else before. grpo_v5e-16 with two
   layers, compiled since: 0.1 % more `working` and 2 % more `traffic`, as many operations.

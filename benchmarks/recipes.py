@@ -28,20 +28,20 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from jax_lm import cli
-from jax_lm.arguments.training import ModelArguments
-from jax_lm.commands.training import lora_config
+from jax_lm.cli import main as cli
+from jax_lm.cli.arguments.training import ModelArguments
+from jax_lm.cli.commands.training import lora_config
 from jax_lm.compilation import compiler
 from jax_lm.compilation.explanation import Explanation, StepShape, explain
+from jax_lm.compilation.updates import Settings, training_program
 from jax_lm.config import DIFFUCODER_7B, DreamConfig
 from jax_lm.models import attention, dream, token_likelihood
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import add_lora, is_lora
-from jax_lm.planning import PlannedStep, training_bound
-from jax_lm.roofline import Topology
+from jax_lm.planning.memory import PlannedStep, training_bound
+from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape, shard_rows
 from jax_lm.training.grpo_config import GRPOConfig
-from jax_lm.training.program import Settings, training_program
 from jax_lm.training.rollouts import WIDTH_BUCKET
 
 MACHINE = re.compile(r"^# machine: (\S+)$", re.MULTILINE)
@@ -74,7 +74,7 @@ def abstract(config: DreamConfig, arguments: ModelArguments, seed: int) -> Dream
 
 
 def planned(settings: Settings, arguments: ModelArguments) -> PlannedStep:
-    """Describe the update of a recipe to `jax_lm.planning`."""
+    """Describe the update of a recipe to `jax_lm.planning.memory`."""
     precision = "int8" if arguments.quantize == "int8" else "bfloat16"
     if isinstance(settings, GRPOConfig):
         new = settings.generation.max_new_tokens

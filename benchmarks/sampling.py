@@ -22,9 +22,8 @@ from jax_lm.benchmark.backend import JaxBackend, published_options, random_model
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.config import SHAPES
-from jax_lm.diffusion import unmasking
+from jax_lm.diffusion.candidates import SamplingParams, confidence, draw, filtered
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.document import table
 
@@ -84,9 +83,9 @@ def time_sampling(arguments: Arguments, logits: str) -> list[Row]:
 
     @partial(jax.jit, static_argnames="top_k")
     def sampled(values: jax.Array, params: SamplingParams, top_k: int | None) -> tuple[jax.Array, ...]:
-        candidates = unmasking.filtered(values, params, top_k=top_k, excluded_id=SHAPES["small"].mask_token_id)
-        tokens, probability = unmasking.draw(number, candidates, params.temperature)
-        return tokens, unmasking.confidence(number, candidates, probability, positions, params.alg)
+        candidates = filtered(values, params, top_k=top_k, excluded_id=SHAPES["small"].mask_token_id)
+        tokens, probability = draw(number, candidates, params.temperature)
+        return tokens, confidence(number, candidates, probability, positions, params.alg)
 
     cases = settings(arguments.new_tokens, "exact")
     calls = []

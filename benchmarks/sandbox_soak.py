@@ -17,9 +17,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from jax_lm.sandbox import Limits, Local, Program
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.tiers import SAFE
+from untrusted import Limits, Local, Program
+from untrusted.runner import why_not
+from untrusted.tiers import SAFE
 
 TESTS = ("assert f(1) == 2", "assert abs(f(2) - 4) < 1e-6")
 CANDIDATES = {

@@ -111,7 +111,7 @@ class Arguments:
 @contextmanager
 def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, int, float]]:
     """Its process, its port, and how long it took until it was ready."""
-    command = [sys.executable, "-m", "jax_lm.cli", "serve", "--port", "0", "--slots", str(arguments.slots)]
+    command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0", "--slots", str(arguments.slots)]
     command += ["--dtype", arguments.dtype, "--context", str(arguments.context)]
     start = time.monotonic()
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}

@@ -9,8 +9,8 @@ A row's draws depend on the seed and its place in the batch, so that the same ba
 import tyro
 
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.infilling import Template
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.templates import Template
 
 PROMPTS = ("def gcd(a, b):", "def factorial(n):", "def word_count(text):", "def transpose(matrix):")
 

@@ -11,7 +11,7 @@ from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
-from jax_lm.sandbox import Local
+from untrusted import Local
 
 
 def main(model: Path, problems: int = 8, max_new_tokens: int = 96) -> None:

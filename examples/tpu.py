@@ -11,8 +11,8 @@ import jax
 import tyro
 
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.infilling import Template
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.templates import Template
 
 
 def main(

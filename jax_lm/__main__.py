@@ -5,7 +5,7 @@ import os
 try:
     from typing import NoReturn
 
-    from jax_lm import interruption
+    from jax_lm.host import interruption
 except KeyboardInterrupt:
     os.write(2, b"interrupted\n")
     os._exit(130)
@@ -15,9 +15,9 @@ def start_command() -> NoReturn:
     """Run the command that was typed."""
     interruption.hear_interrupts()
     # After that, as it takes a tenth of a second and more.
-    from jax_lm import cli
+    from jax_lm.cli.main import entry
 
-    cli.entry()
+    entry()
 
 
 if __name__ == "__main__":

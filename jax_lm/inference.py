@@ -20,25 +20,24 @@ import numpy as np
 import tyro
 from jaxtyping import Array, Key
 
-from jax_lm import terminal
-from jax_lm.base_model import BUILTIN_MODEL, find_model
-from jax_lm.compile_clock import compile_seconds
-from jax_lm.decoded import decided_rows
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.growth import growing_canvas, grows, hole_counts, layout, named_expand_id
+from jax_lm.diffusion.constrained import constraints_of, meet
 from jax_lm.diffusion.likelihood import Score, log_likelihood
-from jax_lm.diffusion.repair import constraints_of, meet
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import SamplerState
-from jax_lm.infilling import Template, candidate_lengths, initial_length, require_prompts
+from jax_lm.diffusion.variable_length import growing_canvas, grows, hole_counts, layout, named_expand_id
+from jax_lm.host import terminal
+from jax_lm.host.compile_clock import compile_seconds
+from jax_lm.host.precision import DTYPES, fitting_dtype
+from jax_lm.model_source import BUILTIN_MODEL, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
-from jax_lm.planning import PlannedStep, explained, parameter_count
-from jax_lm.precision import DTYPES, fitting_dtype
+from jax_lm.planning.memory import PlannedStep, explained, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
-from jax_lm.results import DecodedBatch, DenoisingEvent, Generation
+from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, decided_rows
 from jax_lm.sharding import chosen_mesh
+from jax_lm.templates import Template, candidate_lengths, initial_length, require_prompts
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ import tyro
 from jax_lm.checkpoints.description import complete
 from jax_lm.data.batches import Batch, closed, collate
 from jax_lm.data.prompts import shipped_tasks
+from jax_lm.host.terminal import TERMINATED
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.terminal import TERMINATED
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train

@@ -2,7 +2,7 @@
 
 import struct
 
-from jax_lm.sandbox.inside import confinement, syscalls
+from untrusted.inside import confinement, syscalls
 
 
 def answer(program, machine, number, arguments=(0,) * 6):

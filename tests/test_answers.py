@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from jax_lm import cli
-from jax_lm.commands import answers
+from jax_lm.cli import main as cli
+from jax_lm.cli.commands import answers
 
 PROMPTS = ["def add(a, b):", "def is_even(n):", "def gcd(a, b):\n    while b:", "def f(", "def last(items):"]
 

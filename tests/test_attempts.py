@@ -18,7 +18,7 @@ from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting
 from jax_lm.options import EXACT, Decoding, GenerationOptions
 from jax_lm.reports.run_folder import SETTINGS
-from jax_lm.sandbox import Local
+from untrusted import Local
 
 ANYWHERE = Local(allow_unsafe=True)
 TURBO = GenerationOptions(max_new_tokens=16, temperature=0.0, decoding=Decoding(preset="turbo"))

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
+from jax_lm.compilation.updates import training_program
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models import attention
 from jax_lm.models.attention import (
@@ -37,10 +38,9 @@ from jax_lm.models.attention import (
     splash,
 )
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.roofline import Topology
+from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import AXES, MeshShape
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
-from jax_lm.training.program import training_program
 
 ROOT = Path(__file__).parent.parent
 MESHES = ("data=8", "data=2,fsdp=2,tensor=2", "fsdp=2,tensor=4")

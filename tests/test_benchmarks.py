@@ -10,9 +10,9 @@ import pytest
 
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.problems import file_problems
-from jax_lm.sandbox import Local
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.tiers import SAFE
+from untrusted import Local
+from untrusted.runner import why_not
+from untrusted.tiers import SAFE
 
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "benchmarks"
 FOLDER = Path(os.environ.get("DIFFUCODER_BENCHMARKS", FOLDER))

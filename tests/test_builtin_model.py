@@ -11,10 +11,10 @@ import pytest
 
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
-from jax_lm.infilling import Template
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.sandbox import Local, run
+from jax_lm.templates import Template
 from recipes.builtin.measure import HOLE_TOKENS, AnswerPrompting, count_passed, holed_problems, spelled_problems
+from untrusted import Local, run
 
 pytestmark = pytest.mark.usefixtures("for_release")
 

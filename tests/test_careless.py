@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from jax_lm import cli, terminal
-from jax_lm.arguments import table
+from jax_lm.cli import main as cli
+from jax_lm.cli.arguments import table
 from jax_lm.conversion import convert
+from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL
 
 CARELESS = [
@@ -167,7 +168,7 @@ def test_carelessness_is_one_line(seat, capsys, monkeypatch, typed, said):
 def test_a_taken_port_is_told_before_a_model_is_loaded(seat, capsys, monkeypatch):
     pytest.importorskip("uvicorn")
     loaded = []
-    monkeypatch.setattr("jax_lm.commands.serving.DiffuCoderInference", lambda *_: loaded.append(1))
+    monkeypatch.setattr("jax_lm.cli.commands.serving.DiffuCoderInference", lambda *_: loaded.append(1))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

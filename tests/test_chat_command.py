@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm import cli, interruption
-from jax_lm.commands.chat import Dialogue
+from jax_lm.cli import main as cli
+from jax_lm.cli.commands.chat import Dialogue
+from jax_lm.host import interruption
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 

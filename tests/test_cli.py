@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import GOLDEN
 
-from jax_lm import cli
+from jax_lm.cli import main as cli
 
 QUICK = ["--max-new-tokens", "48", "--temperature", "0"]
 
@@ -56,7 +56,7 @@ def test_watch_without_a_terminal_is_plain_text(capsys):
 @pytest.mark.parametrize("argument", [[], ["-"]])
 def test_prompt_from_standard_input(argument):
     result = subprocess.run(
-        [sys.executable, "-m", "jax_lm.cli", "generate", *argument, *QUICK],
+        [sys.executable, "-m", "jax_lm", "generate", *argument, *QUICK],
         input="def add(a, b):",
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_prompt_from_standard_input(argument):
 
 def test_empty_standard_input_is_refused():
     result = subprocess.run(
-        [sys.executable, "-m", "jax_lm.cli", "generate", "-"], input="\n", capture_output=True, text=True, check=False
+        [sys.executable, "-m", "jax_lm", "generate", "-"], input="\n", capture_output=True, text=True, check=False
     )
     assert result.returncode == 2
     assert result.stderr == "error: prompt: standard input was empty\n"
@@ -361,7 +361,7 @@ def test_the_console_command_leaves_at_once_when_interrupted(status, monkeypatch
 
 
 def test_parsing_imports_nothing_heavy():
-    parse = "import sys; from jax_lm import cli; cli.parse(['sft', '--data', 'x', '--out', 'y'])"
+    parse = "import sys; from jax_lm.cli import main; main.parse(['sft', '--data', 'x', '--out', 'y'])"
     probe = f"{parse}; print(sorted({{'jax', 'flax', 'numpy', 'tokenizers'}} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

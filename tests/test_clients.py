@@ -16,8 +16,8 @@ pytest.importorskip("outlines_core")
 from serving import OPTIONS, call, started
 
 from jax_lm.grammar import find_grammar
-from jax_lm.serving.bodies import CompletionBody
 from jax_lm.serving.infill import InfillBody, cut_to_fit, indented
+from jax_lm.serving.schemas import CompletionBody
 
 SAMPLES = Path(__file__).parent / "samples" / "requests.jsonl"
 REQUESTS = [json.loads(line) for line in SAMPLES.read_text(encoding="utf-8").splitlines()]

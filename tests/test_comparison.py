@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 
-from jax_lm import cli
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, output_names
 from jax_lm.benchmark.comparison import (
@@ -22,6 +21,7 @@ from jax_lm.benchmark.machine import Machine
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.speed import GenerationTime
 from jax_lm.benchmark.worker import WorkerResult, comparison_ids, last_error
+from jax_lm.cli import main as cli
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions

@@ -26,7 +26,7 @@ CLEAN = {name: value for name, value in os.environ.items() if name not in ("JAX_
 
 def diffucoder(*words, status=0, **environment):
     """Standard output of a command, of which standard error must be empty."""
-    command = [sys.executable, "-m", "jax_lm.cli", *words]
+    command = [sys.executable, "-m", "jax_lm", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False, env=CLEAN | environment)
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
     return done.stdout
@@ -114,7 +114,7 @@ def test_the_published_figures_of_a_7b_step_are_within_its_budget(target, preset
 def test_a_7b_step_is_within_its_budget(for_release, tmp_path, target, preset):
     out = tmp_path / "step.json"
     words = ("plan", "--model-config", "7b", "--topology", target, "--preset", preset, "--explain", "--out", str(out))
-    subprocess.run([sys.executable, "-m", "jax_lm.cli", *words], capture_output=True, check=False, env=CLEAN)
+    subprocess.run([sys.executable, "-m", "jax_lm", *words], capture_output=True, check=False, env=CLEAN)
     assert over_budget(json.loads(out.read_text()), target, preset) == []
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jax_lm import cli
+from jax_lm.cli import main as cli
 
 PROMPT, RESPONSE = "def double(x):", "    return 2 * x"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm import cli
+from jax_lm.cli import main as cli
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 METRIC = re.compile(r"diffucoder_\w+")

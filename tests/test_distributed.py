@@ -14,7 +14,8 @@ from conftest import GOLDEN
 from flax import nnx
 from safetensors.numpy import load_file
 
-from jax_lm import cli, distributed
+from jax_lm.cli import main as cli
+from jax_lm.host import distributed
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -111,7 +112,7 @@ def adapting(folder, out, *options, devices=1):
     words = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
     count = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
-        [sys.executable, "-m", "jax_lm.cli", "adapt", *words, *options],
+        [sys.executable, "-m", "jax_lm", "adapt", *words, *options],
         env=os.environ | {"XLA_FLAGS": count, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from documentation import ROOT, SAMPLES, Block, Command, blocks, check, commands, matches, pages, shortened
 
-from jax_lm import cli
+from jax_lm.cli import main as cli
 
 NAVIGATION = ROOT / "mkdocs.yml"
 
@@ -70,7 +70,8 @@ def test_forks_run_what_developers_run():
 
 def test_error_messages_are_those_of_the_troubleshooting_page(capsys, monkeypatch, tmp_path):
     page = ROOT / "docs" / "troubleshooting.md"
-    (tmp_path / "jax_lm").symlink_to(ROOT / "jax_lm")
+    for name in ("jax_lm", "untrusted"):
+        (tmp_path / name).symlink_to(ROOT / name)
     for name in ("solution.py", "adapters"):
         (tmp_path / name).symlink_to(SAMPLES / name)
     monkeypatch.chdir(tmp_path)

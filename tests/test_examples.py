@@ -8,8 +8,8 @@ import pytest
 from test_shown import check
 
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.tiers import SAFE
+from untrusted.runner import why_not
+from untrusted.tiers import SAFE
 
 FOLDER = Path(__file__).parent.parent / "examples"
 GRPO = ("grpo_training", "grpo_inference")

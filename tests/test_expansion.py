@@ -11,7 +11,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_lm.cli import main
+from jax_lm.cli.main import main
 from jax_lm.data.batches import Drawn, Row, SampleStream, collate, filled_up
 from jax_lm.data.expansion import MOST_DELETED, Expansion, cut, is_worth_learning, merge_masks
 from jax_lm.diffusion.extent import Growth

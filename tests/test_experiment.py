@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm import cli
 from jax_lm.benchmark import comparison, experiment, machine
 from jax_lm.benchmark.measurements import Measurements
 from jax_lm.benchmark.settings import ExperimentSettings
-from jax_lm.planning import OutOfMemoryError
+from jax_lm.cli import main as cli
+from jax_lm.planning.memory import OutOfMemoryError
 
 ARGUMENTS = ["--new-tokens", "8", "--batch-sizes", "1", "2", "--largest-batch", "2", "--tasks", "2", "--repeats", "1"]
 STEPS = ["environment", "checkpoint", "loading", "single", "forward", "batch", "stress 1", "stress 2", "cpu",

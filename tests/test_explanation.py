@@ -9,7 +9,7 @@ from budgets import Budget, excess
 from jax_lm.compilation.explanation import StepShape, explain
 from jax_lm.compilation.programs import step_programs
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.planning import PlannedStep
+from jax_lm.planning.memory import PlannedStep
 from jax_lm.sharding import MeshShape
 
 WIDTH, ROWS, COLUMNS, POSITIONS = 256, 8, 1536, 64

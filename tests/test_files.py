@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from jax_lm.commands.answers import read_answers
-from jax_lm.files import write_whole
+from jax_lm.cli.commands.answers import read_answers
+from jax_lm.host.files import write_whole
 
 
 def test_a_pipe_is_written_to(tmp_path):

@@ -9,10 +9,10 @@ from jax.sharding import AbstractMesh
 
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import parameter_count
+from jax_lm.planning.memory import parameter_count
+from jax_lm.planning.rollouts import rollout_shape
+from jax_lm.planning.roofline import GIB
 from jax_lm.reports.run_folder import differing_setting
-from jax_lm.rollout_planning import rollout_shape
-from jax_lm.roofline import GIB
 from jax_lm.sharding import MeshShape
 from jax_lm.training.checkpoints import UNCOMPARED
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig

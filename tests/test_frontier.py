@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import jax
 import pytest
 
-from jax_lm import cli
 from jax_lm.benchmark.frontier import FrontierPoint, slug, undominated
 from jax_lm.benchmark.settings import FRONTIER, QualitySettings
+from jax_lm.cli import main as cli
 from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator
 from jax_lm.inference import DiffuCoderInference
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jax_lm.compilation.gpus import CARDS, target_config
-from jax_lm.roofline import CHIPS, KINDS, TPUS
+from jax_lm.planning.roofline import CHIPS, KINDS, TPUS
 
 
 def test_every_gpu_can_be_compiled_for():

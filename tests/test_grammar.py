@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_lm.arguments.generation import Generate
-from jax_lm.base_model import BUILTIN_MODEL
+from jax_lm.cli.arguments.generation import Generate
 from jax_lm.config import DreamConfig
-from jax_lm.diffusion import repair
+from jax_lm.diffusion import constrained
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.grammar.python import completion
-from jax_lm.infilling import Template
+from jax_lm.model_source import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.templates import Template
 
 PROMPT = 'def area(r: float) -> float:\n    """Compute the area of a circle."""\n'
 WRONG = ["def f(x]", "x = 1 2", "return = 3\n", "if x:\npass\n", "for x:\n", "x = )", "'abc\n", "try:\n    x\nelse:\n"]
@@ -204,7 +204,7 @@ def test_without_the_constraint_the_noise_stays(untrained, monkeypatch):
     monkeypatch.setattr(Constraint, "is_met", lambda self, ids: True)
     held = decode(untrained, [PROMPT], 16, temperature=1.0, grammar="python")
     assert not parses(PROMPT + held.rows[0].text)
-    assert repair.meet.__doc__
+    assert constrained.meet.__doc__
 
 
 def test_candidates_are_those_of_the_model(engine):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from jax_lm import cli
+from jax_lm.cli import main as cli
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.reports.run_folder import named_settings
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
@@ -170,7 +170,7 @@ def start(tmp_path, policy, letters, for_release):
         arguments = [f"--{name}={value}" for name, value in (options | {"out": out}).items()]
         flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         return subprocess.Popen(
-            [sys.executable, "-m", "jax_lm.cli", "grpo", *arguments, *more],
+            [sys.executable, "-m", "jax_lm", "grpo", *arguments, *more],
             env=environment | {"XLA_FLAGS": flags, "JUDGED": str(tmp_path / f"judged-{out.name}-{host}")},
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

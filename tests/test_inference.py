@@ -8,9 +8,9 @@ import pytest
 
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.inference import DiffuCoderInference, fitting_dtype
-from jax_lm.infilling import Template
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.results import Generation
+from jax_lm.templates import Template
 from jax_lm.tokenizer import MASK, TokenizerError
 
 GREEDY = {"max_new_tokens": 64, "temperature": 0.0}

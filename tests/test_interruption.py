@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm import interruption
+from jax_lm.host import interruption
 
 COMMANDS = {
     "generate": ["generate", "def add(a, b):", "--max-new-tokens", "480", "--no-early-stop"],
@@ -97,7 +97,7 @@ def test_every_command_at_every_moment(name, seconds, folder, for_release):
 
 DEAF = """
 from pathlib import Path
-from jax_lm import interruption
+from jax_lm.host import interruption
 interruption.hear_interrupts()
 with interruption.interruptible(), interruption.unfinished(Path("half")) as half:
     half.mkdir()
@@ -136,7 +136,7 @@ def test_what_does_not_hear_is_ended_and_its_leftovers_removed(tmp_path, body):
 def test_an_interrupt_that_is_forgiven_ends_nothing(tmp_path):
     code = """
 import time
-from jax_lm import interruption
+from jax_lm.host import interruption
 interruption.hear_interrupts()
 with interruption.interruptible(), interruption.patiently():
     print("ready", flush=True)
@@ -178,7 +178,7 @@ def test_permissions_follow_the_umask(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from jax_lm.files import write_whole
+from jax_lm.host.files import write_whole
 for mask in (0o022, 0o077, 0o002):
     os.umask(mask)
     write_whole(Path(sys.argv[1]), "x")
@@ -193,7 +193,7 @@ for mask in (0o022, 0o077, 0o002):
 
 IMPORTING = """
 import sys
-from jax_lm import interruption
+from jax_lm.host import interruption
 sys.path.insert(0, ".")
 interruption.hear_interrupts()
 with interruption.interruptible():

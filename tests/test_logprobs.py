@@ -15,7 +15,7 @@ from serving import listening, started
 from test_api import GREEDY, PROMPT
 
 from jax_lm.serving.jobs import TokenLogProb
-from jax_lm.serving.protocol import name
+from jax_lm.serving.responses import name
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jax_lm.metrics import TRACKERS, open_writers
+from jax_lm.training.metrics import TRACKERS, open_writers
 
 
 def write(out, steps, *, resumed_at=0, track=()):
@@ -20,7 +20,7 @@ def lines(out):
 
 
 def test_console_and_json_lines_are_always_written(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, logger="jax_lm.metrics"):
+    with caplog.at_level(logging.INFO, logger="jax_lm.training.metrics"):
         write(tmp_path, [4])
     assert caplog.messages == ["step 4/9  loss 0.25"]
     assert lines(tmp_path) == [{"step": 4, "loss": 0.25}]

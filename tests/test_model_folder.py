@@ -13,7 +13,7 @@ from published import CODE_NAMES, TOKENIZER, publish, qwen2
 from safetensors.numpy import load_file
 
 from jax_lm.checkpoints.description import code_files, copy_files
-from jax_lm.cli import main
+from jax_lm.cli.main import main
 from jax_lm.config import DreamConfig
 from jax_lm.conversion.push import prepare_upload
 from jax_lm.inference import BUILTIN_MODEL

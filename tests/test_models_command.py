@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from jax_lm import cli
-from jax_lm.commands import models
+from jax_lm.cli import main as cli
+from jax_lm.cli.commands import models
 
 COMMIT, OTHER, FOREIGN = "a" * 40, "b" * 40, "c" * 40
 

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 import pytest
 import tyro
 
-from jax_lm import cli
-from jax_lm.arguments.table import COMMANDS, classes
-from jax_lm.declared import SHORT, declared_options, help_text
-from jax_lm.parsing import SYNONYMS, parse_words
+from jax_lm.cli import main as cli
+from jax_lm.cli.arguments.table import COMMANDS, classes
+from jax_lm.cli.declared import SHORT, declared_options, help_text
+from jax_lm.cli.parsing import SYNONYMS, parse_words
 
 
 @dataclass(frozen=True, kw_only=True)

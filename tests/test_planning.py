@@ -16,7 +16,7 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.options import Decoding
-from jax_lm.planning import (
+from jax_lm.planning.memory import (
     OutOfMemoryError,
     PlannedStep,
     bound,
@@ -30,7 +30,7 @@ from jax_lm.planning import (
     smallest_topology,
     training_flops,
 )
-from jax_lm.roofline import Topology
+from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
 from jax_lm.training.update import merged, partition
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jax_lm import platforms
+from jax_lm.host import platforms
 
 TPU, NETWORK = ("0x1ae0", "0x120000"), ("0x1ae0", "0x020000")
 

@@ -10,7 +10,7 @@ import pytest
 
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.problems import file_problems, held_out_problems, humaneval, mbpp
-from jax_lm.sandbox import Local
+from untrusted import Local
 
 RECORDS = [
     {

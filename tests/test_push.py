@@ -11,7 +11,7 @@ import hub as fake
 import pytest
 
 from jax_lm.checkpoints.stored import CheckpointError
-from jax_lm.cli import main
+from jax_lm.cli.main import main
 from jax_lm.conversion import push as hub
 
 REPO = "me/tiny-diffucoder"

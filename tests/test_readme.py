@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 from documentation import BENCHMARK, ROOT, Workplace, blocks, commands, is_installation, server_port
 
-from jax_lm import sandbox
+import untrusted as sandbox
 
 PRINTED = {
     "diffucoder parity check": r"(\d\d) of \1 within bounds",
@@ -93,7 +93,7 @@ def test_the_lines_of_python_print_their_comments(for_release, place):
     (command,) = [
         command
         for block in blocks(ROOT / "README.md")
-        if block.language == "python" and "jax_lm.sandbox" in block.text
+        if block.language == "python" and "untrusted" in block.text
         for command in commands(block)
     ]
     (comment,) = re.findall(r"print\(.*\)  # (.*)", command.text)

@@ -8,7 +8,6 @@ import pytest
 from jax_lm.data.prompts import held_out_tasks
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.sandbox import run
 from recipes.builtin.classics import CLASSICS
 from recipes.builtin.families import FAMILIES
 from recipes.builtin.measure import (
@@ -22,6 +21,7 @@ from recipes.builtin.measure import (
     spelled_problems,
 )
 from recipes.builtin.overlap import readings, seen_of
+from untrusted import run
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from jax_lm.infilling import AUTO_LENGTHS
+from jax_lm.templates import AUTO_LENGTHS
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
 from recipes.builtin import rows
 from recipes.builtin.rows import chat_row, completion_row, continuation_row, infilling_row, stream_batches

@@ -19,22 +19,22 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.recipe_table import LAYERS, read_found
 from benchmarks.recipes import abstract, extrapolated, planned, read, traced_operations, without
-from jax_lm.arguments.training import ModelArguments
+from jax_lm.cli.arguments.training import ModelArguments
+from jax_lm.compilation.updates import training_program
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.data.batches import Row
 from jax_lm.models.attention import splash
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import LoraConfig, add_lora, is_lora
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import RESERVED, estimated_memory, parameter_count
-from jax_lm.roofline import GIB
+from jax_lm.planning.memory import RESERVED, estimated_memory, parameter_count
+from jax_lm.planning.roofline import GIB
 from jax_lm.sharding import MeshShape, row_devices
 from jax_lm.training import sft, trainer
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.fitting import fitted_grpo
 from jax_lm.training.grpo_config import GRPOConfig
-from jax_lm.training.program import training_program
 
 ROOT = Path(__file__).parent.parent
 PUBLISHED = read_found()

@@ -5,9 +5,9 @@ import json
 import pickle
 import re
 
-from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.replay import ReplayedText
+from jax_lm.templates import Template
 
 PROMPT = "def double(x): # <b>&"
 

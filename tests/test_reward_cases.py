@@ -9,7 +9,7 @@ import pytest
 
 from jax_lm import rewards
 from jax_lm.rewards.cases import MAX_UNPACKED, TEST_COLUMNS, row_tests
-from jax_lm.sandbox import Case
+from untrusted import Case
 
 SUM = "```python\nprint(sum(map(int, input().split())))\n```"
 NOTHING = "```python\npass\n```"

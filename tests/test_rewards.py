@@ -240,7 +240,7 @@ def test_binary_code_reward_rounds_at_99_percent(share, default, strict):
 
 
 def test_in_the_real_sandbox():
-    pytest.importorskip("jax_lm.sandbox")
+    pytest.importorskip("untrusted")
     tests = ["assert f(1) == 1", "assert f(2) == 3"]
     cheat = "```python\nimport sys\nsys.exit(0)\n```"
     always_equal = "```python\nclass A:\n    def __eq__(self, o): return True\ndef f(x): return A()\n```"

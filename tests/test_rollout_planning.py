@@ -6,9 +6,9 @@ import pytest
 
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.options import Decoding
-from jax_lm.planning import PlannedStep, parameter_count
-from jax_lm.rollout_planning import planned_shape, received, rollout_rows, sampling
-from jax_lm.roofline import Topology
+from jax_lm.planning.memory import PlannedStep, parameter_count
+from jax_lm.planning.rollouts import planned_shape, received, rollout_rows, sampling
+from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
 
 EIGHT_H100 = Topology.parse("h100:8")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_lm.roofline import CHIPS, KINDS, Cost, MachineLimits, Topology, peak_flops
+from jax_lm.planning.roofline import CHIPS, KINDS, Cost, MachineLimits, Topology, peak_flops
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_lm.files import write_whole
+from jax_lm.host.files import write_whole
 from jax_lm.reports.run_folder import RunLog, weights_digest
 
 

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import jax.numpy as jnp
 import pytest
 
-from jax_lm.sandbox import Limits, Local, Program, Result, SandboxFailureError, SandboxUnavailableError, TestResult, run
-from jax_lm.sandbox.assertions import Call, read_call, split_tests
-from jax_lm.sandbox.inside.wire import decode_literal, encode_literal, matches
-from jax_lm.sandbox.runner import Sandbox, choose_tier, says_why, why_not
-from jax_lm.sandbox.session import Child, Session
-from jax_lm.sandbox.tiers import SAFE
+from untrusted import Limits, Local, Program, run
+from untrusted.assertions import Call, read_call, split_tests
+from untrusted.inside.wire import decode_literal, encode_literal, matches
+from untrusted.results import Result, TestResult
+from untrusted.runner import Sandbox, choose_tier, says_why, why_not
+from untrusted.session import Child, SandboxFailureError, Session
+from untrusted.tiers import SAFE, SandboxUnavailableError
 
 TIERS = [tier for tier in SAFE if not why_not(tier)]
 TIER = (*TIERS, "unsafe")[0]

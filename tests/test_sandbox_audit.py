@@ -10,10 +10,10 @@ import os
 
 import pytest
 
-from jax_lm.sandbox import Limits, Local, Program, session, tiers
-from jax_lm.sandbox.runner import run_program, why_not
-from jax_lm.sandbox.session import Session
-from jax_lm.sandbox.tiers import SAFE
+from untrusted import Limits, Local, Program, session, tiers
+from untrusted.runner import run_program, why_not
+from untrusted.session import Session
+from untrusted.tiers import SAFE
 
 TIERS = [tier for tier in SAFE if not why_not(tier)]
 PATIENT = Limits(seconds=20, total_seconds=60, output_bytes=2**20)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jax_lm import cli
-from jax_lm.sandbox import Case, Limits, Local, Program
-from jax_lm.sandbox.cases import MAX_OUTPUT, TOLERANCE, difference
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.tiers import SAFE
+from jax_lm.cli import main as cli
+from untrusted import Case, Limits, Local, Program
+from untrusted.cases import MAX_OUTPUT, TOLERANCE, difference
+from untrusted.runner import why_not
+from untrusted.tiers import SAFE
 
 TIERS = [tier for tier in SAFE if not why_not(tier)]
 ANYWHERE = [*TIERS, "unsafe"]

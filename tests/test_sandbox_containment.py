@@ -12,19 +12,17 @@ from pathlib import Path
 import bpf
 import pytest
 
-import jax_lm
-from jax_lm import printing
-from jax_lm.sandbox.battery import EXHAUST, REACH, attacks, run_battery
-from jax_lm.sandbox.inside import broker, confinement, syscalls
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.session import Session
-from jax_lm.sandbox.tiers import SAFE, interpreter
+from untrusted.battery import EXHAUST, REACH, attacks, run_battery
+from untrusted.inside import broker, confinement, syscalls
+from untrusted.runner import why_not
+from untrusted.session import Session
+from untrusted.tiers import SAFE, interpreter
 
 NOBODY = 65534
 AS_NOBODY = """
 import json, sys
-from jax_lm.sandbox.battery import run_battery
-from jax_lm.sandbox.session import Session
+from untrusted.battery import run_battery
+from untrusted.session import Session
 with Session(sys.argv[1], packages=()) as session:
     findings = [finding.__dict__ for finding in run_battery(session, sys.argv[2:])]
 print(json.dumps(findings))
@@ -84,11 +82,7 @@ def as_nobody(tmp_path_factory):
     for folder in (root, *root.parents):
         if folder.owner() == "root" and not folder.stat().st_mode & stat.S_IXOTH:
             folder.chmod(0o755)
-    package = root / "jax_lm"
-    package.mkdir()
-    for path in (jax_lm.__file__, printing.__file__):
-        shutil.copy(path, package)
-    shutil.copytree(Path(jax_lm.__file__).parent / "sandbox", package / "sandbox")
+    shutil.copytree(Path(untrusted.__file__).parent, root / "untrusted")
 
     def attack(tier, names):
         return subprocess.run(

@@ -13,10 +13,11 @@ import urllib.request
 
 import pytest
 
-from jax_lm.sandbox import Case, Executor, Limits, Local, Program
-from jax_lm.sandbox.e2b import E2B, HOME
-from jax_lm.sandbox.http import MAX_BODY, TOKEN_VARIABLE, HttpWorkers, Worker
-from jax_lm.sandbox.ray import RayCluster
+from untrusted import Case, Limits, Local, Program
+from untrusted.e2b import E2B, HOME
+from untrusted.http import MAX_BODY, TOKEN_VARIABLE, HttpWorkers, Worker
+from untrusted.ray import RayCluster
+from untrusted.results import Executor
 
 TOKEN = "a-token-of-the-tests-0123456789"
 PROGRAMS = [
@@ -122,7 +123,7 @@ def test_a_body_that_is_too_large_is_not_read(url):
 def test_batches_that_are_too_large_for_a_request_are_sent_in_parts(url, monkeypatch):
     case = Case("x" * 1000, "x" * 1000)
     right, wrong = Program("print(input())", (case,)), Program("print(1)", (case,))
-    monkeypatch.setattr("jax_lm.sandbox.http.MAX_BODY", 5000)
+    monkeypatch.setattr("untrusted.http.MAX_BODY", 5000)
     too_large = Program("print(input())", (case,) * 3)
     results = HttpWorkers(urls=(url,), batch=4).run_many([right, wrong, too_large, right])
     assert [result.outcome for result in results] == ["passed", "failed", "sandbox_error", "passed"]
@@ -162,7 +163,7 @@ def test_clients_refuse_bad_values(name, value):
 
 def test_as_a_command_it_reads_and_writes_json():
     request = json.dumps({"allow_unsafe": True, "jobs": [{"code": "def f(): return 1", "tests": ["assert f() == 1"]}]})
-    finished = subprocess.run([sys.executable, "-m", "jax_lm.sandbox"], input=request, capture_output=True, text=True,
+    finished = subprocess.run([sys.executable, "-m", "untrusted"], input=request, capture_output=True, text=True,
                               check=True)  # fmt: skip
     assert json.loads(finished.stdout)["results"][0]["outcome"] == "passed"
 

@@ -5,9 +5,9 @@
 
 import pytest
 
-from jax_lm.sandbox import Limits, run
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.tiers import SAFE
+from untrusted import Limits, run
+from untrusted.runner import why_not
+from untrusted.tiers import SAFE
 
 CALL = "assert f(7) == 'dfq-7731'"
 SCRIPT = "result = f(7)\nassert result == 'dfq-7731'"
@@ -34,7 +34,7 @@ FOUND = HELD + "assert f(double) == SECRET"
 ASK = """
 import sys
 def ask(operation, *forms, **keywords):
-    peer = sys.modules["jax_lm.sandbox.inside.remotes"].PEERS["p"]
+    peer = sys.modules["untrusted.inside.remotes"].PEERS["p"]
     forms = [form if isinstance(form, dict) else peer.encode(form) for form in forms]
     peer.send(lambda: {"do": operation, "arguments": forms, "keywords": keywords})
     while "do" in (reply := peer.receive()):
@@ -59,7 +59,7 @@ HACKS = {
     ),
     "the class of an object, called": (
         ASK + "def f(g, p):\n"
-        "    peer = sys.modules['jax_lm.sandbox.inside.remotes'].PEERS['p']\n"
+        "    peer = sys.modules['untrusted.inside.remotes'].PEERS['p']\n"
         "    kind = peer.encode(type(p))\n"
         "    maker = ask('call', kind, named('operator', 'methodcaller'), 'format')\n"
         "    return ask('call', ask('call', maker, g), LEAK)",
@@ -67,7 +67,7 @@ HACKS = {
     ),
     "the class of a mock, called": (
         ASK + "def f(g, m):\n"
-        "    peer = sys.modules['jax_lm.sandbox.inside.remotes'].PEERS['p']\n"
+        "    peer = sys.modules['untrusted.inside.remotes'].PEERS['p']\n"
         "    mock = ask('call', peer.encode(type(m)), wraps=named('operator', 'methodcaller'))\n"
         "    return ask('call', ask('call', mock, 'format', g), LEAK)",
         [HELD + "from unittest.mock import MagicMock\nassert f(double, MagicMock()) == SECRET"],
@@ -78,7 +78,7 @@ HACKS = {
     ),
     "classes below a class": (
         ASK + "def f(g, o):\n"
-        "    peer = sys.modules['jax_lm.sandbox.inside.remotes'].PEERS['p']\n"
+        "    peer = sys.modules['untrusted.inside.remotes'].PEERS['p']\n"
         "    kinds = ask('special', '__subclasses__', peer.encode(type(o)))\n"
         "    return ask('get', peer.encode(peer.decode(kinds)[0]), 'SECRET')",
         ["class Base: pass\nclass Hidden(Base):\n    SECRET = 'dfq-7731'\nassert f(3, Base()) == Hidden.SECRET"],

@@ -19,15 +19,15 @@ import bpf
 import pytest
 
 import jax_lm
-from jax_lm.sandbox import Limits, Program, SandboxFailureError, tiers
-from jax_lm.sandbox.inside import broker, syscalls
-from jax_lm.sandbox.inside.confinement import ASK, naming_program
-from jax_lm.sandbox.inside.usage import MAX_FILE, NAME_BYTES, WORK_BYTES, used_bytes
-from jax_lm.sandbox.inside.world import World
-from jax_lm.sandbox.inside.zygote import TOO_MUCH
-from jax_lm.sandbox.runner import run_program, why_not
-from jax_lm.sandbox.session import Session
-from jax_lm.sandbox.tiers import SAFE, hidden, interpreter, library, readable
+from untrusted import Limits, Program, tiers
+from untrusted.inside import broker, syscalls
+from untrusted.inside.confinement import ASK, naming_program
+from untrusted.inside.usage import MAX_FILE, NAME_BYTES, WORK_BYTES, used_bytes
+from untrusted.inside.world import World
+from untrusted.inside.zygote import TOO_MUCH
+from untrusted.runner import run_program, why_not
+from untrusted.session import SandboxFailureError, Session
+from untrusted.tiers import SAFE, hidden, interpreter, library, readable
 
 TIERS = [tier for tier in SAFE if not why_not(tier)]
 needs_landlock = pytest.mark.skipif("landlock" not in TIERS, reason="Landlock does not work here")
@@ -35,7 +35,7 @@ PATIENT = Limits(seconds=20, total_seconds=60)
 
 IN_A_LAYOUT = """
 import json, sys
-from jax_lm.sandbox import Limits, run
+from untrusted import Limits, run
 code = sys.stdin.read()
 result = run(code, ("assert found() == []",), Limits(seconds=20), executor=sys.argv[1], packages=("allowed_package",))
 print(json.dumps([result.outcome, result.detail, result.stderr]))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm.sandbox import Limits, Local, Program
-from jax_lm.sandbox.inside.deferred import ON_MENTION
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.tiers import SAFE
+from untrusted import Limits, Local, Program
+from untrusted.inside.deferred import ON_MENTION
+from untrusted.runner import why_not
+from untrusted.tiers import SAFE
 
 FOLDER = Path(__file__).parent / "samples" / "sandbox"
 TIERS = [tier for tier in SAFE if not why_not(tier)]

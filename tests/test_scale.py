@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm import cli
 from jax_lm.benchmark import comparison, experiment, machine, scale
 from jax_lm.benchmark.measurements import Measurements, StepPasses
 from jax_lm.benchmark.scale import ScaleSteps, updating
 from jax_lm.benchmark.settings import ExperimentSettings, ScaleSettings
+from jax_lm.cli import main as cli
 from jax_lm.compilation.programs import step_programs
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import OutOfMemoryError
+from jax_lm.planning.memory import OutOfMemoryError
 from jax_lm.sharding import MeshShape
 
 ARGUMENTS = ["experiment", "--full", "--random-shape", "small", "--dtype", "float32", "--canvas", "64", "--new-tokens",

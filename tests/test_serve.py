@@ -17,7 +17,7 @@ pytest.importorskip("fastapi")
 
 from serving import call
 
-from jax_lm import cli
+from jax_lm.cli import main as cli
 
 KEY = "k" * 20
 
@@ -43,7 +43,7 @@ def test_wrong_arguments_are_one_line(arguments, message, capsys):
 def start(tmp_path, tiny_folder):
     """Starts the process with these options: itself, its address and its log; a small model compiles little."""
     (tmp_path / "keys").write_text(KEY)
-    command = [sys.executable, "-m", "jax_lm.cli", "serve", "--port", "0", "--model", str(tiny_folder)]
+    command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0", "--model", str(tiny_folder)]
     command += ["--name", "tiny", "--api-key-file", str(tmp_path / "keys"), "--slots", "1"]
     started = []
 

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from jax_lm.cli import main, parse
+from jax_lm.cli.main import main, parse
 from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -79,7 +79,7 @@ def test_run_leaves_a_model_metrics_and_what_it_refused(whole, folder):
 def test_killed_run_ends_with_the_weights_of_the_uninterrupted_one(whole, folder):
     """Killed as soon as its first checkpoint appears, and once more a little later; see benchmarks/kill_resume.py."""
     out = folder / "killed"
-    command = [sys.executable, "-m", "jax_lm.cli", *arguments(folder, out)]
+    command = [sys.executable, "-m", "jax_lm", *arguments(folder, out)]
     for step, wait in ((7, 0.0), (28, 0.1)):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while newest(out) < step and process.poll() is None:
@@ -149,7 +149,7 @@ def test_adaptation_on_tokenised_texts_is_resumed_after_sigkill(folder):
     (folder / "many.jsonl").write_text("\n".join(texts))
     assert main(adaptation(folder, folder / "adapted-whole")) == 0
     out = folder / "adapted-killed"
-    command = [sys.executable, "-m", "jax_lm.cli", *adaptation(folder, out)]
+    command = [sys.executable, "-m", "jax_lm", *adaptation(folder, out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while newest(out) < 10 and process.poll() is None:
         time.sleep(0.02)

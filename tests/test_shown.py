@@ -9,9 +9,10 @@ import subprocess
 import pytest
 from documentation import ROOT, SAMPLES, blocks, commands
 
-from jax_lm import cli, sandbox
-from jax_lm.sandbox.runner import why_not
-from jax_lm.sandbox.tiers import SAFE
+import untrusted as sandbox
+from jax_lm.cli import main as cli
+from untrusted.runner import why_not
+from untrusted.tiers import SAFE
 
 PAGES = ["README.md", "docs/quickstart.md", "docs/guides/editor.md"]
 TRUTHS = {

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm import cli
 from jax_lm.benchmark import machine, speed
 from jax_lm.benchmark.backend import JaxBackend, random_canvas
 from jax_lm.benchmark.settings import Cell, Workload
+from jax_lm.cli import main as cli
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.planning import forward_cost
-from jax_lm.roofline import Cost, MachineLimits
+from jax_lm.planning.memory import forward_cost
+from jax_lm.planning.roofline import Cost, MachineLimits
 
 LIMITS = MachineLimits(matmul_flops=1e11, copy_bytes=1e10)
 RESULT_KEYS = {"about", "model", "workload", "limits", "load_seconds", "peak_memory", "generations", "forwards"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_lm import terminal
+from jax_lm.host import terminal
 
 
 def failing(error):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_lm.cli import main
+from jax_lm.cli.main import main
 from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
 from jax_lm.data.sources import lines_from
 from jax_lm.data.token_shards import TextRows, TokenShards
@@ -122,7 +122,7 @@ def test_killed_run_is_finished_to_the_byte(folder, tmp_path):
     data.write_text("".join(json.dumps({"text": text(rng, 400)}) + "\n" for _ in range(4000)))
     options = {"workers": 2, "num-shards": 12}
     out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
-    words = [sys.executable, "-m", "jax_lm.cli", *command(tmp_path, out, "large.jsonl", **options)]
+    words = [sys.executable, "-m", "jax_lm", *command(tmp_path, out, "large.jsonl", **options)]
     for done in (1, 4):
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and len(list(out.glob("0*.json"))) < done:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from jax_lm.commands.watching import MASK_GLYPH, canvas_text, colour
-from jax_lm.infilling import Template
+from jax_lm.cli.commands.watching import MASK_GLYPH, canvas_text, colour
 from jax_lm.options import GenerationOptions
+from jax_lm.templates import Template
 
 TEMPLATE = Template.completion("def add(a, b):", 48)
 OPTIONS = GenerationOptions(max_new_tokens=48, temperature=0.0)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_lm import cli
+from jax_lm.cli import main as cli
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "tests" / "samples"

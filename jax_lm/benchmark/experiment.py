@@ -27,14 +27,14 @@ from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.inference import INT8, DiffuCoderInference
-from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import OutOfMemoryError, device_bytes, explained, forward_cost
+from jax_lm.planning.memory import OutOfMemoryError, device_bytes, explained, forward_cost
 from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.results import DecodedBatch
-from jax_lm.sandbox import Local
-from jax_lm.sandbox.runner import choose_tier
-from jax_lm.sandbox.tiers import SandboxUnavailableError
+from jax_lm.templates import Template
+from untrusted import Local
+from untrusted.runner import choose_tier
+from untrusted.tiers import SandboxUnavailableError
 
 PROMPTS = ("def fibonacci(n):", "def is_prime(n):", "def reverse_string(text):", "def largest(values):")
 PUBLISHED_TEMPERATURE = 0.2

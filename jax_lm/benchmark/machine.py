@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from jax_lm.benchmark.timer import time_call
 from jax_lm.models.products import product
-from jax_lm.roofline import MachineLimits
+from jax_lm.planning.roofline import MachineLimits
 
 COPY_BYTES = 2**30
 """Array over which the bandwidth is measured: above the shared cache of a large server."""

@@ -13,8 +13,8 @@ from jax_lm.benchmark.parity import ParityFinding
 from jax_lm.benchmark.records import read_record, scaled_chart, table_section
 from jax_lm.benchmark.speed import ForwardTime, GenerationTime
 from jax_lm.conversion.verify import Check
+from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.document import Section
-from jax_lm.roofline import MachineLimits
 
 SHOWN = 4
 """Programs of the quality check that the report quotes."""

@@ -18,7 +18,7 @@ from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.checkpoints.stored import save_tensors
-from jax_lm.interruption import unfinished
+from jax_lm.host.interruption import unfinished
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 CASES: tuple[dict[str, Any], ...] = (

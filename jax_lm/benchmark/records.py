@@ -5,9 +5,9 @@ from dataclasses import asdict, fields, is_dataclass
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from jax_lm.planning.roofline import GIB
 from jax_lm.reports.charts import Series, line_chart, rounded_up
 from jax_lm.reports.document import Section
-from jax_lm.roofline import GIB
 
 SHARES = ("roofline", "overhead")
 

@@ -29,7 +29,7 @@ from jax_lm.config import SHAPES
 from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions
-from jax_lm.planning import OutOfMemoryError, PlannedStep, device_bytes, explained, parameter_count
+from jax_lm.planning.memory import OutOfMemoryError, PlannedStep, device_bytes, explained, parameter_count
 from jax_lm.reports.steps import LeftOut, Step
 from jax_lm.serving.engine import STEPS_PER_CALL
 from jax_lm.serving.sequence import Sequence

@@ -19,15 +19,15 @@ from jax_lm.benchmark.machine import Machine, PeakMemory
 from jax_lm.benchmark.records import table_section
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
+from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache, step_limit
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, StepConfig, Window, block_hidden
-from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.inference import WIDTH_BUCKET
-from jax_lm.planning import forward_cost
+from jax_lm.planning.memory import forward_cost
+from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.charts import bar_chart
 from jax_lm.reports.document import Document
-from jax_lm.roofline import MachineLimits
 
 NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
 """Of a generation, in the report of `diffucoder bench`; bench.json has them."""

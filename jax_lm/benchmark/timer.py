@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jax_lm.compile_clock import COMPILE_EVENT
+from jax_lm.host.compile_clock import COMPILE_EVENT
 
 CACHE_SWITCH = "jax_enable_compilation_cache"
 

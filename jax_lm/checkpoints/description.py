@@ -15,7 +15,7 @@ from typing import Any
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import LICENCE_FILES
 from jax_lm.config import DreamConfig
-from jax_lm.files import output_folder
+from jax_lm.host.files import output_folder
 from jax_lm.tokenizer import (
     END_OF_TEXT,
     TOKENIZER_CONFIG,

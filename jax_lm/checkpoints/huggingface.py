@@ -20,7 +20,7 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 
 from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, grouped, save_tensors
-from jax_lm.files import output_folder, replacing
+from jax_lm.host.files import output_folder, replacing
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

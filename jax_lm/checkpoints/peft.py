@@ -17,7 +17,7 @@ import numpy as np
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import MappedTensor
 from jax_lm.checkpoints.stored import CheckpointError, save_tensors
-from jax_lm.files import output_folder, replacing
+from jax_lm.host.files import output_folder, replacing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)

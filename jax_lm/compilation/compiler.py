@@ -5,7 +5,7 @@
 
 Uses `jax.experimental.topologies`; nothing runs. Knows no model: programs are made in `programs`, and what the compiler
 makes of them is read in `explanation`. Entry: `diffucoder plan`, which puts this beside the arithmetic of
-`jax_lm.planning`.
+`jax_lm.planning.memory`.
 """
 
 import importlib.util
@@ -20,10 +20,10 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from jax_lm import platforms
 from jax_lm.compilation.gpus import target_config
 from jax_lm.compilation.programs import StepProgram
-from jax_lm.roofline import Topology
+from jax_lm.host import platforms
+from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import AXES, MeshShape
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ xla/backends/gpu/target_config/specs, 2026-11-22); where they differ, a real car
 
 from dataclasses import dataclass
 
-from jax_lm.roofline import CHIPS
+from jax_lm.planning.roofline import CHIPS
 
 TARGET = """
 gpu_device_info {{
@@ -57,7 +57,7 @@ HOPPER = GpuGeneration((9, 0), 128, 2048, 233472, 232448)
 
 @dataclass(frozen=True)
 class Card:
-    """A card, beside what `jax_lm.roofline` says of its memory.
+    """A card, beside what `jax_lm.planning.roofline` says of its memory.
 
     Attributes:
         name: as its driver calls it.

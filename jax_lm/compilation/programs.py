@@ -15,15 +15,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_lm.config import DreamConfig
 from jax_lm.data.batches import Batch
+from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.drafts import Drafted
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_drafted, run_empty_cache
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, Window
-from jax_lm.diffusion.unmasking import SamplingParams
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
-from jax_lm.planning import PlannedStep, parameter_count
+from jax_lm.planning.memory import PlannedStep, parameter_count
 from jax_lm.sharding import row_spec, tree_shardings
 from jax_lm.training import coupled_grpo, masked_diffusion
 from jax_lm.training.config import LossConfig, OptimizerConfig

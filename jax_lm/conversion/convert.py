@@ -23,7 +23,7 @@ from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, 
 from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
 from jax_lm.config import DreamConfig, stored_in
 from jax_lm.diffusion.sampler import run_forward
-from jax_lm.interruption import unfinished
+from jax_lm.host.interruption import unfinished
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, wanted_tensors
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError, write_json
 
@@ -36,7 +36,7 @@ TensorSum = tuple[tuple[int, ...], str, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The format and the precision of a new checkpoint, as in `jax_lm.arguments.checkpoints.Convert`."""
+    """The format and the precision of a new checkpoint, as in `jax_lm.cli.arguments.checkpoints.Convert`."""
 
     format: str | None = None
     dtype: str | None = None

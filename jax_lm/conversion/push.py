@@ -17,7 +17,7 @@ from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, LICENCE_FILES, WEI
 from jax_lm.checkpoints.stored import CheckpointError, first_line
 from jax_lm.conversion.verify import verify
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.planning import parameter_count
+from jax_lm.planning.memory import parameter_count
 
 CARD = "README.md"
 SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, *LICENCE_FILES, CARD]

@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_lm.data.columns import BadRowError
 from jax_lm.data.conversations import read_lines
-from jax_lm.files import replacing
+from jax_lm.host.files import replacing
 
 logger = logging.getLogger(__name__)
 

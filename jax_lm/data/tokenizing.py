@@ -28,8 +28,8 @@ from jax_lm.data.columns import BadRowError, Columns
 from jax_lm.data.conversations import NAMED, row_fields, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, digest_of
-from jax_lm.files import output_folder
-from jax_lm.interruption import discard_unfinished, unfinished
+from jax_lm.host.files import output_folder
+from jax_lm.host.interruption import discard_unfinished, unfinished
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)

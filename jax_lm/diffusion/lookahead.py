@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_lm.diffusion import decoding
+from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.step import (
     CANVASES,
     BatchInputs,
@@ -75,7 +75,7 @@ def surety(canvas: SamplerState, evaluation: Evaluation, inputs: BatchInputs, co
 def branch(anchor: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> SamplerState:
     """Copies of a canvas, each with one token more, in the order of the scores; beyond the last mask, plain copies."""
     masked = block_columns(anchor.masked, inputs.window, config)
-    rank = decoding.ranks(evaluation.proposal.scores, masked)
+    rank = commit_rules.ranks(evaluation.proposal.scores, masked)
 
     def extended(place: Int[Array, ""]) -> SamplerState:
         return write(anchor, evaluation, masked & (rank == place), inputs, config)

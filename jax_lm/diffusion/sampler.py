@@ -18,11 +18,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jax_lm.diffusion.block_pipeline import begin_forcing, force, forcing_passes
+from jax_lm.diffusion.candidates import Candidates, SamplingParams
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafted, advance_rows, unbounded
 from jax_lm.diffusion.extent import Extent
-from jax_lm.diffusion.forcing import begin_forcing, force, forcing_passes
-from jax_lm.diffusion.growth import grow, growing_config, growing_params, growth_of
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.step import (
     NEVER,
@@ -41,7 +41,7 @@ from jax_lm.diffusion.step import (
     skip_idle,
     step,
 )
-from jax_lm.diffusion.unmasking import Candidates, SamplingParams
+from jax_lm.diffusion.variable_length import grow, growing_config, growing_params, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import replicate

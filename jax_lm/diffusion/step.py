@@ -14,13 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_lm.diffusion import decoding, unmasking
+from jax_lm.diffusion import commit_rules
+from jax_lm.diffusion.candidates import (
+    Candidates,
+    SamplingParams,
+    TokenLogProbs,
+    confidence,
+    disturbed,
+    draw,
+    filtered,
+    likeliest_candidates,
+    row_entropy,
+)
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.extent import Extent, Growth, without_expand
 from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.nucleus import Rows, in_parts
 from jax_lm.diffusion.pipeline import BlockGrid, Pipeline
-from jax_lm.diffusion.unmasking import Candidates, SamplingParams, TokenLogProbs
-from jax_lm.diffusion.vocabulary import Rows, in_parts
 from jax_lm.models.dream import DreamForCausalLM, KeyValues
 
 NEVER = np.iinfo(np.int32).max
@@ -159,7 +169,7 @@ class StepConfig:
         looks_ahead: whether guesses are branches to choose from (`jax_lm.diffusion.lookahead`).
         top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
         growth: tokens by which holes grow, of a checkpoint that has them.
-        grid: blocks of which several are filled at once (`jax_lm.diffusion.forcing`).
+        grid: blocks of which several are filled at once (`jax_lm.diffusion.block_pipeline`).
         axes: names of the axes over canvases, each a batch of one under `jax.vmap`.
     """
 
@@ -273,7 +283,7 @@ def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> S
     can_idle = params.by_schedule & ~params.is_by_chance & jnp.any(masked)
 
     def is_idle(now: Int[Array, ""]) -> Bool[Array, ""]:
-        counts = decoding.commit_counts(masked, params.ratios[now - window.first_step])
+        counts = commit_rules.commit_counts(masked, params.ratios[now - window.first_step])
         return can_idle & (now < window.until) & ~jnp.any(counts > 0)
 
     return state._replace(step=jax.lax.while_loop(is_idle, lambda now: now + 1, state.step))
@@ -323,11 +333,11 @@ def propose(
 
     def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"], needed: Bool[Array, "b c"]) -> Evaluation:
         logits = without_expand(logits, state.masked, config.growth, state.extent)
-        candidates = unmasking.filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
-        kept = unmasking.likeliest_candidates(candidates) if config.guessed and not config.looks_ahead else None
+        candidates = filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
+        kept = likeliest_candidates(candidates) if config.guessed and not config.looks_ahead else None
         shape = logits.shape[:2]
         by_entropy = params.entropy_bound >= 0
-        entropy = if_any(by_entropy, lambda: unmasking.row_entropy(logits, excluded_id), jnp.zeros(shape), config)
+        entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
         proposal, logprobs = proposed(candidates, entropy, state, positions, params), None
         if config.top_tokens and params.keeps_logprobs is not None:
             logprobs = if_any(
@@ -380,8 +390,8 @@ def proposed(
 ) -> Proposal:
     """Draw a token for each position with the noise of the state's step, and score it."""
     for_token, for_score, _ = noise(state, positions)
-    tokens, probability = unmasking.draw(for_token, candidates, params.temperature)
-    scores = unmasking.confidence(for_score, candidates, probability, positions, params.alg)
+    tokens, probability = draw(for_token, candidates, params.temperature)
+    scores = confidence(for_score, candidates, probability, positions, params.alg)
     return Proposal(tokens, probability, scores, entropy)
 
 
@@ -392,20 +402,20 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
     if config.forced:
         return masked & (jnp.arange(config.length) == 0)
     _, _, for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))
-    rank = decoding.ranks(unmasking.disturbed(for_choice, proposal.scores, params.alg_temp), masked)
+    rank = commit_rules.ranks(disturbed(for_choice, proposal.scores, params.alg_temp), masked)
     taken = state.step - window.first_step
     share = params.ratios[taken]
-    counts = decoding.commit_counts(masked, share)
+    counts = commit_rules.commit_counts(masked, share)
     scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
     probable = jax.lax.cond(
         params.factor > 0,
-        lambda: decoding.longest_run(params.factor, rank, proposal.probability, masked),
-        lambda: decoding.above_threshold(params.threshold, params.decay, rank, proposal.probability, masked, holes),
+        lambda: commit_rules.longest_run(params.factor, rank, proposal.probability, masked),
+        lambda: commit_rules.above_threshold(params.threshold, params.decay, rank, proposal.probability, masked, holes),
     )
-    within = decoding.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
+    within = commit_rules.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
     probable = jnp.where(params.entropy_bound >= 0, within, probable)
-    allowed = decoding.budget(masked, holes, taken, params.steps)
+    allowed = commit_rules.budget(masked, holes, taken, params.steps)
     return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
 
 

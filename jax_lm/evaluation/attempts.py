@@ -11,11 +11,12 @@ import numpy as np
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.inference import DiffuCoderInference, Progress
-from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
-from jax_lm.sandbox import Executor, Limits, Local, Program
-from jax_lm.sandbox.runner import choose_tier
+from jax_lm.templates import Template
+from untrusted import Limits, Local, Program
+from untrusted.results import Executor
+from untrusted.runner import choose_tier
 
 TOO_LONG = "too long"
 SANDBOX_ERROR = "sandbox_error"

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from jax_lm import terminal
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problem
-from jax_lm.files import output_folder, write_whole
+from jax_lm.host import terminal
+from jax_lm.host.files import output_folder, write_whole
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.infilling import Template
 from jax_lm.options import EXACT, Decoding, GenerationOptions
 from jax_lm.reports.charts import Series, heat_chart, line_chart, render, write_picture
 from jax_lm.reports.run_folder import Record
-from jax_lm.sandbox import Executor
+from jax_lm.templates import Template
+from untrusted.results import Executor
 
 LOCAL_K, GLOBAL_K = range(1, 10), range(1, 5)
 """As plotted in the paper."""

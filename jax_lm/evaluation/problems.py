@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from jax_lm.data.prompts import held_out_tasks
 from jax_lm.rewards.cases import row_tests
-from jax_lm.sandbox.cases import PRELUDE, Test
+from untrusted.cases import PRELUDE, Test
 
 Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
 SINGLE_LINE = "SingleLineInfilling"

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.infilling import Template
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.code import FENCE, extract_code
+from jax_lm.templates import Template
 from jax_lm.tokenizer import DIFFUSION_PAD
 
 ORACLE = "oracle"

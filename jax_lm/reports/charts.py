@@ -13,7 +13,7 @@ import jinja2
 import numpy as np
 from jaxtyping import Float
 
-from jax_lm.files import write_whole
+from jax_lm.host.files import write_whole
 
 PAGES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),

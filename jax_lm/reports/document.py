@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jax_lm.files import write_whole
+from jax_lm.host.files import write_whole
 from jax_lm.reports.charts import render, write_picture
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
 
-from jax_lm.files import output_folder, write_whole
+from jax_lm.host.files import output_folder, write_whole
 
 SETTINGS = "settings.json"
 SAMPLED_BYTES = 2**20

@@ -5,7 +5,7 @@
     input_output                               {"inputs", "outputs", "fn_name"?}: APPS, TACO
     public_test_cases, private_test_cases      [{"input", "output", "testtype"}], the name in metadata: LiveCodeBench
 
-Each may be data or JSON. Reads only; what the tests mean is `jax_lm.sandbox`'s business.
+Each may be data or JSON. Reads only; what the tests mean is `untrusted`'s business.
 """
 
 import base64
@@ -35,7 +35,7 @@ def row_tests(row: Mapping[str, Any]) -> list[Any]:
     """Read the tests of a row from all its columns, in their order.
 
     Returns:
-        assert statements and `jax_lm.sandbox.Case`s.
+        assert statements and `untrusted.Case`s.
 
     Raises:
         ValueError: naming the column that cannot be read, and why.
@@ -91,7 +91,7 @@ def python_cases(cell: Any) -> Any:
 def make_case(item: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     """Make a case of a data set's object."""
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
-    from jax_lm.sandbox.cases import Case
+    from untrusted.cases import Case
 
     given, right, kind = item.get("input"), item.get("output"), item.get("testtype", item.get("type", RUNS[0]))
     if kind in RUNS:

@@ -1,7 +1,7 @@
 """Rewards for code: its format, and the share of the tests that it passes.
 
 Names and values follow Apple's DiffuCoder (`code`, `binary_code`, `code_format`); docs/rewards.md lists where the
-defaults differ and why. Programs run in `jax_lm.sandbox`, or wherever `executor` sends them; nothing here executes one.
+defaults differ and why. Programs run in `untrusted`, or wherever `executor` sends them; nothing here executes one.
 """
 
 import ast
@@ -37,13 +37,13 @@ class Judgement(Protocol):
 
 CodeAndTests = tuple[str, Sequence[Any]]
 RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Judgement]]
-"""Runs programs, each given by its code and what judges it: assert statements, and `jax_lm.sandbox.Case`s."""
+"""Runs programs, each given by its code and what judges it: assert statements, and `untrusted.Case`s."""
 
 
 def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
     """Run programs in the sandbox of this machine."""
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
-    from jax_lm.sandbox import Local, Program
+    from untrusted import Local, Program
 
     return Local(objects="strict").run_many([Program(code, tuple(tests)) for code, tests in programs])
 

@@ -9,11 +9,11 @@ from jax_lm.diffusion.canvas import Block
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.infilling import initial_length
 from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.sequence import Sequence
+from jax_lm.templates import initial_length
 
 PREPARING_SECONDS = 10.0
 """What the automaton of an expression or a schema may take."""

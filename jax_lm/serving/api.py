@@ -12,21 +12,20 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from jax_lm.serving import bodies, jobs
+from jax_lm.serving import jobs, schemas
 from jax_lm.serving.engine import ClosingError, Engine, QueueFullError
-from jax_lm.serving.guard import Guard, RequestLimits
-from jax_lm.serving.inbox import Inbox
+from jax_lm.serving.errors import FAILURES, QUEUE_FULL, add_handlers, failure, refused, request_id
+from jax_lm.serving.guard import SCRIPTS, Guard, RequestLimits
 from jax_lm.serving.infill import InfillBody, cut_to_fit, worded
-from jax_lm.serving.jobs import Event, Job
+from jax_lm.serving.jobs import Event, Inbox, Job
 from jax_lm.serving.line import LeftError, Line, LineFullError
-from jax_lm.serving.pagefiles import add_page
-from jax_lm.serving.protocol import AnswerFormat, ChatFormat, Refusal
-from jax_lm.serving.refusals import FAILURES, QUEUE_FULL, add_handlers, failure, refused, request_id
+from jax_lm.serving.responses import AnswerFormat, ChatFormat, Refusal
 from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class Server:
 
     # What a request asks for.
 
-    def require_model(self, body: bodies.DecodingBody) -> None:
+    def require_model(self, body: schemas.DecodingBody) -> None:
         # Some clients write an empty name where the user gave none.
         if body.model not in (None, "", self.settings.model):
             message = f"model={body.model!r}: this server offers {self.settings.model!r}"
@@ -67,7 +66,7 @@ class Server:
 
     def requests(
         self,
-        body: bodies.DecodingBody,
+        body: schemas.DecodingBody,
         before: list[int],
         after: list[int] | None,
         count: int,
@@ -132,7 +131,7 @@ class Server:
             raise refused(problem, grammar_field) from problem
 
     async def accept(
-        self, body: bodies.OpenAI, requests: Sequence[jobs.Request], inbox: Inbox, http: Request
+        self, body: schemas.OpenAI, requests: Sequence[jobs.Request], inbox: Inbox, http: Request
     ) -> list[Job]:
         """Hand requests to the engine; those under a grammar are prepared one by one, while others are served."""
         if body.grammar_name is None:
@@ -158,7 +157,7 @@ class Server:
 
     # The endpoints.
 
-    async def completions(self, body: bodies.CompletionBody, http: Request) -> Response:
+    async def completions(self, body: schemas.CompletionBody, http: Request) -> Response:
         """One or several texts, each completed or infilled `n` times."""
         self.require_model(body)
         prompts = [self.prompt_ids(each) for each in body.prompts]
@@ -188,7 +187,7 @@ class Server:
 
         return events_response(pieces())
 
-    async def chat(self, body: bodies.ChatBody, http: Request) -> Response:
+    async def chat(self, body: schemas.ChatBody, http: Request) -> Response:
         """A conversation, answered `n` times."""
         self.require_model(body)
         requests = self.requests(body, self.chat_ids(body.messages), None, body.n)
@@ -198,7 +197,7 @@ class Server:
 
     async def answer(
         self,
-        body: bodies.OpenAI,
+        body: schemas.OpenAI,
         requests: Sequence[jobs.Request],
         before: Sequence[str],
         shape: AnswerFormat,
@@ -294,7 +293,7 @@ class Server:
         finally:
             self.engine.cancel(submitted)
 
-    async def denoise(self, body: bodies.DenoiseBody, http: Request) -> Response:
+    async def denoise(self, body: schemas.DenoiseBody, http: Request) -> Response:
         """Every commit as a server-sent event: `start`, any number of `commits`, then `done` or `error`."""
         self.require_model(body)
         if body.messages is None:
@@ -401,3 +400,25 @@ def data(content: dict[str, Any] | str, event: str | None = None) -> str:
 def events_response(events: AsyncIterator[str]) -> StreamingResponse:
     # Proxies would otherwise collect the events.
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+PAGE = Path(__file__).parent / "page"
+PAGE_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    **{path: (path[1:], "text/javascript; charset=utf-8") for path in SCRIPTS},
+}
+
+
+def add_page(app: FastAPI) -> None:
+    """Answer the paths of the page with its files, read once."""
+    for path, (name, kind) in PAGE_FILES.items():
+        app.get(path, include_in_schema=False)(page_file((PAGE / name).read_bytes(), kind))
+
+
+def page_file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return send

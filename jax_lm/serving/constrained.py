@@ -1,8 +1,8 @@
 """Sequences under a grammar: decoded in the slots as any other, and repaired there until their text is right.
 
-What `jax_lm.diffusion.repair` does with a batch is done here with each sequence by itself, so that it shares steps with
-whoever else is there. Reading texts is left to other threads, and the sequence held until they are done: the engine's
-thread never waits for a grammar. Knows neither queue nor HTTP.
+What `jax_lm.diffusion.constrained` does with a batch is done here with each sequence by itself, so that it shares
+steps with whoever else is there. Reading texts is left to other threads, and the sequence held until they are done:
+the engine's thread never waits for a grammar. Knows neither queue nor HTTP.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_lm.diffusion.repair import drawn_order
+from jax_lm.diffusion.candidates import GUESSED_CANDIDATES
+from jax_lm.diffusion.constrained import drawn_order
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import NEVER
-from jax_lm.diffusion.unmasking import GUESSED_CANDIDATES
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 

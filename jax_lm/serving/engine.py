@@ -17,15 +17,14 @@ from typing import Any
 
 import jax
 
-from jax_lm.compile_clock import COMPILE_EVENT
+from jax_lm.host.compile_clock import COMPILE_EVENT
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
 from jax_lm.serving.admission import sequence_of
 from jax_lm.serving.constrained import Repairs
 from jax_lm.serving.growing import GrowingSequence, GrowingSlots
 from jax_lm.serving.jobs import Event, Job, Listener, Request
-from jax_lm.serving.memory import bytes_in_use, return_freed_memory
-from jax_lm.serving.metrics import Metrics
+from jax_lm.serving.metrics import Metrics, bytes_in_use, return_freed_memory
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
 

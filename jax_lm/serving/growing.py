@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.growth import canvas_with_room
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import NEVER, SamplerState
+from jax_lm.diffusion.variable_length import canvas_with_room
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.sequence import Sequence
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.serving.metrics import Metrics
-from jax_lm.serving.protocol import Refusal
+from jax_lm.serving.responses import Refusal
 
 logger = logging.getLogger("jax_lm.serving.access")
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jax_lm.serving.bodies import MAX_CHOICES, DecodingBody, Text
+from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
 from jax_lm.serving.jobs import Event
-from jax_lm.serving.neutral import NEUTRAL, Neutral, Part
+from jax_lm.serving.schemas import MAX_CHOICES, DecodingBody, Text
 
 LLAMA_NEUTRAL: Neutral = {**NEUTRAL, "samplers": ([], ["top_k", "top_p", "infill"]), "stream": (False,), "lora": ([],)}
 SUFFIX_SHARE = 4

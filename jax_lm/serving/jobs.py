@@ -3,8 +3,10 @@
 Turns decided tokens into text and stop texts into ends. Knows neither queue nor device.
 """
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -210,3 +212,25 @@ def without_beginning(text: str, stops: tuple[str, ...]) -> str:
         if any(stop.startswith(text[-length:]) for stop in stops):
             return text[:-length]
     return text
+
+
+class Inbox:
+    """Events of some jobs, carried from the engine's thread to the event loop."""
+
+    def __init__(self, *, hears_progress: bool) -> None:
+        self.hears_progress = hears_progress
+        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+    def listen(self, event: Event) -> None:
+        """Called on the engine's thread."""
+        if self.hears_progress or event.reason:
+            # The loop may be gone when the server stops.
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
+
+    async def events(self, count: int) -> AsyncIterator[Event]:
+        """Until so many jobs have ended."""
+        while count:
+            event = await self.queue.get()
+            count -= event.reason is not None
+            yield event

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, block_bounds
 from jax_lm.diffusion.drafts import Guesses
 from jax_lm.diffusion.step import NEVER
-from jax_lm.diffusion.unmasking import SamplingParams, TokenLogProbs
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 
 TOP_K = 50

@@ -21,10 +21,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
+from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.drafts import Drafted, Guesses, advance_rows, unbounded
 from jax_lm.diffusion.sampler import UNLIMITED, Sampler
 from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, SamplerState, StepConfig, Window, skip_idle
-from jax_lm.diffusion.unmasking import TokenLogProbs
 from jax_lm.options import BLOCK_LENGTH
 from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
 

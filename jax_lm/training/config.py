@@ -5,13 +5,29 @@ SftConfig(max_length=256, training=TrainerConfig(max_steps=200, optimizer=Optimi
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from jax_lm.metrics import TRACKERS
 from jax_lm.options import require_one_of
-from jax_lm.training import bounds
+from jax_lm.training.metrics import TRACKERS
+
+
+def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
+    """Raise ValueError unless a rule holds for these settings, or they are None."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise ValueError(f"{name}={value}: {rule}")
+
+
+require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
+require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
+require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
+require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
+require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
+
 
 WEIGHTINGS = ("1/t", "linear", "cart", "plain")
 NORMALISATIONS = ("token", "sequence", "batch", "masked")
@@ -65,10 +81,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.optim is not None:
             require_one_of("optim", self.optim, OPTIMIZERS)
-        bounds.require_above_zero(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
-        bounds.require_not_negative(self, "weight_decay", "warmup_steps")
-        bounds.require_shares(self, "warmup_ratio", "min_lr_ratio")
-        bounds.require("must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2")
+        require_above_zero(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
+        require_not_negative(self, "weight_decay", "warmup_steps")
+        require_shares(self, "warmup_ratio", "min_lr_ratio")
+        require("must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2")
 
     def warmup(self, steps: int) -> int:
         """Steps of the warm-up in a run of `steps`; ValueError if none would be left."""
@@ -125,14 +141,14 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         sizes = ("gradient_accumulation_steps", "log_every", "save_every", "evaluate_every", "keep")
-        bounds.require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
+        require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
         for name in ("load_best_model_at_end", "early_stopping_patience"):
             if getattr(self, name) and self.metric_for_best_model is None:
                 raise ValueError(f"{name}={getattr(self, name)}: needs metric_for_best_model")
         if self.compute_dtype is not None:
             require_one_of("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         require_one_of("resume", self.resume, ("auto", "never"))
-        bounds.require_not_negative(self, "seed")
+        require_not_negative(self, "seed")
         for name in self.track:
             require_one_of("track", name, tuple(TRACKERS))
         if self.max_steps is not None:
@@ -205,12 +221,12 @@ class LossConfig:
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         require_one_of("normalisation", self.normalisation, NORMALISATIONS)
         require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
-        bounds.require_inner_shares(self, "minimum_level", "cart_p")
+        require_inner_shares(self, "minimum_level", "cart_p")
         rule = "must be from 0 to 1, and 0 with a weighting that is not plain"
         highest = 1 if self.weighting == "plain" else 0
-        bounds.require(rule, lambda value: 0 <= value <= highest, self, "confident_share")
+        require(rule, lambda value: 0 <= value <= highest, self, "confident_share")
         rule = "must be at least 1, the weight of a full mask"
-        bounds.require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
+        require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
 
 
 SFT_LOSS = LossConfig(normalisation="sequence")
@@ -254,10 +270,10 @@ class SftConfig:
     )
 
     def __post_init__(self) -> None:
-        bounds.require_sizes(self, "max_length", "batch_size")
-        bounds.require_shares(self, "condition_share", "held_out_share")
-        bounds.require_above_zero(self, "num_train_epochs")
-        bounds.require_not_negative(self, "spare_pads")
+        require_sizes(self, "max_length", "batch_size")
+        require_shares(self, "condition_share", "held_out_share")
+        require_above_zero(self, "num_train_epochs")
+        require_not_negative(self, "spare_pads")
         require_one_of("excess_masks", self.excess_masks, ("uniform", "log"))
         if self.expand_delete:
             self.require_own_loss()
@@ -300,6 +316,6 @@ class AdaptConfig:
     )
 
     def __post_init__(self) -> None:
-        bounds.require_sizes(self, "max_length", "batch_size")
-        bounds.require_shares(self, "cut_share", "prefix_share", "held_out_share")
-        bounds.require_not_negative(self, "annealing_steps")
+        require_sizes(self, "max_length", "batch_size")
+        require_shares(self, "cut_share", "prefix_share", "held_out_share")
+        require_not_negative(self, "annealing_steps")

@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.planning import training_flops
+from jax_lm.planning.memory import training_flops
 from jax_lm.rewards import WeightedSum, weighted_sum
 from jax_lm.sharding import on_mesh
 from jax_lm.tokenizer import DiffuCoderTokenizer

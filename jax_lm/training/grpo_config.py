@@ -7,8 +7,16 @@ import math
 from dataclasses import dataclass
 
 from jax_lm.options import GenerationOptions, require_one_of
-from jax_lm.training import bounds
-from jax_lm.training.config import OptimizerConfig, TrainerConfig
+from jax_lm.training.config import (
+    OptimizerConfig,
+    TrainerConfig,
+    require,
+    require_above_zero,
+    require_inner_shares,
+    require_not_negative,
+    require_shares,
+    require_sizes,
+)
 
 ESTIMATORS = ("coupled", "decoupled", "full_mask", "trace", "stratified")
 LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
@@ -47,7 +55,7 @@ class Estimator:
 
     def __post_init__(self) -> None:
         require_one_of("estimator", self.estimator, ESTIMATORS)
-        bounds.require_sizes(self, "num_mask_pairs", "num_segments")
+        require_sizes(self, "num_mask_pairs", "num_segments")
         if not 0 < self.min_mask_ratio <= self.max_mask_ratio < 1:
             ratios = f"mask ratios {self.min_mask_ratio} to {self.max_mask_ratio}"
             raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
@@ -84,9 +92,9 @@ class PolicyLoss:
 
     def __post_init__(self) -> None:
         require_one_of("loss_type", self.loss_type, LOSS_TYPES)
-        bounds.require_inner_shares(self, "epsilon")
-        bounds.require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
-        bounds.require_not_negative(self, "beta")
+        require_inner_shares(self, "epsilon")
+        require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
+        require_not_negative(self, "beta")
 
     @property
     def upper(self) -> float:
@@ -153,15 +161,15 @@ class GRPOConfig:
     training: TrainerConfig = PAPER_TRAINING
 
     def __post_init__(self) -> None:
-        bounds.require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
-        bounds.require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
-        bounds.require_above_zero(self, "num_train_epochs")
-        bounds.require_not_negative(self, "held_out_prompts", "dynamic_sampling")
-        bounds.require_shares(self, "ref_model_mixup_alpha")
+        require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
+        require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
+        require_above_zero(self, "num_train_epochs")
+        require_not_negative(self, "held_out_prompts", "dynamic_sampling")
+        require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
         decoding = self.generation.decoding.resolved
-        bounds.require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
-        bounds.require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
+        require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
+        require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")

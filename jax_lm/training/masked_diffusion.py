@@ -32,7 +32,7 @@ from jax_lm.diffusion import masking
 from jax_lm.models.attention import OwnSample
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
-from jax_lm.planning import training_flops
+from jax_lm.planning.memory import training_flops
 from jax_lm.sharding import on_mesh, row_devices, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
 from jax_lm.training.fitting import announced, chosen_dtype, fitted_loss, fitted_trainer, weight_count

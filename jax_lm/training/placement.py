@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.rollout_planning import HELD_PER_WEIGHT, rollout_shape
+from jax_lm.planning.rollouts import HELD_PER_WEIGHT, rollout_shape
 from jax_lm.sharding import MeshShape, remeshed, tree_shardings
 from jax_lm.training.update import Params
 

@@ -21,7 +21,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.printing import printable_json
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import divisors, replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -43,6 +42,7 @@ from jax_lm.training.rollouts import (
 )
 from jax_lm.training.trainer import State
 from jax_lm.training.update import Params, compute_copy, merged
+from untrusted.printable import printable_json
 
 SAMPLING = 0
 """Iteration number of the keys that completions are sampled with; updates count from 1."""

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -26,15 +27,14 @@ import optax
 from jax.experimental import multihost_utils
 from jaxtyping import Array
 
-from jax_lm import terminal
-from jax_lm.files import output_folder
-from jax_lm.metrics import Meter, Write, open_writers, require_trackers
+from jax_lm.host import terminal
+from jax_lm.host.files import output_folder
+from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting
-from jax_lm.roofline import peak_flops
-from jax_lm.training.best import BestEvaluation
 from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of, named_leaves
 from jax_lm.training.config import TrainerConfig
 from jax_lm.training.fitting import chosen_dtype, fitted_trainer, weight_count
+from jax_lm.training.metrics import Meter, Write, open_writers, require_trackers
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
@@ -333,3 +333,49 @@ def termination() -> Iterator[Callable[[int], bool]]:
         yield asked
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@dataclass
+class BestEvaluation:
+    """The best evaluation so far, by one of its metrics.
+
+    Attributes:
+        metric: its name, with or without eval_; the higher the better, but for names that end in loss. None where none
+            is asked for.
+        patience: evaluations in a row that are no better, after which a run ends; None is never.
+        value, step: of the best one; None before the first.
+        since: evaluations since then.
+    """
+
+    metric: str | None
+    patience: int | None
+    value: float | None = None
+    step: int | None = None
+    since: int = 0
+
+    def see(self, step: int, results: Mapping[str, float]) -> bool:
+        """Take an evaluation in; whether it is the best so far. ValueError if it lacks the metric."""
+        if self.metric is None:
+            return False
+        name = self.metric.removeprefix("eval_")
+        if name not in results:
+            raise ValueError(f"metric_for_best_model={self.metric!r}: must be one of {', '.join(results)}")
+        sign, value = (-1 if name.endswith("loss") else 1), results[name]
+        if math.isfinite(value) and (self.value is None or sign * value > sign * self.value):
+            self.value, self.step, self.since = value, step, 0
+            return True
+        self.since += 1
+        return False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has lost patience."""
+        return self.patience is not None and self.since >= self.patience
+
+    def save(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `save` gave, if it was by the same metric."""
+        if saved["metric"] == self.metric:
+            self.value, self.step, self.since = saved["value"], saved["step"], saved["since"]

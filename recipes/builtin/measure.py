@@ -23,11 +23,11 @@ from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import Problem, held_out_problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.inference import BUILTIN_SURENESS, DiffuCoderInference
-from jax_lm.infilling import Template
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.rewards.code import FENCE, extract_code
-from jax_lm.sandbox import Local
+from jax_lm.templates import Template
 from recipes.builtin.layouts import draw_hole
+from untrusted import Local
 
 SAMPLES = Path(__file__).parents[2] / "tests" / "samples"
 SPELLINGS = ("names", "hints", "docstring", "comment", "chat")

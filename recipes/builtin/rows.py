@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 
 from jax_lm.data.batches import Batch, Row, closed, collate
-from jax_lm.infilling import AUTO_LENGTHS
+from jax_lm.templates import AUTO_LENGTHS
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer
 from recipes.builtin.layouts import (
     comment_prompt,

@@ -25,9 +25,9 @@ from flax import nnx
 
 from jax_lm.checkpoints.description import complete
 from jax_lm.data.batches import Batch
+from jax_lm.host.terminal import TERMINATED
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.reports.run_folder import weights_digest
-from jax_lm.terminal import TERMINATED
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, DiffuCoderTokenizer
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train

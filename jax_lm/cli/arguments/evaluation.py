@@ -1,0 +1,197 @@
+"""Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`. Imports no JAX."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import tyro
+
+from jax_lm.cli.recipe import values
+from jax_lm.options import DEFAULTS, GenerationOptions
+
+ONE_PER_STEP = GenerationOptions(
+    max_new_tokens=64, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False
+)
+"""Options that `analyze` decodes by: the low-confidence remasking of the paper, over the whole canvas."""
+
+SMALL_SUITES = ("builtin", "infilling")
+TEXT_OPTIONS = ("--data", "--model", "--out")
+"""Options whose value may read like the name of a suite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyze:
+    """Measure how a model decodes: AR-ness, order, confidence, and the effect of temperature on them.
+
+    The definitions are those of the DiffuCoder paper (arXiv 2506.20639). Programs are executed in the sandbox for
+    pass@k.
+
+    Examples:
+        diffucoder analyze --out analysis
+        diffucoder analyze humaneval --data HumanEval.jsonl.gz --model apple/DiffuCoder-7B-Base
+            --max-new-tokens 512 --limit 20 --n 4 --out analysis
+
+    Attributes:
+        suite: whose prompts are completed; builtin is the held-out side of the built-in model's corpus.
+        data: the file of the problems; none for builtin.
+        model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        limit: number of problems.
+        n: samples per problem and temperature.
+        temperatures: each is decoded anew.
+        generation: max_new_tokens is the length of the canvas; as many steps, unless num_steps says otherwise: fewer
+            follow the published schedule, which then decides several positions at once. These are ordered by their
+            confidence, which the paper leaves open; the output says so.
+        seed: of the random draws.
+        executor: how programs are contained; auto takes bubblewrap, then Landlock.
+        out: folder for analysis.json, analysis.html and the pictures.
+    """
+
+    FIRST: ClassVar = (
+        "model",
+        "data",
+        "limit",
+        "n",
+        "temperatures",
+        "max_new_tokens",
+        "num_steps",
+        "alg",
+        "seed",
+        "out",
+    )
+
+    suite: tyro.conf.Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
+    data: Path | None = None
+    model: str | None = None
+    adapter: str | None = None
+    dtype: str | None = None
+    limit: int = 8
+    n: int = 2
+    temperatures: tuple[float, ...] = (0.0, 0.5, 1.0)
+    generation: GenerationOptions = ONE_PER_STEP
+    seed: int = 0
+    executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
+    out: Path = Path("analysis")
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or not self.temperatures:
+            raise ValueError(f"n={self.n}, temperatures={self.temperatures}: there must be at least one of each")
+        steps, positions = self.generation.num_steps, self.generation.max_new_tokens
+        if steps is not None and steps > positions:
+            raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
+        if self.generation.temperature or self.generation.early_stop:
+            raise ValueError("temperature, early_stop: analyze decodes whole canvases at each of `temperatures`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure pass@k by executing unit tests.
+
+    The programs run in the sandbox; where this host has none, the command refuses (see `diffucoder sandbox check`).
+
+    Examples:
+        diffucoder eval builtin
+        diffucoder eval builtin --limit 64 --preset turbo --out results
+        diffucoder eval builtin --adapter out/lora/adapter
+        diffucoder eval humaneval --data HumanEval.jsonl.gz --model apple/DiffuCoder-7B-Instruct --out results
+        diffucoder eval humaneval+ --data HumanEvalPlus-OriginFmt.jsonl.gz --n 10 --k 1 10 --temperature 0.4
+        diffucoder eval infilling --data HumanEval-SingleLineInfilling.jsonl.gz --middle-length auto
+        diffucoder eval mbpp+ --data MbppPlus-OriginFmt.jsonl.gz --canonical
+        diffucoder eval livecodebench --data test.jsonl --model apple/DiffuCoder-7B-Instruct --limit 100
+
+    Attributes:
+        suite: builtin is the held-out side of the built-in model's corpus, the others are published files.
+        data: the file of the problems, .jsonl or .jsonl.gz; none for builtin.
+        model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
+        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        limit: number of problems, evenly spread over a file; 300 for builtin and all of a file if not given.
+        n: samples per problem.
+        k: the k of pass@k, at most n.
+        batch_size: answers decoded together.
+        generation: max_new_tokens is the length of the canvas, or the longest gap tried; if not given 512 as published,
+            and 144 for the built-in model, the built-in tasks and infilling. If no temperature is given, it is 0.2 as
+            published, and 0 for builtin and infilling.
+        middle_length: of infilling, tokens of a gap, "auto" (the likeliest of several) or "oracle" (as many as the
+            canonical filling has); max_new_tokens if not given.
+        chat: ask as chat models are asked; chosen by itself for the published instruct models.
+        base: let the model complete the text even if it is an instruct model.
+        canonical: score the canonical solutions instead of a model: all of them must pass.
+        empty: score empty bodies instead of a model: none may pass.
+        seed: of the random draws.
+        out: folder for attempts.jsonl, report.md and report.html. A run that was killed goes on there when it is
+            started again with the same settings.
+        timeout: seconds for the tests of a program; what the suite needs if not given (5 to 60).
+        executor: how programs are contained; auto takes bubblewrap, then Landlock.
+        allow_unsafe_exec: run what the model wrote without containment where there is none.
+    """
+
+    FIRST: ClassVar = (
+        "model",
+        "data",
+        "limit",
+        "n",
+        "k",
+        "temperature",
+        "max_new_tokens",
+        "preset",
+        "batch_size",
+        "out",
+    )
+
+    suite: tyro.conf.Positional[
+        Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
+    ]
+    data: Path | None = None
+    model: str | None = None
+    adapter: str | None = None
+    dtype: str | None = None
+    limit: int | None = None
+    n: int = 1
+    k: tuple[int, ...] = (1,)
+    batch_size: int = 25
+    generation: GenerationOptions = DEFAULTS
+    middle_length: int | Literal["auto", "oracle"] | None = None
+    chat: bool = False
+    base: bool = False
+    canonical: bool = False
+    empty: bool = False
+    seed: int = 0
+    out: Path | None = None
+    timeout: float | None = None
+    executor: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
+    allow_unsafe_exec: bool = False
+
+    IMPLIED: ClassVar = {
+        "--max-new-tokens": "512; 144 for builtin, infilling and the built-in model",
+        "--temperature": "0.2; 0 for builtin and infilling",
+    }
+
+    @staticmethod
+    def implied(words: Sequence[str]) -> list[str]:
+        """Length and temperature as published, or short and greedy for small tasks, unless something else is typed."""
+        is_small = any(w in SMALL_SUITES for before, w in pairwise(["", *words]) if before not in TEXT_OPTIONS)
+        is_long = not is_small and values(words, "--model") not in ([], ["None"])
+        return ["--max-new-tokens", "512" if is_long else "144", "--temperature", "0" if is_small else "0.2"]
+
+    def __post_init__(self) -> None:
+        for one, other in (("chat", "base"), ("canonical", "empty"), ("canonical", "chat"), ("empty", "chat")):
+            if getattr(self, one) and getattr(self, other):
+                raise ValueError(f"{one} and {other}: give one of them")
+        if self.chat and self.suite in SMALL_SUITES:
+            raise ValueError(f"chat: problems of {self.suite} are no questions")
+        if self.middle_length is not None and self.suite not in SMALL_SUITES:
+            raise ValueError(f"middle_length={self.middle_length!r}: problems of {self.suite} have no gap")
+        if self.n < 1:
+            raise ValueError(f"n={self.n}: must be at least 1")
+        if not self.k or not all(1 <= k <= self.n for k in self.k):
+            raise ValueError(f"k={' '.join(map(str, self.k))}: each must be between 1 and n={self.n}")
+        if self.timeout is not None and not 0 < self.timeout <= 3600:
+            raise ValueError(f"timeout={self.timeout}: must be above 0 and at most 3600 seconds")
+        options = self.generation
+        draws = options.temperature > 0 or options.alg_temp > 0 or options.alg in ("random", "origin")
+        if self.n > 1 and not draws and not (self.canonical or self.empty):
+            raise ValueError(f"n={self.n}: at temperature 0 all samples of a problem are equal")

@@ -1,0 +1,226 @@
+"""Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`. Imports no JAX."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from jax_lm.cli.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, PromptColumns, TextColumn
+from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.cli.recipe import values
+from jax_lm.training.config import AdaptConfig, SftConfig
+from jax_lm.training.grpo_config import GRPOConfig
+
+BUILTIN = "builtin"
+"""In place of a file of prompts: tasks of the built-in corpus."""
+
+OUR_PROMPTS = PromptColumns()
+SavedDtype = Literal["float32", "bfloat16"]
+"""Of trained weights. A short training moves most weights by less than half a step of bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """Which model is trained, and where.
+
+    Attributes:
+        model: folder or hub id; the built-in model if not given.
+        adapter: folder or hub id of a LoRA adapter (PEFT's layout) to train further; without `model`, on the base that
+            it names.
+        lora_rank: train adapters of this rank instead of all weights.
+        lora_alpha: adapters are scaled by alpha / rank; twice the rank if not given.
+        lora_targets: layers that carry one, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all of
+            them if not given.
+        quantize: int8 for the kernels below the adapters, which halves the memory of the weights.
+        save_dtype: of the model or adapter that is written; bfloat16 rounds small updates away.
+        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
+        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
+    """
+
+    model: str | None = None
+    adapter: str | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: tuple[str, ...] | None = None
+    quantize: Literal["int8"] | None = None
+    save_dtype: SavedDtype = "float32"
+    mesh: str | None = None
+    hosts: Hosts = ONE_HOST
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize")}
+        for name, value in given.items():
+            if value is None:
+                continue
+            if self.adapter is not None and name != "quantize":
+                raise ValueError(f"{name}={value}: the adapter {self.adapter!r} has its own")
+            if self.adapter is None and self.lora_rank is None:
+                raise ValueError(f"{name}={value}: needs lora_rank{' or adapter' if name == 'quantize' else ''}")
+
+
+ONE_MODEL = ModelArguments()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeLora:
+    """Add an adapter to the weights of its model, and write a checkpoint that needs no adapter.
+
+    Tokenizer, settings, licence and code of the model come along. An adapter that carries the fingerprint of its base
+    is merged into no other model.
+
+    Examples:
+        diffucoder merge-lora --adapter out/lora/adapter --out out/merged
+        diffucoder merge-lora --adapter me/my-lora --model ./DiffuCoder-7B-Instruct --out out/merged
+
+    Attributes:
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout, as `diffucoder sft --lora-rank` writes them.
+        out: folder for the checkpoint.
+        model: folder or hub id of the model that the adapter was trained on; the one that it names if not given.
+        allow_other_base: merge into other weights of the same shape all the same.
+        save_dtype: of the checkpoint; bfloat16 rounds small updates away.
+    """
+
+    adapter: str
+    out: Path
+    model: str | None = None
+    allow_other_base: bool = False
+    save_dtype: SavedDtype = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft:
+    """Fine-tune on conversations: the last answer of each is learnt.
+
+    Killed at any moment, the same command continues the run to the same weights. SIGTERM ends it with a checkpoint.
+
+    Examples:
+        diffucoder sft --data train.jsonl --out out/sft --max-steps 200 --max-length 256
+        diffucoder sft --data train.jsonl --out out/sft --config runs/sft_paper.yaml --model ./DiffuCoder-7B-Base
+        diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --learning-rate 1e-4 --max-steps 500
+        diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --quantize int8 --model ./DiffuCoder-7B-Instruct
+        diffucoder sft --data more.jsonl --out out/more --adapter out/lora/adapter --learning-rate 1e-4 --max-steps 500
+
+    Attributes:
+        data: JSONL file, or JSON with an array; a row has "messages" ([{"role": …, "content": …}, …]), "conversations"
+            ([{"from": "human", "value": …}, …]), or "prompt" and "response" (or "completion"). Or a folder that
+            `data tokenize --kind conversations` wrote; or Parquet, a folder or hub id for the extra datasets.
+        out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/ or adapter/.
+        part: of a data set of `datasets`.
+        columns: what they are called.
+        model_arguments: the model, its adapters and devices.
+        config: recipe, a YAML file of these options; what is typed wins.
+        settings: of the run.
+    """
+
+    FIRST: ClassVar = (
+        "data", "out", "model", "config", "max_steps", "num_train_epochs", "learning_rate", "batch_size", "max_length",
+        "lora_rank",
+    )  # fmt: skip
+
+    EXCLUSIVE: ClassVar = (("--max-steps", "--num-train-epochs"),)
+
+    data: Path
+    out: Path
+    part: DatasetPart = ONE_SPLIT
+    columns: ConversationColumns = field(default_factory=ConversationColumns)
+    model_arguments: ModelArguments = ONE_MODEL
+    config: Path | None = None
+    settings: SftConfig = field(default_factory=SftConfig)
+
+    IMPLIED: ClassVar = {"--num-train-epochs": "3", "--max-steps": ""}
+
+    @staticmethod
+    def implied(words: Sequence[str]) -> list[str]:
+        """Make three passes over the samples, however many there are, unless a number of steps is asked for."""
+        return [] if values(words, "--max-steps") else ["--num-train-epochs", "3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grpo:
+    """Train by coupled-GRPO: sample completions, reward them, and make the better ones likelier.
+
+    The defaults are DiffuCoder's published recipe. Killed at any moment, the same command continues the run to the
+    same weights. Programs run in the sandbox; where this host has none, the command refuses.
+
+    Examples:
+        diffucoder grpo --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
+        diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/out --learning-rate 2e-6
+        diffucoder grpo --config runs/grpo_builtin.yaml --out out/grpo
+        diffucoder grpo --data owner/name --split test --prompt-column question --out runs/out
+        diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/lora --lora-rank 16 --quantize int8
+
+    Attributes:
+        out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
+        data: JSONL file, or JSON with an array, whose rows have "prompt" (text, or chat messages) and the columns that
+            rewards read, such as "test_cases", or those of LiveCodeBench, APPS, TACO and open-r1. Or Parquet, a folder
+            or hub id for the extra datasets; or builtin, tasks of the built-in corpus.
+        limit: how many tasks of the built-in corpus, up to 4,000.
+        part: of a data set of `datasets`.
+        columns: what they are called.
+        model_arguments: the model, its adapters and devices.
+        config: recipe, a YAML file of these options; what is typed wins.
+        settings: of the run.
+    """
+
+    FIRST: ClassVar = (
+        "out", "data", "model", "config", "reward_funcs", "reward_weights", "max_steps", "learning_rate",
+        "num_generations", "lora_rank",
+    )  # fmt: skip
+
+    out: Path
+    data: str = BUILTIN
+    limit: int = 2000
+    part: DatasetPart = ONE_SPLIT
+    columns: PromptColumns = OUR_PROMPTS
+    model_arguments: ModelArguments = ONE_MODEL
+    config: Path | None = None
+    settings: GRPOConfig = field(default_factory=GRPOConfig)
+
+    @staticmethod
+    def implied(words: Sequence[str]) -> list[str]:
+        """Weigh a single reward by 1; several must be weighted by whoever names them."""
+        rewards = values(words, "--reward-funcs")
+        return ["--reward-weights", *(["1"] if len(rewards) == 1 else [])] if rewards else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapt:
+    """Train masked diffusion on plain text, from an autoregressive Qwen2-family checkpoint or from nothing.
+
+    Attention opens from causal to full over the first steps. Killed at any moment, the same command continues the run.
+
+    Examples:
+        diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out out/base --config runs/adapt_paper.yaml
+        diffucoder adapt --data code.jsonl --model ./shape --from-scratch --out out/base --max-length 512
+
+    Attributes:
+        data: JSONL file, or JSON with an array; a row has "text". Or a folder that `data tokenize` wrote; or Parquet, a
+            folder or hub id for the extra datasets.
+        model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
+        out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
+        part: of a data set of `datasets`.
+        columns: what they are called.
+        from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
+        save_dtype: of the model that is written; bfloat16 rounds small updates away.
+        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
+        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
+        config: recipe, a YAML file of these options; what is typed wins.
+        settings: of the run.
+    """
+
+    FIRST: ClassVar = (
+        "data", "model", "out", "config", "max_steps", "learning_rate", "batch_size", "max_length", "from_scratch",
+        "mesh",
+    )  # fmt: skip
+
+    data: Path
+    model: str
+    out: Path
+    part: DatasetPart = ONE_SPLIT
+    columns: TextColumn = field(default_factory=TextColumn)
+    from_scratch: bool = False
+    save_dtype: SavedDtype = "float32"
+    mesh: str | None = None
+    hosts: Hosts = ONE_HOST
+    config: Path | None = None
+    settings: AdaptConfig = field(default_factory=AdaptConfig)

@@ -1,0 +1,146 @@
+"""`diffucoder generate --prompts`: a file of prompts answered in batches of similar length; a killed run goes on.
+
+An answer depends on the settings, the seed and the line of its prompt alone: neither on the size of a batch nor on
+where a run was killed. Answers are appended as they come, and put in order at the end.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from jax_lm.cli.arguments.generation import Generate
+from jax_lm.data.prompts import read_prompts
+from jax_lm.host import distributed, terminal
+from jax_lm.host.files import write_whole
+from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
+from jax_lm.results import Generation
+from jax_lm.templates import Template
+
+Answer = dict[str, Any]
+
+
+def answer_file(arguments: Generate) -> int:
+    """Answer the prompts that have no answer yet; returns the exit status."""
+    assert arguments.prompts is not None
+    assert arguments.out is not None
+    rows, out = read_prompts(arguments.prompts, option="prompts", plain=True), arguments.out
+    run = settings_digest(arguments, rows)
+    answers = read_answers(out, run)
+    engine = DiffuCoderInference(
+        arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
+    )
+    prompts = [prompt_text(engine, row["prompt"], chat=arguments.chat) for row in rows]
+    lengths = token_counts(engine, prompts, arguments.generation.max_new_tokens, arguments.prompts)
+    waiting = sorted((n for n in range(len(rows)) if n not in answers), key=lambda n: (lengths[n], n))
+    if answers and waiting and distributed.is_first():
+        terminal.say(f"going on after {len(answers)} answers of an earlier run")
+    size, options = arguments.batch_size, arguments.generation
+    with terminal.progress("answering", FIRST_NOTE) as report, open_lines(out) as file:
+        for start in range(0, len(waiting), size):
+            numbers = waiting[start : start + size]
+            # Filled up to the size of a batch, as another number of rows would be compiled anew.
+            filled = (numbers * size)[:size] if len(waiting) > size else numbers
+            templates = [Template.completion(prompts[n], options.max_new_tokens) for n in filled]
+            batch = engine.decode(templates, options, seed=line_keys(arguments.seed, filled))
+            for number, row in list(zip(filled, batch.rows, strict=True))[: len(numbers)]:
+                answers[number] = answer_line(number, rows[number], row, run)
+                if distributed.is_first():
+                    file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            if report:
+                report(len(answers), len(rows))
+    if distributed.is_first():
+        write_whole(out, "".join(json.dumps(answers[n], ensure_ascii=False) + "\n" for n in sorted(answers)))
+        print(f"wrote {len(answers)} answers to {out}")
+    return 0
+
+
+def open_lines(out: Path) -> Any:
+    """Open the file of answers to append to; every process but the first writes nowhere."""
+    return (out if distributed.is_first() else Path(os.devnull)).open("a", encoding="utf-8")
+
+
+def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
+    """Digest what the answers depend on."""
+    depends = [
+        str(arguments.model),
+        arguments.adapter,
+        arguments.dtype,
+        arguments.chat,
+        asdict(arguments.generation),
+        arguments.seed,
+    ]
+    text = json.dumps([*depends, [row["prompt"] for row in rows]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_answers(out: Path, run: str) -> dict[int, Answer]:
+    """Read what an earlier run wrote, by line; ValueError if it is something else.
+
+    A line that was being written when that run was killed is cut off.
+    """
+    if not out.exists():
+        return {}
+    if not out.is_file():
+        raise ValueError(f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)")
+    try:
+        content = out.read_bytes()
+    except OSError as error:
+        raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
+    whole = content[: content.rfind(b"\n") + 1]
+    answers: dict[int, Answer] = {}
+    for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+        try:
+            answer = json.loads(line)
+            answers[answer["line"] - 1] = answer
+            found = answer["run"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"out={str(out)!r}: line {number} is no answer of this command; take another file"
+            ) from None
+        if found != run:
+            raise ValueError(
+                f"out={str(out)!r}: holds answers to other prompts or by other settings; take another file"
+            )
+    if len(whole) < len(content):
+        os.truncate(out, len(whole))
+    return answers
+
+
+def prompt_text(engine: DiffuCoderInference, prompt: Any, *, chat: bool) -> str:
+    """The text that is completed: chat messages, and with `chat` any prompt, go through the template."""
+    return engine.chat_prompt(prompt) if chat or not isinstance(prompt, str) else prompt
+
+
+def token_counts(engine: DiffuCoderInference, prompts: Sequence[str], new_tokens: int, source: Path) -> list[int]:
+    """Count the tokens of every prompt; ValueError names the first that does not fit the context, before any answer."""
+    lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
+    for number, length in enumerate(lengths, 1):
+        try:
+            engine.require_context(length + new_tokens)
+        except ValueError as error:
+            raise ValueError(f"{source}: prompt {number}: {error}") from None
+    return lengths
+
+
+def line_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
+    """The random key of each line."""
+    return jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.array(np.array(numbers)))
+
+
+def answer_line(number: int, row: Answer, answer: Generation, run: str) -> Answer:
+    """The line that is written for an answer."""
+    rest = {name: row[name] for name in ("id", "task_id") if name in row}
+    said = {"completion": answer.text, "tokens": len(answer.token_ids), "stopped": answer.stopped}
+    return {"line": number + 1, **rest, "prompt": row["prompt"], **said, "run": run}

@@ -1,0 +1,92 @@
+"""The commands about data: `diffucoder data prepare-acecode`, `data show`, `data tokenize`."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from jax_lm.checkpoints import huggingface
+from jax_lm.cli.arguments.data import PrepareAcecode, Show, Tokenize
+from jax_lm.cli.commands.watching import MASK_GLYPH
+from jax_lm.data.acecode import prepare_acecode
+from jax_lm.data.batches import Row
+from jax_lm.data.columns import BadRowError
+from jax_lm.data.conversations import row_fields, rows_reader
+from jax_lm.data.sources import open_source
+from jax_lm.data.tokenizing import Tokenization, tokenize
+from jax_lm.host import terminal
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+from untrusted.printable import printable
+
+
+def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
+    """Write the prompts, and say how many there are."""
+    terminal.show_log()
+    print(prepare_acecode(arguments.data, arguments.out, arguments.difficulty))
+    return 0
+
+
+def run_data_show(arguments: Show) -> int:
+    """Print samples, and the lines among them that give none; exit status 1 if there is no sample."""
+    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
+    console, draws, shown = Console(highlight=False), np.random.default_rng(arguments.seed), 0
+    for where, found in samples_of(arguments, tokenizer):
+        if isinstance(found, str):
+            console.print(Text(f"{where}: refused: {printable(found)}\n", style="red"))
+            continue
+        shown += 1
+        masked = np.array(found.canvas) & (draws.random(len(found.ids)) < arguments.mask_ratio)
+        counts = f"{len(found.ids)} tokens, {sum(found.canvas)} of them learnt, {masked.sum()} masked here"
+        console.print(Text(f"{where}: {counts}", style="dim"))
+        console.print(sample_text(found, masked.tolist(), tokenizer), soft_wrap=True)
+        console.print()
+    return 0 if shown else 1
+
+
+def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tuple[str, Row | str]]:
+    """Yield so many samples and where each stands, or in place of one why a line gives none."""
+    source = open_source(arguments.data, None, **asdict(arguments.part), streaming=True)
+    to_rows = rows_reader(arguments.kind, tokenizer, arguments.max_length, arguments.columns.of(arguments.kind))
+    left = arguments.limit
+    for part in range(source.parts):
+        for where, line in source.read(part):
+            found: list[Row | str]
+            try:
+                found = [*to_rows(row_fields(line))]
+            except (BadRowError, TokenizerError) as error:
+                found = [str(error)]
+            yield from ((where, each) for each in found[:left])
+            left -= len(found)
+            if left <= 0:
+                return
+
+
+def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) -> Text:
+    """Write what is visible in bold, what is learnt in green, and masks as glyphs."""
+    text = Text()
+    for token, is_learnt, is_masked in zip(row.ids, row.canvas, masked, strict=True):
+        piece, style = printable(tokenizer.decode([token])), "green" if is_learnt else "bold"
+        text.append(MASK_GLYPH if is_masked else piece, style="red" if is_masked else style)
+    return text
+
+
+def run_data_tokenize(arguments: Tokenize) -> int:
+    """Write the shards that are missing, and say what there is."""
+    terminal.show_log()
+    folder = huggingface.resolve(arguments.model, with_weights=False)
+    job = Tokenization(
+        source=open_source(
+            arguments.data, arguments.num_shards, **asdict(arguments.part), streaming=arguments.streaming
+        ),
+        tokenizer=str(folder),
+        fingerprint=DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text").fingerprint,
+        kind=arguments.kind,
+        max_length=arguments.max_length,
+        columns=arguments.columns.of(arguments.kind),
+    )
+    print(tokenize(job, arguments.out, arguments.processes))
+    return 0

@@ -1,0 +1,112 @@
+"""The commands that measure quality: `diffucoder eval`, `diffucoder analyze`."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from rich.console import Console
+
+from jax_lm.benchmark.machine import about
+from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
+from jax_lm.evaluation.attempts import Attempt, Evaluator, Journal, execute_attempts, journal_settings, problem_executor
+from jax_lm.evaluation.order_analysis import ORDER_COLUMNS, analyze_order
+from jax_lm.evaluation.problems import Problem, suite_problems
+from jax_lm.evaluation.prompting import choose_prompting
+from jax_lm.evaluation.report import count_outcomes, evaluation_report
+from jax_lm.host import terminal
+from jax_lm.host.files import require_place
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.reports.document import Document, Section, print_report
+from untrusted import Local
+
+
+def run_eval(arguments: Evaluate) -> int:
+    """Score a model on a suite, or fillings whose outcome is known."""
+    problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
+    if arguments.timeout is not None:
+        problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
+    # A host that cannot contain programs should refuse before the model has written them.
+    executor = problem_executor(arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
+    if arguments.canonical or arguments.empty:
+        return check_fillings(arguments, problems, executor)
+    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
+    evaluator = Evaluator(
+        engine=engine,
+        executor=executor,
+        options=arguments.generation,
+        prompting=choose_prompting(engine, problems, arguments.middle_length, chat=arguments.chat, base=arguments.base),
+        batch_size=arguments.batch_size,
+        seed=arguments.seed,
+    )
+    others = {name: getattr(arguments, name) for name in ("suite", "n", "middle_length", "timeout")}
+    settings = journal_settings(evaluator, problems, data=arguments.data, model=arguments.model, **others)
+    with Journal(arguments.out, settings) as journal:
+        if journal.records:
+            Console(stderr=True).print(f"going on after {len(journal.done)} attempts of an earlier run")
+        with terminal.progress("evaluating") as progress:
+            for attempt in evaluator.attempts(problems * arguments.n, done=journal.done, on_progress=progress):
+                journal.append(attempt.record())
+        records = list(journal.records.values())
+        document = evaluation_report(settings, records, sorted(set(arguments.k)), total=total)
+        if arguments.out is not None:
+            document.write(arguments.out, "report")
+    print_report(document, with_sections=True)
+    if arguments.out is not None:
+        Console(highlight=False).print(f"report: {arguments.out / 'report.html'}", markup=False, soft_wrap=True)
+    return 0
+
+
+def described_model(arguments: Analyze) -> str:
+    """Name what was analysed: a model, an adapter, or both."""
+    named = [part for part in (arguments.model, arguments.adapter and f"adapter {arguments.adapter}") if part]
+    return ", ".join(named) or "built-in model"
+
+
+def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
+    """Score the canonical fillings, which pass, or the empty ones, which do not; 1 if any ends otherwise."""
+    fillings = [(problem, problem.canonical if arguments.canonical else problem.empty) for problem in problems]
+    written = [Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling]
+    if not written:
+        kind = "canonical" if arguments.canonical else "empty"
+        raise ValueError(f"{kind}: problems of {problems[0].group} have no {kind} filling")
+    start = time.monotonic()
+    with terminal.progress("executing") as progress:
+        attempts = execute_attempts(executor, written, on_progress=progress)
+    seconds = time.monotonic() - start
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    wrong = [attempt for attempt in attempts if attempt.passed != arguments.canonical]
+    for attempt in wrong:
+        console.print(f"{attempt.problem.name}: {attempt.outcome}: {attempt.detail}")
+    kind = "canonical solutions" if arguments.canonical else "empty bodies"
+    counts = count_outcomes(attempt.outcome for attempt in attempts)
+    rate = sum(attempt.passed for attempt in attempts) / len(attempts)
+    console.print(
+        f"{arguments.suite}: {len(attempts)} {kind} in {executor.executor}: {counts}; pass@1 {rate:.1%}; "
+        f"{len(attempts) / seconds:.1f} runs/s"
+    )
+    return 1 if wrong else 0
+
+
+def run_analyze(arguments: Analyze) -> int:
+    """Analyze a model; print a table, and write numbers, pictures and a page."""
+    require_place(arguments.out)
+    problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
+    generation, executor = arguments.generation, problem_executor(arguments.executor)
+    options = [replace(generation, temperature=temperature) for temperature in arguments.temperatures]
+    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
+    analysis = analyze_order(engine, problems, executor, options, samples=arguments.n, seed=arguments.seed)
+    steps = f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
+    together = "; positions of one step are ordered by confidence, the paper leaves that open"
+    metadata = {
+        "model": f"{described_model(arguments)}, {engine.parameter_count:,} parameters, {engine.dtype}",
+        "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",
+        "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
+        + (together if analysis.by_confidence else ""),
+    }
+    settings = json.loads(json.dumps(asdict(arguments), default=str))
+    analysis.write(arguments.out, metadata, {"about": about(), "settings": settings})
+    measures = Section(title="Measures", columns=ORDER_COLUMNS, rows=analysis.cells())
+    print_report(Document(title="Analysis", metadata=metadata, sections=[measures]), with_sections=True)
+    Console(highlight=False).print(f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True)
+    return 0

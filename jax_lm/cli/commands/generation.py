@@ -1,0 +1,95 @@
+"""`diffucoder generate`: complete a prompt or fill holes, in one go or watched; or answer a file of prompts."""
+
+import json
+import sys
+from dataclasses import asdict
+
+from jax_lm.cli.arguments.generation import Generate
+from jax_lm.cli.commands.answers import answer_file
+from jax_lm.cli.commands.watching import watch
+from jax_lm.host import distributed, terminal
+from jax_lm.inference import CHAT_NOTICE, FIRST_NOTE, DiffuCoderInference
+from jax_lm.results import DecodedBatch
+from jax_lm.templates import Template
+
+
+def run_generate(arguments: Generate) -> int:
+    """Write a completion, or a text with its holes filled, to standard output."""
+    options = arguments.generation
+    text = "" if arguments.infills or arguments.prompts else read_text(arguments)
+    template = Template.parse(text, options.max_new_tokens) if arguments.file else None
+    distributed.start(**asdict(arguments.hosts))
+    if arguments.prompts is not None:
+        return answer_file(arguments)
+    engine = DiffuCoderInference(
+        arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
+    )
+    if arguments.infills:
+        prefix, suffix = arguments.prefix or "", arguments.suffix or ""
+        lengths = engine.hole_lengths(options.max_new_tokens, arguments.hole_length, options)
+        template = Template.infilling(prefix, lengths[0], suffix)
+        batch = engine.decode_hole(prefix, suffix, lengths, options, seed=arguments.seed)
+    else:
+        prompt = engine.chat_prompt(text) if arguments.chat else text
+        template = engine.template(text, options) if template else Template.completion(prompt, options.max_new_tokens)
+        if arguments.watch and sys.stdout.isatty():
+            watch(engine, template, options, arguments.seed, shows_given=shows_given(arguments))
+            return 0
+        with terminal.progress("generating", FIRST_NOTE) as report:
+            batch = engine.decode([template], options, seed=arguments.seed, on_progress=report)
+    if distributed.is_first():
+        show(engine, arguments, template, batch)
+    return 0
+
+
+def shows_given(arguments: Generate) -> bool:
+    """Tell whether the given text is printed around what is new."""
+    return not (arguments.chat or arguments.only_new)
+
+
+def show(engine: DiffuCoderInference, arguments: Generate, template: Template, batch: DecodedBatch) -> None:
+    """Print the text, or an object that says everything about it; doubts and numbers go to standard error."""
+    (row,) = batch.rows
+    full = template.filled(row.holes)
+    doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
+    if arguments.chat and engine.is_builtin:
+        doubt = CHAT_NOTICE
+    if arguments.json:
+        answer = {
+            "model": arguments.model or "builtin",
+            "text": full,
+            "holes": row.holes,
+            "token_ids": row.token_ids,
+            "confidence": row.confidence,
+            "commit_step": row.commit_step,
+            "stopped": row.stopped,
+            "doubt": doubt,
+            "tokens": batch.tokens,
+            "forwards": batch.forwards,
+            "run_seconds": round(batch.run_seconds, 4),
+            "compile_seconds": round(batch.compile_seconds, 4),
+        }
+        print(json.dumps(answer, ensure_ascii=False))
+    else:
+        text = full if shows_given(arguments) else row.text
+        print(text if arguments.infills else text.rstrip("\n"))
+    if doubt and not arguments.json:
+        print(f"warning: {doubt}", file=sys.stderr)
+    if arguments.stats:
+        print(batch.describe(), file=sys.stderr)
+
+
+def read_text(arguments: Generate) -> str:
+    """The file, the prompt argument, or standard input for `-` and for a pipe."""
+    if arguments.file is not None:
+        return terminal.read_text_file(arguments.file)
+    if arguments.prompt not in (None, "-"):
+        return str(arguments.prompt)
+    if arguments.prompt is None and sys.stdin.isatty():
+        raise ValueError("prompt: none given; pass it as an argument, or - to read standard input")
+    if terminal.shows_progress() and sys.stdin.isatty():
+        print("reading the prompt; end with Ctrl-D", file=sys.stderr)
+    text = sys.stdin.read()
+    if not text.strip():
+        raise ValueError("prompt: standard input was empty")
+    return text

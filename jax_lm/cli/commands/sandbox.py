@@ -1,0 +1,130 @@
+"""The commands of the sandbox: `diffucoder sandbox check`, `sandbox run`, `sandbox serve`."""
+
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import untrusted as sandbox
+from jax_lm.cli.arguments.sandbox import SandboxCheck, SandboxRun, SandboxServe
+from jax_lm.host import terminal
+from untrusted import Limits
+from untrusted.assertions import split_tests, title_of
+from untrusted.battery import attacks, run_battery
+from untrusted.cases import Case, Test
+from untrusted.http import Worker
+from untrusted.printable import printable
+from untrusted.runner import choose_tier, why_not
+from untrusted.session import Session
+from untrusted.tiers import SAFE
+
+
+def run_sandbox_check(arguments: SandboxCheck) -> int:
+    console = Console(highlight=False)
+    tiers = SAFE if arguments.executor == "auto" else (arguments.executor,)
+    available = []
+    for tier in tiers:
+        reason = why_not(tier)
+        console.print(f"{tier}: {reason or 'works'}", markup=False)
+        available += [] if reason else [tier]
+    chosen = choose_tier(arguments.executor)
+    table = Table("attack", *available, title="attacks on the sandbox of this host")
+    columns = []
+    for tier in available:
+        with Session(tier) as session:
+            columns.append(list(run_battery(session)))
+    failures = 0
+    for name, *findings in zip(attacks(), *columns, strict=True):
+        failures += sum(not finding.stopped for finding in findings)
+        table.add_row(
+            name,
+            *("stopped" if f.stopped else f"[red]NOT STOPPED[/red] {escape(printable(f.detail))}" for f in findings),
+        )
+    console.print(table)
+    total = len(attacks()) * len(available)
+    console.print(f"{total - failures} of {total} stopped; --executor {arguments.executor} runs programs in {chosen}")
+    return 1 if failures else 0
+
+
+PAIRS = ((re.compile(r"(.*)\.in"), ("{}.out", "{}.ans")), (re.compile(r"input(.*)\.txt"), ("output{}.txt",)))
+"""How the input of a case is named, and how its expected output may be."""
+
+
+def paired_files(folder: Path) -> list[tuple[Path, Path]]:
+    """List the files of a folder's cases, input and expected output, 2 before 10; ValueError: an input is alone."""
+    pairs = []
+    for path in sorted(folder.iterdir(), key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", path.name)]):
+        for pattern, names in PAIRS:
+            if match := pattern.fullmatch(path.name):
+                outputs = [folder / name.format(match[1]) for name in names]
+                found = [output for output in outputs if output.is_file()]
+                if not found:
+                    raise ValueError(f"--tests {folder}: {path.name} has no {' or '.join(o.name for o in outputs)}")
+                pairs.append((path, found[0]))
+    return pairs
+
+
+def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
+    """Read the tests that are asked for, each with the line by which a person knows it."""
+    folder, pairs, files = arguments.tests, [], []
+    if arguments.input is not None and arguments.expected is not None:
+        pairs = [(arguments.input, arguments.expected)]
+    elif folder is not None and folder.is_dir():
+        pairs = paired_files(folder)
+        files = sorted({*folder.rglob("test_*.py"), *folder.rglob("*_test.py")})
+        if not files and not pairs:
+            raise ValueError(f"--tests {folder}: holds no test_*.py, no *_test.py, and no cases such as 1.in and 1.out")
+    elif folder is not None:
+        files = [folder]
+    tests: list[tuple[str, Test]] = []
+    for path in files:
+        tests += [(title_of(test), test) for test in split_tests(terminal.read_text_file(path), str(path))]
+    for pair in pairs:
+        given, expected = (terminal.read_text_file(path, keep_line_ends=True) for path in pair)
+        tests.append((pair[0].name, Case(given, expected, arguments.comparison)))
+    return tests
+
+
+def run_sandbox_run(arguments: SandboxRun) -> int:
+    limits = Limits(seconds=arguments.timeout, memory_bytes=arguments.memory_mib * 2**20)
+    tests = collect_tests(arguments)
+    code = terminal.read_text_file(arguments.file)
+    result = sandbox.run(
+        code,
+        [test for _, test in tests],
+        limits,
+        executor=arguments.executor,
+        allow_unsafe=arguments.allow_unsafe_exec,
+        packages=arguments.packages,
+        objects="strict" if arguments.strict else "trusted",
+    )
+    for number, test in enumerate(result.tests, 1):
+        line = tests[number - 1][0] if tests else "the program"
+        reason = f"  # {test.detail}" if test.detail else ""
+        print(printable(f"{number:3d}  {test.outcome:13s}  {line}{reason}"))
+    for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+        if text.strip():
+            print(f"--- {name}\n{printable(text.rstrip())}")
+    contained = "NOT CONTAINED" if result.unsafe else f"contained by {result.tier}"
+    summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "it ran, and no test says what it is worth"
+    print(f"{result.outcome}: {summary}, {contained}")
+    return 0 if result.outcome in ("passed", "untested") else 1
+
+
+def run_sandbox_serve(arguments: SandboxServe) -> int:
+    worker = Worker(
+        (arguments.host, arguments.port),
+        workers=arguments.workers,
+        queue_size=arguments.queue,
+        executor=arguments.executor,
+        allow_unsafe=arguments.allow_unsafe_exec,
+    )
+    host, port = worker.server_address[:2]
+    print(f"running programs in {worker.pool.tier} for http://{host}:{port}; Ctrl-C ends it", flush=True)
+    try:
+        worker.serve_forever()
+    finally:
+        worker.server_close()
+    return 0

@@ -1,0 +1,74 @@
+"""`diffucoder serve`: an OpenAI-compatible server with a page that shows the denoising."""
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from jax_lm.cli.arguments.serving import Serve
+from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
+from jax_lm.serving.api import ServerSettings, create_app
+from jax_lm.serving.connections import ConnectionLimits
+from jax_lm.serving.engine import Engine, EngineOptions
+from jax_lm.serving.guard import LOOPBACK, JsonLines, RequestLimits, read_keys
+from jax_lm.serving.http import HttpServer, ListenOptions, require_free_address
+
+logger = logging.getLogger("jax_lm.serving")
+
+
+def run_serve(arguments: Serve) -> NoReturn:
+    """Serve until it is told to stop; then the process ends."""
+    keys = read_keys(arguments.api_key_file) if arguments.api_key_file else ()
+    is_local = arguments.host in LOOPBACK
+    if not (is_local or keys or arguments.allow_no_key):
+        raise ValueError(f"host={arguments.host}: needs api_key_file on another address than loopback, or allow_no_key")
+    listen = ListenOptions(
+        host=arguments.host,
+        port=arguments.port,
+        grace=arguments.grace,
+        connections=ConnectionLimits.here(arguments.connections),
+    )
+    bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft")
+    options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
+    require_free_address(listen.host, listen.port)
+    configure_logging()
+    inference = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter)
+    engine = Engine(inference, options)
+    name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
+    # With a key, a foreign page that gets through to the server is still refused.
+    hosts = (
+        () if keys else (*LOOPBACK, arguments.host, *arguments.allow_host) if is_local or arguments.allow_host else ()
+    )
+    settings = ServerSettings(
+        model=name, notice=BUILTIN_NOTICE if inference.is_builtin else "", logs_prompts=arguments.log_prompts
+    )
+    app = create_app(engine, settings, RequestLimits(keys=keys, hosts=hosts))
+    engine.start()
+    server = HttpServer(app, engine, listen, announce)
+    # uvicorn raises the signal again when everything is done, and listens to it only when it has begun.
+    signal.signal(signal.SIGTERM, server.handle_exit)
+    try:
+        server.run()
+    except BaseException:  # also Ctrl-C: an interpreter that ends below a compilation crashes
+        engine.close(grace=0.0)
+        raise
+    if not engine.close(grace=0.0, wait=listen.margin / 2):
+        logger.warning("the engine is still busy: left without it")
+    # Everybody has an answer. The interpreter's own end takes seconds over what XLA holds, or crashes on a compilation.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def announce(host: str, port: int) -> None:
+    print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it", flush=True)
+
+
+def configure_logging() -> None:
+    """One line of JSON per record on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("jax_lm").setLevel(logging.INFO)

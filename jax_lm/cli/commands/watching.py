@@ -1,0 +1,85 @@
+"""The canvas at the terminal while it fills in, coloured by confidence."""
+
+import time
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.step import SamplerState
+from jax_lm.diffusion.variable_length import layout
+from jax_lm.host.compile_clock import compile_seconds
+from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
+from jax_lm.options import GenerationOptions
+from jax_lm.results import Generation
+from jax_lm.templates import Template
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+MASK_GLYPH = "░"
+COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "green"), (1.01, "bright_green"))
+"""Upper bound of the confidence, and its colour."""
+
+
+def watch(
+    engine: DiffuCoderInference, template: Template, options: GenerationOptions, seed: int, *, shows_given: bool
+) -> Generation:
+    """Denoise one template live, leave the finished text on the screen, and return it."""
+    console = Console(highlight=False)
+    canvas = engine.canvas([template], options)
+    start = time.monotonic()
+    state = None
+    with (
+        compile_seconds() as compiled,
+        Live(Text(FIRST_NOTE, style="dim"), console=console, refresh_per_second=20, vertical_overflow="crop") as live,
+    ):
+        for state in engine.states(canvas, options, seed=seed):
+            left = int(np.asarray(state.masked).sum())
+            text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
+            note = f"step {int(state.step)}, {left} masks left  {legend()}"
+            if not left:
+                note = footer(state, time.monotonic() - start, compiled())
+            live.update(Group(text, Text(note, style="dim")))
+    assert state is not None
+    return next(engine.generations(canvas, state))
+
+
+def canvas_text(
+    state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
+) -> Text:
+    """The first row: given text bold, each hole's tokens up to its first decided stop token, masks as glyphs."""
+    present, holes, starts = (values[0] for values in layout(canvas, state))
+    tokens, masked, confidence = (
+        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
+    )
+    text = Text()
+    ended = -1
+    for place in np.flatnonzero(present).tolist():
+        if not holes[place]:
+            if shows_given:
+                # Around holes that grow stand tokens of no text.
+                given = tokenizer.decode([tokens[place]], skip_special_tokens=canvas.room is not None)
+                text.append(given, style="bold")
+        elif starts[place] == ended:
+            # What follows an end token will not be part of the answer.
+            continue
+        elif masked[place]:
+            text.append(MASK_GLYPH, style="dim")
+        elif tokens[place] in tokenizer.stop_ids:
+            ended = starts[place]
+        else:
+            text.append(tokenizer.decode([tokens[place]]), style=colour(confidence[place]))
+    return text
+
+
+def colour(confidence: float) -> str:
+    return next(name for bound, name in COLOURS if confidence < bound)
+
+
+def legend() -> str:
+    return "  ".join(f"{name} < {bound:.0%}" for bound, name in COLOURS[:-1])
+
+
+def footer(state: SamplerState, seconds: float, compiled: float) -> str:
+    return f"{int(state.forwards)} forward passes in {seconds - compiled:.1f} s, after {compiled:.1f} s of compilation"

@@ -1,0 +1,278 @@
+"""Candidates of a masked position: filters, the drawn token, its confidence by the measure of the order.
+
+Pure functions of logits; they know neither the model nor the loop. Everything is computed in float32:
+confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion_generate` and its
+`sample_tokens`.
+"""
+
+from typing import Any, NamedTuple, SupportsFloat
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_lm.diffusion.commit_rules import transfer_ratios
+from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
+from jax_lm.options import ALGS, GenerationOptions
+
+GUESSED_CANDIDATES = 50
+"""Candidates of the whole vocabulary that guesses are made from: what they miss costs a forward, never the answer."""
+
+
+class SamplingParams(NamedTuple):
+    """Settings of a generation as numbers, traced: another temperature compiles nothing anew.
+
+    Under `jax.vmap` each row has settings of its own. Meaning of each: `jax_lm.options`.
+
+    Attributes:
+        temperature: 0 takes the likeliest token.
+        top_p: mass of the nucleus; None is off, and another program. Infinity is off too.
+        top_k: number of candidates, where it is less than the static one; None is off, and another program.
+        min_p: least share of the likeliest token's probability; None is off, and another program. 0 is off too.
+        alg: index of the order in `ALGS`.
+        alg_temp: 0 takes the most confident positions.
+        by_schedule: whether the noise schedule says how many tokens a step commits, or else their probability.
+        threshold: probability from which tokens are committed.
+        decay: of the threshold while the block fills; 0 but for the rule `dynamic`.
+        factor: of the rule `factor`; 0 for the others.
+        entropy_bound: of the rule `entropy`; negative for the others, which then need no entropies.
+        steps: denoising steps of the block; 0 is no limit.
+        ratios: noise schedule of the block, filled up with ones.
+        early_stop: whether a stop token ends a row; None is always, and another program.
+        add_threshold, activate_threshold: shares of a block from which the next one is begun, and must decide a token
+            at each step; None where one block is filled after another, and another program.
+        keeps_logprobs: whether anybody wants the log-probabilities that a state has room for; None is nobody.
+    """
+
+    temperature: Float[Array, "*b"]
+    top_p: Float[Array, "*b"] | None
+    top_k: Int[Array, "*b"] | None
+    min_p: Float[Array, "*b"] | None
+    alg: Int[Array, "*b"]
+    alg_temp: Float[Array, "*b"]
+    by_schedule: Bool[Array, "*b"]
+    threshold: Float[Array, "*b"]
+    decay: Float[Array, "*b"]
+    factor: Float[Array, "*b"]
+    entropy_bound: Float[Array, "*b"]
+    steps: Int[Array, "*b"]
+    ratios: Float[Array, "*b s"]
+    early_stop: Bool[Array, "*b"] | None = None
+    add_threshold: Float[Array, "*b"] | None = None
+    activate_threshold: Float[Array, "*b"] | None = None
+    keeps_logprobs: Bool[Array, "*b"] | None = None
+
+    @classmethod
+    def of(cls, options: GenerationOptions, block: int, region: int, *, columns: int = 0) -> "SamplingParams":
+        """Settings for a block of `block` columns in a region of `region`, which share out the steps of the canvas.
+
+        Args:
+            columns: least length of the schedule, so that blocks of different lengths share a compilation.
+        """
+        decoding = options.decoding.resolved
+        steps = 0 if options.steps is None else max(1, -(-options.steps * block // region))
+        ratios = np.ones(max(steps, block, columns), np.float32)
+        if steps:
+            ratios[:steps] = transfer_ratios(steps)
+        numbers: dict[str, Any] = {
+            "temperature": single(options.temperature),
+            "top_p": None if options.top_p is None else single(options.top_p),
+            "top_k": None,
+            "min_p": None if options.min_p is None else single(options.min_p),
+            "alg": np.int32(ALGS.index(options.alg)),
+            "alg_temp": single(options.alg_temp),
+            "by_schedule": np.bool_(decoding.commit == "steps"),
+            "threshold": single(decoding.threshold),
+            "decay": single(decoding.decay if decoding.commit == "dynamic" else 0),
+            "factor": single(decoding.factor if decoding.commit == "factor" else 0),
+            "entropy_bound": single(decoding.entropy_bound if decoding.commit == "entropy" else -1),
+            "steps": np.int32(steps),
+            "ratios": ratios,
+        }
+        if decoding.cache == "causal":
+            numbers |= {name: single(getattr(decoding, name)) for name in ("add_threshold", "activate_threshold")}
+        return cls(**numbers)
+
+    @property
+    def is_by_chance(self) -> Bool[Array, "*b"]:
+        """Whether the order is `origin`: each position is decided by chance, not as one of a number."""
+        return self.alg == ALGS.index("origin")
+
+
+def single(number: SupportsFloat) -> np.float32:
+    """Give a setting in float32; what lies beyond its range, and infinity, becomes its largest number."""
+    return np.float32(min(float(number), float(np.finfo(np.float32).max)))
+
+
+class TokenLogProbs(NamedTuple):
+    """What the model said of positions when they were decided: before temperature and filters, MASK left out.
+
+    Attributes:
+        chosen: log-probability of the token that was decided for.
+        log_probs, ids: of the likeliest tokens.
+    """
+
+    chosen: Float[Array, "*b t"]
+    log_probs: Float[Array, "*b t k"]
+    ids: Int[Array, "*b t k"]
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], count: int) -> "TokenLogProbs":
+        """Nothing decided yet, with room for so many tokens."""
+        return cls(jnp.zeros(shape), jnp.zeros((*shape, count)), jnp.zeros((*shape, count), jnp.int32))
+
+    @classmethod
+    def of(
+        cls, logits: Float[Array, "b r v"], tokens: Int[Array, "b r"], count: int, excluded_id: int | None
+    ) -> "TokenLogProbs":
+        """Those of logits, and of tokens that were drawn."""
+        if excluded_id is not None:
+            logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+        log_total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
+        values, ids = largest(logits, count)
+        chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
+        return cls((chosen - log_total)[..., 0], values - log_total, ids)
+
+
+class Candidates(NamedTuple):
+    """Tokens that a position may become: normalised log-probabilities (-inf = filtered out) and ids."""
+
+    log_probs: Float[Array, "b r c"]
+    ids: Int[Array, "b r c"]
+
+    def at(self, index: Int[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+        """The token at an index of each row, and its log-probability."""
+        ids, log_probs = (
+            jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0] for part in (self.ids, self.log_probs)
+        )
+        return ids, log_probs
+
+    def likeliest(self) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+        """The likeliest token of each row, and its log-probability."""
+        return self.at(jnp.argmax(self.log_probs, axis=-1))
+
+    def drawn(self, uniform: Float[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+        """A token of each row drawn by its probability, and its log-probability."""
+        return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
+
+    def margin(self) -> Float[Array, "b r"]:
+        """Probability of the likeliest token less that of the second."""
+        best = jnp.exp(jax.lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
+        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
+
+    def entropy(self) -> Float[Array, "b r"]:
+        """Sum of p log p, as the reference computes it."""
+        probs = jnp.exp(self.log_probs)
+        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
+
+
+def filtered(
+    logits: Float[Array, "b r v"],
+    params: SamplingParams,
+    *,
+    top_k: int | None,
+    excluded_id: int | None = None,
+    needed: Bool[Array, "b r"] | None = None,
+) -> Candidates | Rows:
+    """Temperature, then top_p over the full distribution, top_k and min_p; renormalised over what is left.
+
+    The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits and the mass of the
+    vocabulary are needed. Ties with the k-th largest logit are cut at k, ties at the border of the nucleus where its
+    mass is full, both by id.
+
+    Args:
+        top_k: candidates that there are at all; `params.top_k` takes less of them without another compilation.
+        excluded_id: a token that is no candidate.
+        needed: positions that are read, which may save work on the others; None is all.
+
+    Raises:
+        ValueError: `params.top_k` without a static one, whose order it counts in.
+    """
+    if top_k is None and params.top_k is not None:
+        raise ValueError("params.top_k: needs a static top_k")
+    if excluded_id is not None:
+        # No update in place: XLA's CPU compiler copies all logits for that, once for each way of reading them.
+        logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
+    if top_k is None or (top_k >= logits.shape[-1] and params.top_k is None):
+        needed = jnp.ones(logits.shape[:2], bool) if needed is None else needed
+        return Rows.of(logits, scale, top_p=params.top_p, min_ratio=params.min_p, needed=needed)
+    best, ids = largest(logits, top_k)
+    # Relative to the largest, which is 0.
+    values = (best - best[..., :1]) * scale
+    if params.top_p is not None:
+        log_total = jnp.log(jnp.sum(jnp.exp((logits - best[..., :1]) * scale), axis=-1, keepdims=True))
+        values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
+    if params.top_k is not None:
+        values = jnp.where(jnp.arange(values.shape[-1]) < params.top_k, values, -jnp.inf)
+    if params.min_p is not None:
+        # The ratio of two probabilities is that of their weights, whatever the other filters leave.
+        values = jnp.where(values >= jnp.log(params.min_p), values, -jnp.inf)
+    return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
+
+
+def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
+    """Keep what later steps may guess from: all candidates, of the whole vocabulary the likeliest."""
+    if isinstance(candidates, Candidates):
+        return candidates
+    values, ids = largest(candidates.logits, GUESSED_CANDIDATES)
+    return Candidates(candidates.log_probs(values, ids), ids)
+
+
+def in_nucleus(
+    values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Float[Array, ""]
+) -> Bool[Array, "b r c"]:
+    """Which of the logits, sorted descending, belong to the nucleus: those with at most `top_p` before them."""
+    mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
+    before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
+    return before <= top_p
+
+
+def row_entropy(logits: Float[Array, "b r v"], excluded_id: int | None = None) -> Float[Array, "b r"]:
+    """Entropy of what the model says of each position, in nats: before temperature and filters, without one token."""
+    logits = logits.astype(jnp.float32)
+    if excluded_id is not None:
+        logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(below)
+    total = jnp.sum(weights, axis=-1)
+    heat = jnp.sum(jnp.where(weights > 0, weights * below, 0.0), axis=-1)
+    # Rounding must not make it negative.
+    return jnp.maximum(jnp.log(total) - heat / total, 0.0)
+
+
+def draw(
+    uniform: Float[Array, "b r"], candidates: Candidates | Rows, temperature: Float[Array, ""]
+) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    """A token for each position, and its probability; `uniform` in [0, 1) decides if there is a temperature."""
+    tokens, log_probs = jax.lax.cond(temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest)
+    return tokens, jnp.exp(log_probs)
+
+
+def confidence(
+    uniform: Float[Array, "b r"],
+    candidates: Candidates | Rows,
+    probability: Float[Array, "b r"],
+    positions: Int[Array, "b r"],
+    alg: Int[Array, ""],
+) -> Float[Array, "b r"]:
+    """How sure each position is, by the measure of the order `ALGS[alg]`; larger is committed earlier."""
+    measures = {
+        # `origin` decides each position by chance alone.
+        "origin": lambda: probability,
+        "maskgit_plus": lambda: probability,
+        "topk_margin": candidates.margin,
+        "entropy": candidates.entropy,
+        "random": lambda: uniform,
+        "left_to_right": lambda: -positions.astype(jnp.float32),
+    }
+    return jax.lax.switch(alg, [measures[name] for name in ALGS])
+
+
+def disturbed(
+    uniform: Float[Array, "b r"], scores: Float[Array, "b r"], alg_temp: Float[Array, ""]
+) -> Float[Array, "b r"]:
+    """Scores whose order is distributed as draws from softmax(scores / alg_temp) without replacement (Gumbel noise)."""
+    gumbel = -jnp.log(-jnp.log(jnp.maximum(uniform, jnp.finfo(jnp.float32).tiny)))
+    return jnp.where(alg_temp > 0, scores / jnp.where(alg_temp > 0, alg_temp, 1.0) + gumbel, scores)

@@ -1,0 +1,135 @@
+"""Rollouts of coupled-GRPO as arithmetic: where the weights lie while completions are sampled, and what that costs.
+
+The least time of a denoising step is that of the slowest of three: operations, bytes of memory, and bytes that come
+from other devices. Knows shapes and figures of machines; nothing runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+
+from jax_lm.config import DreamConfig
+from jax_lm.options import EXACT, Decoding
+from jax_lm.planning.memory import PASSES, RESERVED, PlannedStep, bound, device_bytes, rows_per_device
+from jax_lm.planning.roofline import Topology, gib
+from jax_lm.sharding import MeshShape, divisors
+
+HELD_PER_WEIGHT = 16
+"""Bytes of a trained weight that stay while completions are sampled: master, two moments, reference, in float32."""
+
+COPY_SHARE = 2 / 3
+"""Of the memory that is left, what a copy of the weights may take; the rest is for canvases, caches and logits."""
+
+ITERATIONS = 2
+"""Updates of a rollout in the published recipe; each is scored under the policy that sampled and the reference."""
+
+ROLLOUTS = 2625
+"""Of the published recipe: 21,000 prompts, eight each."""
+
+LINKS = {
+    "v4": 150e9,
+    "v5e": 200e9,
+    "v5p": 600e9,
+    "v6e": 448e9,
+    "a100": 300e9,
+    "h100": 450e9,
+    "h200": 450e9,
+    "l4": 32e9,
+    "rtx4090": 32e9,
+}
+"""Bytes a second that a device receives from others: what Google Cloud documents of each TPU's interconnect (of a
+v4, per core), and one direction of NVLink or PCIe."""
+
+
+def rollout_shape(
+    config: DreamConfig, training: MeshShape, copy_bytes: Callable[[MeshShape], int], free: int | float | None
+) -> MeshShape | None:
+    """Choose the mesh that splits a copy of the weights least; None if none of them fits.
+
+    Args:
+        training: the mesh whose devices are taken.
+        copy_bytes: of the copy on each device, by mesh.
+        free: bytes on each device beside what training holds; None is not known, and the copy is split as for
+            generation.
+    """
+    if free is None:
+        return MeshShape.for_generation(config, training.size)
+    sizes = sorted(tensor for tensor in divisors(training.size) if config.num_key_value_heads % tensor == 0)
+    shapes = [MeshShape(data=training.size // tensor, tensor=tensor) for tensor in sizes]
+    fitting = (shape for shape in shapes if not shape.obstacles(config) and copy_bytes(shape) <= COPY_SHARE * free)
+    return next(fitting, None)
+
+
+def planned_shape(config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology) -> MeshShape:
+    """Choose the mesh of rollouts beside a planned update of all weights; the training's own if no copy fits."""
+
+    def copy_bytes(shape: MeshShape) -> int:
+        return device_bytes(config, planned, shape)
+
+    held = HELD_PER_WEIGHT * device_bytes(config, replace(planned, precision="float32"), training) // 4
+    free = (1 - RESERVED) * topology.chip.memory - held - copy_bytes(training)
+    return rollout_shape(config, training, copy_bytes, free) or training
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The least that sampling the completions of a rollout takes.
+
+    Attributes:
+        step: seconds of a denoising step, on average.
+        seconds: of the rollout.
+        received: bytes that come to a device from others, in the rollout.
+        limit: compute, memory or links.
+    """
+
+    step: float
+    seconds: float
+    received: int
+    limit: str
+
+
+def sampling(config: DreamConfig, planned: PlannedStep, shape: MeshShape, topology: Topology) -> Sampling:
+    """Find the least time of sampling on a mesh: one step for each new token, all completions at once."""
+    generation = replace(planned, kind="generate")
+    least, link = bound(config, generation, shape, topology), LINKS[topology.family]
+    bytes_received = received(config, generation, shape)
+    step = max(least.seconds, bytes_received / link)
+    limit = least.limit if step == least.seconds else "links"
+    return Sampling(step, planned.new_tokens * step, planned.new_tokens * bytes_received, limit)
+
+
+def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:
+    """Count the bytes that a device must receive in a denoising step, on average."""
+    whole = device_bytes(config, planned, replace(shape, fsdp=1))
+    decoding, rows = planned.decoding, planned.canvas
+    if decoding.resolved.cache != "none":
+        block = decoding.block_columns(planned.new_tokens)
+        rows = (planned.canvas + (block - 1) * (block + 1)) // block
+    hidden = rows_per_device(planned, shape) * rows * config.hidden_size * jnp.dtype(planned.dtype).itemsize
+    # Attention and feed-forward each end with a sum over the devices that share a layer: its parts, then the whole.
+    sums = 2 * config.num_hidden_layers * hidden * 2 * (shape.tensor - 1) // shape.tensor
+    return whole * (shape.fsdp - 1) // shape.fsdp + sums
+
+
+def rollout_rows(
+    config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
+) -> list[tuple[str, str]]:
+    """List what a rollout of so many completions takes, without and with a cache: on the mesh of the training, where
+    weights are streamed, and with a copy of them."""
+    shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
+    cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
+    ways = [(replace(planned, decoding=decoding), shape) for decoding in (EXACT, cached) for shape in shapes]
+    update = bound(config, planned, training, topology).seconds
+    scores = 2 * ITERATIONS * update / PASSES
+    rows = [
+        ("beside the update", f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout")
+    ]
+    for way, shape in ways:
+        least = sampling(config, way, shape, topology)
+        cost = f"{least.seconds:.1f} s, bound by {least.limit}, {gib(least.received)} received per device"
+        hours = (least.seconds + scores + ITERATIONS * update) * ROLLOUTS / 3600
+        rows.append(
+            (f"rollout, {way.decoding.preset}", f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h")
+        )
+    return rows

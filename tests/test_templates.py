@@ -1,0 +1,42 @@
+"""Templates: markers, encoding, lengths."""
+
+import pytest
+
+from jax_lm.templates import AUTO_LENGTHS, Template, candidate_lengths
+
+
+def test_markers_become_holes():
+    template = Template.parse("a<|hole|>b<|hole:3|>", 7)
+    assert template.parts == ("a", 7, "b", 3, "")
+    assert template.filled(["X", "Y"]) == "aXbY"
+
+
+def test_parts_are_encoded_apart(engine):
+    tokenizer = engine.tokenizer
+    ids, holes = Template.infilling("def f(", 2, "):\n").encoded(tokenizer)
+    before, after = tokenizer.encode("def f("), tokenizer.encode("):\n")
+    assert ids == [*before, tokenizer.mask_id, tokenizer.mask_id, *after]
+    assert holes == [0] * len(before) + [1, 1] + [0] * len(after)
+
+
+def test_candidate_lengths():
+    assert candidate_lengths(20, None) == [20]
+    assert candidate_lengths(20, 5) == [5]
+    assert candidate_lengths(20, "auto") == [n for n in AUTO_LENGTHS if n <= 20]
+    assert candidate_lengths(2, "auto") == [2]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: Template.parse("no marker", 4), "template has no hole"),
+        (lambda: Template.parse("a<|hole:0|>", 4), "hole of 0 tokens"),
+        (lambda: Template.completion("a", -1), "max_new_tokens=-1"),
+        (lambda: candidate_lengths(0, None), "max_new_tokens=0"),
+        (lambda: candidate_lengths(8, 0), "middle_length=0"),
+        (lambda: candidate_lengths(8, "long"), "middle_length='long'"),
+    ],
+)
+def test_bad_templates_are_named(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()

@@ -1,0 +1,156 @@
+"""Attacks on this host's own sandbox: what a hostile program would try, and whether it got there.
+
+`diffucoder sandbox check` prints the table; the tests run the same attacks, and run them without containment as
+well, so that an attack that could not succeed anywhere is noticed. The target is made for the purpose: a
+folder with a secret, listening sockets, and a process of the same user.
+"""
+
+import contextlib
+import os
+import resource
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from untrusted.results import Limits, Program
+from untrusted.runner import run_program
+from untrusted.session import Session
+from untrusted.tiers import HARNESS, PACKAGES, hidden, readable
+
+ATTACKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
+REACH: dict[str, str] = ATTACKS["reach"]
+"""Name to code that gets at something."""
+EXHAUST: dict[str, dict[str, Any]] = ATTACKS["exhaust"]
+"""Name to code that uses up something (`program`), and how a program that does so ends (`outcomes`)."""
+
+KILLED_BY_SECCOMP = "SIGSYS"
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """How one attack ended."""
+
+    attack: str
+    stopped: bool
+    detail: str
+
+
+class AttackTarget(contextlib.ExitStack):
+    """A folder, sockets and a process for the attacks, made for the purpose and removed afterwards."""
+
+    def __enter__(self) -> "AttackTarget":
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="jax-diffucoder-target-")))
+        self.secret = secrets.token_hex(16)
+        (self.folder / "secret").write_text(self.secret)
+        self.victim = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"],
+            env={"SECRET": self.secret},
+            stdin=subprocess.DEVNULL,
+        )
+        self.enter_context(self.victim)
+        self.callback(self.victim.kill)
+        self.abstract = f"jax-diffucoder-{secrets.token_hex(8)}"
+        self.listeners = {
+            "tcp": self.listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
+            "udp": self.listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
+            "abstract": self.listen(socket.AF_UNIX, socket.SOCK_STREAM, f"\0{self.abstract}"),
+            "datagram": self.listen(socket.AF_UNIX, socket.SOCK_DGRAM, f"\0{self.abstract}-datagram"),
+        }
+        return self
+
+    def listen(self, family: int, kind: int, address: object) -> socket.socket:
+        server = self.enter_context(socket.socket(family, kind))
+        server.bind(address)  # pyright: ignore[reportArgumentType]
+        if kind == socket.SOCK_STREAM:
+            server.listen()
+        return server
+
+    def program(self, body: str) -> str:
+        """Write the attack with its target's particulars; `attack()` lists what it reached."""
+        values = {
+            "FOLDER": str(self.folder),
+            "SECRET": self.secret,
+            "VICTIM": self.victim.pid,
+            "TCP": self.listeners["tcp"].getsockname()[1],
+            "UDP": self.listeners["udp"].getsockname()[1],
+            "ABSTRACT": self.abstract,
+            "SITES": package_sites(),
+            "ALLOWED": [*PACKAGES, *HARNESS],
+            "HOST": os.uname().nodename,
+        }
+        attempt = body.strip() if "reached" in body else f"{body.strip()}\nreached.append('the end')"
+        attack = (
+            f"def attack():\n    reached = []\n    try:\n{textwrap.indent(attempt, ' ' * 8)}\n"
+            "    except (OSError, AssertionError, ValueError): pass\n    return reached\n"
+        )
+        return "\n".join([ATTACKS["prelude"], *(f"{name} = {value!r}" for name, value in values.items()), attack])
+
+    def harm(self) -> list[str]:
+        """List what has been done to the target."""
+        # A socket is readable once someone has connected or sent.
+        found = [
+            f"{name} heard something"
+            for name, server in self.listeners.items()
+            if select.select([server], [], [], 0)[0]
+        ]
+        names = sorted(path.name for path in self.folder.iterdir())
+        found += [f"files: {names}"] if names != ["secret"] else []
+        if self.victim.poll() is not None:
+            return [*found, "the process has ended"]
+        if sys.platform == "linux" and resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE)[0] == 77:
+            found.append("its limits were changed")
+        if os.getpriority(os.PRIO_PROCESS, self.victim.pid) == 7:
+            found.append("its priority was changed")
+        return found
+
+
+def package_sites() -> list[str]:
+    """List where the interpreter keeps its packages, the virtual environment's and its own."""
+    return [*hidden(readable({})), *{sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}]
+
+
+def reach(session: Session, name: str) -> AttackResult:
+    """Carry out one attack on a target of its own: it must reach nothing, or be ended by the kernel for trying."""
+    with AttackTarget() as target:
+        program = Program(target.program(REACH[name]), ("assert attack() == []",), Limits(seconds=10))
+        result = run_program(session, program)
+        if "orphan" in name:
+            time.sleep(0.8)
+        harm = target.harm()
+    stopped = not harm and (result.passed or KILLED_BY_SECCOMP in result.detail)
+    return AttackResult(name, stopped, "; ".join([*harm, result.detail]))
+
+
+def exhaust(session: Session, name: str) -> AttackResult:
+    """Carry out one attempt to use up the machine: it must end in time and in a way that is named."""
+    attack = EXHAUST[name]
+    # What another limit must end has time to reach it, on a slow host too.
+    seconds = 1.5 if "timeout" in attack["outcomes"] else 15.0
+    limits = Limits(seconds=seconds, memory_bytes=256 * 2**20)
+    code = f"{ATTACKS['prelude']}\ndef attack():\n{textwrap.indent(attack['program'], '    ')}\n"
+    start = time.perf_counter()
+    result = run_program(session, Program(code, ("assert attack() == 0",), limits))
+    stopped = result.outcome in attack["outcomes"] and time.perf_counter() - start < seconds + 30
+    return AttackResult(name, stopped, f"{result.outcome}: {result.detail}")
+
+
+def attacks() -> list[str]:
+    """List every attack by name."""
+    return [*REACH, *EXHAUST]
+
+
+def run_battery(session: Session, names: Sequence[str] | None = None) -> Iterator[AttackResult]:
+    """Carry out the attacks one after another."""
+    for name in names or attacks():
+        yield reach(session, name) if name in REACH else exhaust(session, name)

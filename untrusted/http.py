@@ -1,0 +1,240 @@
+"""Run programs on another machine: a worker that listens on HTTP, and its client.
+
+    DIFFUCODER_SANDBOX_TOKEN=… diffucoder sandbox serve --port 8700
+
+One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}` and the token as a bearer; the answer is
+`{"results": […]}`. A worker that has enough to do answers 503. The token is read from the environment, compared in
+constant time and never printed. There is no encryption: across machines put it behind a proxy or a tunnel.
+"""
+
+import hmac
+import json
+import logging
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from untrusted.printable import printable
+from untrusted.results import BatchExecutor, Cancel, Program, Result, read_results, results_text, sandbox_errors
+from untrusted.runner import Pool, choose_tier
+from untrusted.tiers import ExecutorName
+
+logger = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "DIFFUCODER_SANDBOX_TOKEN"
+MIN_TOKEN = 16
+MAX_BODY = 32 * 2**20
+MAX_CONNECTIONS = 64
+
+
+def token_from_environment() -> str:
+    """Read the shared secret; raises ValueError where there is none."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if len(token) < MIN_TOKEN:
+        raise ValueError(f"{TOKEN_VARIABLE}: set it to a secret of at least {MIN_TOKEN} characters")
+    return token
+
+
+class Worker(ThreadingHTTPServer):
+    """The listening side: a pool of sandboxes behind a bounded queue.
+
+    Args:
+        address: host and port; port 0 takes a free one.
+        workers: programs at once.
+        queue_size: programs that are accepted and not finished; more are refused with 503.
+    """
+
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        workers: int | None = None,
+        queue_size: int = 256,
+        executor: ExecutorName = "auto",
+        allow_unsafe: bool = False,
+    ) -> None:
+        for name, value in (("queue_size", queue_size), ("workers", workers)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        self.token = token_from_environment().encode()
+        tier = choose_tier(executor, allow_unsafe=allow_unsafe)
+        super().__init__(address, Handler)
+        self.pool = Pool(tier, workers or os.cpu_count() or 1)
+        self.queue_size = queue_size
+        self.accepted = 0
+        self.lock = threading.Lock()
+        self.connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def reserve(self, count: int) -> bool:
+        """Take places in the queue, if there are that many."""
+        with self.lock:
+            if self.accepted + count > self.queue_size:
+                return False
+            self.accepted += count
+            return True
+
+    def release(self, count: int) -> None:
+        with self.lock:
+            self.accepted -= count
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Refuse connections beyond the bound: each has a thread."""
+        return self.connections.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.pool.close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection of the worker."""
+
+    server: Worker  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = 30.0
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "diffucoder", ""
+
+    def do_GET(self) -> None:
+        if self.authorized():
+            if self.path == "/health":
+                self.respond(200, json.dumps({"tier": self.server.pool.tier, "accepted": self.server.accepted}))
+            else:
+                self.refuse(404, f"no such path: {self.path}")
+
+    def do_POST(self) -> None:
+        if not self.authorized():
+            return
+        if self.path != "/run":
+            return self.refuse(404, f"no such path: {self.path}")
+        try:
+            programs = self.read_programs()
+        except ValueError as error:
+            return self.refuse(400, str(error))
+        if len(programs) > self.server.queue_size:
+            return self.refuse(413, f"{len(programs)} jobs: at most {self.server.queue_size} at once")
+        if not self.server.reserve(len(programs)):
+            return self.refuse(503, "the queue is full")
+        try:
+            futures = [self.server.pool.submit(program) for program in programs]
+            answer = results_text([future.result() for future in futures])
+        except Exception as error:  # the border: whatever broke is the worker's fault and named as such
+            logger.exception("a request failed")
+            return self.refuse(500, type(error).__name__)
+        finally:
+            self.server.release(len(programs))
+        self.respond(200, answer)
+
+    def authorized(self) -> bool:
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
+        if hmac.compare_digest(token, self.server.token):
+            return True
+        self.refuse(401, "the token is missing or wrong")
+        return False
+
+    def read_programs(self) -> list[Program]:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
+            raise ValueError(f"Content-Length={length!r}: must be a number up to {MAX_BODY}")
+        try:
+            data = json.loads(self.rfile.read(int(length)))
+        except RecursionError as error:
+            raise ValueError("the request is nested too deeply") from error
+        if not isinstance(data, dict) or not isinstance(data.get("jobs"), list):
+            raise ValueError("a request must be an object with the list `jobs`")
+        return [Program.from_json(program) for program in data["jobs"]]
+
+    def refuse(self, status: int, reason: str) -> None:
+        self.respond(status, json.dumps({"error": reason}))
+
+    def respond(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if status == 503:
+            self.send_header("Retry-After", "1")
+        if status != 200 or self.close_connection:
+            # This closes it: what was not read of the request must not be taken for the next one.
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        # Anyone may send a request line.
+        logger.info("%s", printable(format % args))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpWorkers(BatchExecutor):
+    """Runs programs on workers: batches go round, and from a worker that fails to the next.
+
+    Attributes:
+        urls: of the workers, such as http://127.0.0.1:8700.
+        pause: seconds before the second try; doubled each time.
+        timeout: seconds that a worker may take to answer a batch.
+    """
+
+    attempts: int = 4
+    urls: tuple[str, ...]
+    pause: float = 0.5
+    timeout: float = 900.0
+
+    def __post_init__(self) -> None:
+        if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
+            raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
+        super().__post_init__()
+
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+        token = token_from_environment()
+        with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
+            futures = [
+                threads.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
+            ]
+            yield from enumerate(future.result() for future in futures)
+
+    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel) -> list[Result]:
+        reason = ""
+        for attempt in range(self.attempts):
+            if cancel.is_set():
+                return sandbox_errors(programs, "cancelled")
+            if attempt:
+                time.sleep(self.pause * 2 ** (attempt - 1))
+            url = self.urls[(number + attempt) % len(self.urls)]
+            try:
+                return self.ask(url, programs, token)
+            except urllib.error.HTTPError as error:
+                reason = f"{url} answered {error.code}"
+                error.close()
+                if error.code in (400, 401, 404, 413):
+                    raise ValueError(f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}") from error
+            except (OSError, ValueError) as error:
+                reason = f"{url}: {error}"
+        return sandbox_errors(programs, reason)
+
+    def ask(self, url: str, programs: Sequence[Program], token: str) -> list[Result]:
+        body = self.request_text(programs).encode()
+        if len(body) > MAX_BODY and len(programs) > 1:
+            half = len(programs) // 2
+            return self.ask(url, programs[:half], token) + self.ask(url, programs[half:], token)
+        if len(body) > MAX_BODY:
+            return sandbox_errors(programs, f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}")
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
+        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            return read_results(answer.read(), programs)

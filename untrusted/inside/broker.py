@@ -1,0 +1,252 @@
+"""Answers the calls of a confined process that name something, where no namespace hides what else has a name.
+
+Landlock decides what may be opened; that a file exists, it tells everyone. So the kernel stops every call that takes a
+name (seccomp's user notification) and asks here. A name is read once, from the process's memory, and means what `World`
+says; what is opened is handed over as a descriptor. The process never has the kernel look for a name, so that there is
+no moment between check and use. Imports the standard library only. Source: seccomp_unotify(2).
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import os
+import stat
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from untrusted.inside.confinement import MACHINE, naming_calls, system_call
+from untrusted.inside.world import Place, World, os_error
+
+RECEIVE, SEND, ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
+NOTIFICATION, ANSWER, ADDED = "=QIIiIQ6Q", "=QqiI", "=QIIII"
+STAT, STAT_BYTES = {"x86_64": 262, "aarch64": 79}, {"x86_64": 144, "aarch64": 128}
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_EMPTY_PATH = -100, 0x100, 0x200, 0x1000
+PAGE, MAX_NAME = 4096, 4096
+HOST = "sandbox"
+
+ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+OPENING = (
+    *(ACCESS, WRITING, os.O_EXCL, os.O_NOCTTY, os.O_APPEND, os.O_NONBLOCK, os.O_DSYNC, os.O_SYNC, os.O_CLOEXEC),
+    *(os.O_DIRECTORY, os.O_NOFOLLOW, getattr(os, "O_TMPFILE", 0)),
+)
+"""Flags with which a file may be opened. O_PATH is none of them: Landlock lets it pass everywhere."""
+
+OLDER: dict[str, tuple[str, Callable[[list[int]], tuple[int, ...]]]] = {
+    "open": ("openat", lambda given: (AT_FDCWD, *given)),
+    "creat": ("openat", lambda given: (AT_FDCWD, given[0], CREATE, given[1])),
+    "stat": ("newfstatat", lambda given: (AT_FDCWD, given[0], given[1], 0)),
+    "lstat": ("newfstatat", lambda given: (AT_FDCWD, given[0], given[1], AT_SYMLINK_NOFOLLOW)),
+    "access": ("faccessat2", lambda given: (AT_FDCWD, given[0], given[1], 0)),
+    "faccessat": ("faccessat2", lambda given: (*given[:3], 0)),
+    "readlink": ("readlinkat", lambda given: (AT_FDCWD, *given)),
+    "mkdir": ("mkdirat", lambda given: (AT_FDCWD, *given)),
+    "unlink": ("unlinkat", lambda given: (AT_FDCWD, given[0], 0)),
+    "rmdir": ("unlinkat", lambda given: (AT_FDCWD, given[0], AT_REMOVEDIR)),
+    "rename": ("renameat2", lambda given: (AT_FDCWD, given[0], AT_FDCWD, given[1], 0)),
+    "renameat": ("renameat2", lambda given: (*given[:4], 0)),
+}
+"""The newer call that does the same, and its arguments."""
+
+
+class Broker:
+    """Answers one process, as long as it lives.
+
+    Attributes:
+        listener: the descriptor on which its calls are heard.
+        where: its working directory, by the name that it knows.
+        may_grow: tells whether its folder may hold more than it does.
+    """
+
+    def __init__(self, listener: int, pid: int, world: World, may_grow: Callable[[], bool]) -> None:
+        self.listener, self.pid, self.world, self.may_grow = listener, pid, world, may_grow
+        self.memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
+        self.where, self.call = world.folder, 0
+        self.names = naming_calls(MACHINE)
+
+    def close(self) -> None:
+        os.close(self.memory)
+        os.close(self.listener)
+
+    def answer(self) -> None:
+        """Answer the call that is waiting; one whose process has ended in between needs no answer."""
+        notification = bytearray(struct.calcsize(NOTIFICATION))
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.listener, RECEIVE, notification)
+            self.call, _, _, number, _, _, *arguments = struct.unpack(NOTIFICATION, notification)
+            value, code = self.carry_out(self.names[number], arguments)
+            fcntl.ioctl(self.listener, SEND, bytearray(struct.pack(ANSWER, self.call, value, -code, 0)))
+
+    def carry_out(self, name: str, arguments: list[int]) -> tuple[int, int]:
+        """Do what a call asks for; returns its value and the number of its error."""
+        name, newer = OLDER.get(name, (name, tuple))
+        carry_out = getattr(self, name)
+        given = newer(arguments)
+        try:
+            return carry_out(*given[: carry_out.__code__.co_argcount - 1]), 0
+        except OSError as error:
+            return 0, error.errno or errno.EIO
+        except (ValueError, OverflowError):
+            return 0, errno.EINVAL
+
+    # What the process has: its memory, its descriptors
+
+    def read_name(self, address: int) -> str:
+        data = b""
+        while b"\0" not in data and len(data) < MAX_NAME:
+            at = address + len(data)
+            # Never across a page, as the next one need not be there.
+            data += self.transfer(os.pread, PAGE - at % PAGE, at)
+        name, end, _ = data.partition(b"\0")
+        if not end or len(name) >= MAX_NAME:
+            raise os_error(errno.ENAMETOOLONG)
+        return os.fsdecode(name)
+
+    def write(self, address: int, data: bytes) -> None:
+        self.transfer(os.pwrite, data, address)
+
+    def transfer(self, act: Callable[..., Any], what: Any, address: int) -> Any:
+        """Read or write the memory; what is not there, or no more since the process has ended, is EFAULT."""
+        try:
+            done = act(self.memory, what, address)
+        except (OSError, OverflowError):
+            done = None
+        if not done:
+            raise os_error(errno.EFAULT)
+        return done
+
+    def descriptor(self, number: int) -> str:
+        path = f"/proc/{self.pid}/fd/{signed(number)}"
+        if not os.path.lexists(path):
+            raise os_error(errno.EBADF)
+        return path
+
+    def name_of(self, folder: int) -> str:
+        if signed(folder) == AT_FDCWD:
+            return self.where
+        return self.world.name_of(os.readlink(self.descriptor(folder)))
+
+    def place(self, folder: int, name: str, *, follow: bool = True, create: bool = False) -> Place:
+        """Find what a name means, seen from a folder."""
+        if not name:
+            raise os_error(errno.ENOENT)
+        name = name if name.startswith("/") else f"{self.name_of(folder)}/{name}"
+        return self.world.resolve(name, follow=follow, create=create)
+
+    def own(self, folder: int, address: int, *, create: bool = False) -> str:
+        """Find what the process may make, remove or rename."""
+        place = self.place(folder, self.read_name(address), follow=False, create=create)
+        if place.kind != "work" or place.name == self.world.folder:
+            raise os_error(errno.EACCES)
+        if create and not self.may_grow():
+            raise os_error(errno.ENOSPC)
+        return place.real
+
+    def raw_stat(self, path: bytes, flags: int) -> bytes:
+        """Ask the kernel for a `struct stat`, in its own layout."""
+        name, result = ctypes.create_string_buffer(path), ctypes.create_string_buffer(STAT_BYTES[MACHINE])
+        if system_call(STAT[MACHINE], AT_FDCWD, ctypes.addressof(name), ctypes.addressof(result), flags) < 0:
+            raise os_error(ctypes.get_errno())
+        return result.raw
+
+    # The calls; each returns what the kernel would
+
+    def openat(self, folder: int, address: int, flags: int, mode: int) -> int:
+        flags = signed(flags)
+        if flags & ~functools.reduce(int.__or__, OPENING):
+            raise os_error(errno.EINVAL)
+        create, exclusive = bool(flags & os.O_CREAT), flags & os.O_CREAT and flags & os.O_EXCL
+        follow = not (flags & os.O_NOFOLLOW or exclusive)
+        place = self.place(folder, self.read_name(address), follow=follow, create=create)
+        if flags & WRITING:
+            if place.kind != "work" and place.name != os.devnull:
+                raise os_error(errno.EACCES)
+            if place.kind == "work" and not self.may_grow():
+                raise os_error(errno.ENOSPC)
+        elif place.kind == "above":
+            raise os_error(errno.EACCES)
+        # The name has been resolved: what is a link now is meant itself.
+        opened = os.open(place.real, flags | os.O_NOFOLLOW, mode & 0o777)
+        try:
+            added = struct.pack(ADDED, self.call, 0, opened, 0, flags & os.O_CLOEXEC)
+            return fcntl.ioctl(self.listener, ADD_DESCRIPTOR, bytearray(added))
+        finally:
+            os.close(opened)
+
+    def newfstatat(self, folder: int, address: int, buffer: int, flags: int) -> int:
+        name = self.read_name(address) if address else ""
+        itself = not name and flags & AT_EMPTY_PATH
+        if itself and signed(folder) != AT_FDCWD:
+            path, how = self.descriptor(folder), 0
+        else:
+            path = self.place(folder, "." if itself else name, follow=not flags & AT_SYMLINK_NOFOLLOW).real
+            how = AT_SYMLINK_NOFOLLOW
+        self.write(buffer, self.raw_stat(os.fsencode(path), how))
+        return 0
+
+    def faccessat2(self, folder: int, address: int, mode: int, flags: int) -> int:
+        place = self.place(folder, self.read_name(address), follow=not flags & AT_SYMLINK_NOFOLLOW)
+        os.stat(place.real)
+        writes = mode & os.W_OK and place.kind != "work" and place.name != os.devnull
+        if writes or not os.access(place.real, mode & 7):
+            raise os_error(errno.EACCES)
+        return 0
+
+    def readlinkat(self, folder: int, address: int, buffer: int, size: int) -> int:
+        place = self.place(folder, self.read_name(address), follow=False)
+        if signed(size) <= 0:
+            raise os_error(errno.EINVAL)
+        target = os.fsencode(os.readlink(place.real))[: signed(size)]
+        self.write(buffer, target)
+        return len(target)
+
+    def getcwd(self, buffer: int, size: int) -> int:
+        data = os.fsencode(self.where) + b"\0"
+        if len(data) > size:
+            raise os_error(errno.ERANGE)
+        self.write(buffer, data)
+        return len(data)
+
+    def chdir(self, address: int) -> int:
+        place = self.place(AT_FDCWD, self.read_name(address))
+        if not stat.S_ISDIR(os.stat(place.real).st_mode):
+            raise os_error(errno.ENOTDIR)
+        self.where = place.name
+        return 0
+
+    def fchdir(self, folder: int) -> int:
+        name = self.world.name_of(os.readlink(self.descriptor(folder)))
+        if not os.path.isdir(self.world.resolve(name).real):
+            raise os_error(errno.ENOTDIR)
+        self.where = name
+        return 0
+
+    def mkdirat(self, folder: int, address: int, mode: int) -> int:
+        os.mkdir(self.own(folder, address, create=True), mode & 0o777)
+        return 0
+
+    def unlinkat(self, folder: int, address: int, flags: int) -> int:
+        remove = os.rmdir if flags & AT_REMOVEDIR else os.unlink
+        remove(self.own(folder, address))
+        return 0
+
+    def renameat2(self, folder: int, address: int, new_folder: int, new_address: int, flags: int) -> int:
+        if signed(flags):
+            raise os_error(errno.EINVAL)
+        os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
+        return 0
+
+    def uname(self, buffer: int) -> int:
+        told = os.uname()
+        fields = (told.sysname, HOST, told.release, told.version, told.machine, "(none)")
+        self.write(buffer, struct.pack("65s65s65s65s65s65s", *(os.fsencode(field) for field in fields)))
+        return 0
+
+
+def signed(argument: int) -> int:
+    """Read an `int` of the process's from a register: its lower half."""
+    return ctypes.c_int(argument).value

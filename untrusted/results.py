@@ -1,0 +1,232 @@
+"""Programs and results: what goes into a sandbox and what comes out, the same wherever it runs, also as JSON."""
+
+import dataclasses
+import json
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from untrusted.cases import Case, Test
+from untrusted.printable import printable
+
+Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "sandbox_error"]
+MIN_MEMORY = 64 * 2**20
+OUTPUT_CAP = 2**20
+Progress = Callable[[int, int], None]
+Cancel = threading.Event
+"""Stops a run when it is set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of a program. Files, processes and sockets it gets none of.
+
+    Attributes:
+        seconds: wall clock per test; the program itself is run anew for each.
+        total_seconds: wall clock for all tests of a program.
+        memory_bytes: address space of the program.
+        output_bytes: how much of each output stream is kept; the rest is read and dropped.
+    """
+
+    seconds: float | int = 5.0
+    total_seconds: float | int = 60.0
+    memory_bytes: int = 512 * 2**20
+    output_bytes: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "total_seconds"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and 0 < value <= 3600):
+                raise ValueError(f"{name}={value!r}: must be above 0 and at most 3600 seconds")
+            object.__setattr__(self, name, float(value))
+        if not (type(self.memory_bytes) is int and self.memory_bytes >= MIN_MEMORY):
+            raise ValueError(
+                f"memory_bytes={self.memory_bytes!r}: must be at least {MIN_MEMORY}, the interpreter's own"
+            )
+        if not (type(self.output_bytes) is int and 0 <= self.output_bytes <= OUTPUT_CAP):
+            raise ValueError(f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, its tests and its limits."""
+
+    code: str
+    tests: tuple[Test, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the program as plain data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Program":
+        """Read a program from plain data; raises ValueError naming what is wrong."""
+        if not isinstance(data, dict) or not isinstance(data.get("code"), str):
+            raise ValueError("a job must be an object with the text `code`")
+        tests, limits = data.get("tests", []), data.get("limits", {})
+        if not isinstance(tests, list | tuple) or not all(isinstance(test, str | dict) for test in tests):
+            raise ValueError("tests: must be a list of texts and cases")
+        tests = [Case.from_json(test) if isinstance(test, dict) else test for test in tests]
+        known = {field.name for field in dataclasses.fields(Limits)}
+        if not isinstance(limits, dict) or set(limits) - known:
+            raise ValueError(f"limits: must be an object with some of {', '.join(sorted(known))}")
+        return cls(data["code"], tuple(tests), Limits(**limits))
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """How one test ended, and why in one line, which a terminal can show whatever the program said."""
+
+    __test__ = False  # no test of pytest's
+
+    outcome: Outcome
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.outcome not in get_args(Outcome):
+            raise ValueError(f"outcome={self.outcome!r}: must be one of {', '.join(get_args(Outcome))}")
+        object.__setattr__(self, "detail", printable(self.detail))
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended.
+
+    Attributes:
+        outcome: `passed` if every test passed; untested if there was none and the program says that it ran to its
+            end; sandbox_error if the sandbox itself failed, which says nothing
+            about the program; else the outcome of the first test that did not pass.
+        tests: one result per test; one for the program itself where there are no tests.
+        stdout, stderr: the beginning of what it wrote, as it is: `printing.printable` makes it fit for a terminal.
+        tier: how it was contained.
+        unsafe: whether it was not.
+    """
+
+    outcome: Outcome
+    tests: tuple[TestResult, ...]
+    stdout: str = ""
+    stderr: str = ""
+    tier: str = ""
+    unsafe: bool = False
+
+    @classmethod
+    def of(cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = "") -> "Result":
+        """Add the results of its tests up."""
+        outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
+        worst: Outcome = "sandbox_error" if "sandbox_error" in outcomes else outcomes[0] if outcomes else "passed"
+        return cls(worst, tuple(tests), stdout, stderr, tier, tier == "unsafe")
+
+    @classmethod
+    def error(cls, detail: str, tests: int, tier: str = "") -> "Result":
+        """Report that the sandbox failed, which says nothing about the program."""
+        return cls.of([TestResult("sandbox_error", detail)] * max(1, tests), tier=tier)
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Result":
+        """Read a result from plain data; raises ValueError where it is none."""
+        try:
+            tests = tuple(TestResult(str(test["outcome"]), str(test["detail"])) for test in data["tests"])  # pyright: ignore[reportArgumentType]
+            result = cls.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
+            return dataclasses.replace(result, unsafe=bool(data["unsafe"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a result: {type(error).__name__}: {error}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the result as plain data."""
+        return dataclasses.asdict(self)
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+    @property
+    def share(self) -> float:
+        """Fraction of the tests that passed."""
+        return sum(test.outcome == "passed" for test in self.tests) / len(self.tests)
+
+    @property
+    def detail(self) -> str:
+        """The reason why it did not pass: the first test's reason."""
+        return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Runs programs somewhere: this machine, a worker, a cluster, a provider."""
+
+    def run_many(
+        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> list[Result]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchExecutor(ABC):
+    """An executor that sends programs away, batch by batch.
+
+    Attributes:
+        batch: programs that are sent together.
+        attempts: tries of a batch before its programs become sandbox errors.
+    """
+
+    batch: int = 8
+    attempts: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    def run_many(
+        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> list[Result]:
+        """Run programs, one result for each, in order; what could not be run is a sandbox error."""
+        batches = [programs[start : start + self.batch] for start in range(0, len(programs), self.batch)]
+        results = [sandbox_errors(batch, "cancelled") for batch in batches]
+        done = 0
+        for number, answers in self.run_batches(batches, cancel or Cancel()):
+            results[number] = answers
+            done += len(answers)
+            if on_progress:
+                on_progress(done, len(programs))
+        return [result for answers in results for result in answers]
+
+    @abstractmethod
+    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+        """Yield the number and the results of each batch that is done; what `cancel` overtakes may be left out."""
+
+    @staticmethod
+    def request_text(programs: Sequence[Program], **settings: Any) -> str:
+        """Write a request to run programs as JSON; `settings` are those of the executor that answers it."""
+        return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
+
+
+def import_client(name: str, title: str) -> Any:
+    """Import a package that is an extra of ours, or say how to get it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{title} is not installed ({error.name}): pip install 'jax-diffucoder[{name}]'") from error
+
+
+def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
+    """Answer for programs that could not be run."""
+    return [Result.error(detail, len(program.tests)) for program in programs]
+
+
+def results_text(results: Sequence[Result]) -> str:
+    """Write the answer to a request as JSON."""
+    return json.dumps({"results": [result.to_json() for result in results]})
+
+
+def read_results(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
+    """Read the answer to a request; raises ValueError unless it has a result per program."""
+    data = json.loads(text)
+    results = data.get("results") if isinstance(data, dict) else None
+    if not isinstance(results, list) or len(results) != len(programs):
+        raise ValueError("the answer does not have a result per job")
+    return [Result.from_json(result) for result in results]

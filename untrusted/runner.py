@@ -1,0 +1,367 @@
+"""Run programs on this machine: choose the tier, run each test in processes of its own, judge the answers."""
+
+import functools
+import json
+import logging
+import os
+import platform
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from untrusted.assertions import Call, call_of, read_call
+from untrusted.cases import MAX_OUTPUT, Case, Test, difference
+from untrusted.inside.wire import encode_literal, is_literal, matches
+from untrusted.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
+from untrusted.session import CancelledError, Child, Objects, SandboxFailureError, Session
+from untrusted.tiers import PACKAGES, SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+DETAIL_LENGTH = 400
+
+SELF_TEST = """
+import os, socket
+def reached():
+    def attempt(name, act):
+        try:
+            act()
+        except OSError:
+            return []
+        return [name]
+    return (
+        attempt("a file", lambda: open("/etc/passwd"))
+        + attempt("writing", lambda: open("/jax-diffucoder-self-test", "x"))
+        + attempt("a socket", lambda: socket.socket())
+        + attempt("a process", lambda: os.fork() or os._exit(0))
+        + attempt("a signal", lambda: os.kill(os.getppid(), 0))
+    )
+"""
+"""Tries what a contained program must not reach; the battery of `diffucoder sandbox check` tries far more."""
+
+
+@functools.cache
+def why_not(tier: Tier) -> str:
+    """Say why a tier does not work on this host, nothing if it does. Tried once per process."""
+    try:
+        with Session(tier, packages=()) as session:
+            result = run_program(session, Program(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
+    except (SandboxFailureError, SandboxUnavailableError) as error:
+        return str(error).removeprefix(f"{tier}: ")
+    return "" if result.passed else f"its self-test failed: {result.detail}"
+
+
+def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[Tier], str] = why_not) -> Tier:
+    """Choose the tier to run in; raises SandboxUnavailableError naming what is missing where none works.
+
+    `probe` says why a tier does not work here, nothing if it does.
+    """
+    if executor not in ("auto", *SAFE, "unsafe"):
+        raise ValueError(f"executor={executor!r}: must be auto, bubblewrap, landlock or unsafe")
+    if executor == "unsafe":
+        if not allow_unsafe:
+            raise SandboxUnavailableError(
+                "executor='unsafe' runs programs without containment: it must be allowed with --allow-unsafe-exec"
+                " (allow_unsafe=True)"
+            )
+        return "unsafe"
+    reasons: dict[str, str] = {}
+    for tier in SAFE if executor == "auto" else (executor,):
+        reasons[tier] = probe(tier)
+        if not reasons[tier]:
+            return tier
+    if allow_unsafe:
+        return "unsafe"
+    missing = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
+    host = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    raise SandboxUnavailableError(
+        f"programs cannot be contained on this host ({host}): {missing}. install bubblewrap (Debian: apt-get"
+        " install bubblewrap) and allow unprivileged user namespaces, or use a Linux kernel from 5.13 on with Landlock"
+        " on x86-64 or aarch64, or send the work to a worker (diffucoder sandbox serve). --allow-unsafe-exec"
+        " (allow_unsafe=True) runs without containment"
+    )
+
+
+def run(
+    code: str,
+    tests: Sequence[Test] = (),
+    limits: Limits | None = None,
+    *,
+    executor: ExecutorName = "auto",
+    allow_unsafe: bool = False,
+    packages: tuple[str, ...] = PACKAGES,
+    objects: Objects = "trusted",
+    cancel: Cancel | None = None,
+) -> Result:
+    """Run a program against its tests on this machine; `Local` says what the settings mean.
+
+    Raises SandboxUnavailableError where it cannot be contained.
+    """
+    local = Local(executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, objects=objects)
+    return local.run_many([Program(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
+
+
+def answer_request(text: str) -> str:
+    """Answer a request in JSON (see `BatchExecutor.request_text`) on this machine."""
+    request = json.loads(text)
+    allow_unsafe = request.get("allow_unsafe") is True
+    local = Local(
+        request.get("executor", "auto"),
+        allow_unsafe=allow_unsafe,
+        workers=request.get("workers"),
+        packages=tuple(request.get("packages", PACKAGES)),
+        objects=request.get("objects", "trusted"),
+    )
+    return results_text(local.run_many([Program.from_json(program) for program in request["jobs"]]))
+
+
+@dataclass(frozen=True)
+class Local:
+    """Runs programs on this machine.
+
+    Attributes:
+        executor: the tier; auto takes bubblewrap, then Landlock, and refuses where neither works.
+        allow_unsafe: run without containment where there is none; every result says so.
+        workers: programs at once; the number of cores if not given.
+        packages: installed packages that programs and tests may import beside the standard library.
+        objects: whether an object that a test has made itself (`Celsius(20)`) decides by its own methods what plain
+            value it equals: `trusted` is Python's meaning, `strict` a border that no class can bend, for rewards.
+    """
+
+    executor: ExecutorName = "auto"
+    allow_unsafe: bool = False
+    workers: int | None = None
+    packages: tuple[str, ...] = PACKAGES
+    objects: Objects = "trusted"
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers={self.workers}: must be at least 1")
+        if self.objects not in get_args(Objects):
+            raise ValueError(f"objects={self.objects!r}: must be one of {', '.join(get_args(Objects))}")
+        package_folders(self.packages)
+
+    def run_many(
+        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> list[Result]:
+        """Run programs, one result for each. Those that a set `cancel` overtakes are sandbox errors that say so."""
+        if not programs:
+            return []
+        tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
+        workers = min(self.workers or os.cpu_count() or 1, len(programs))
+        with Pool(tier, workers, cancel, self.packages, self.objects) as pool:
+            futures = [pool.submit(program) for program in programs]
+            for done, _ in enumerate(as_completed(futures), 1):
+                if on_progress:
+                    on_progress(done, len(programs))
+        return [future.result() for future in futures]
+
+
+class Pool:
+    """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        workers: int,
+        cancel: Cancel | None = None,
+        packages: tuple[str, ...] = PACKAGES,
+        objects: Objects = "trusted",
+    ) -> None:
+        self.tier = tier
+        self.stop = threading.Event()
+        start = functools.partial(
+            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages, objects
+        )
+        self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
+        self.free = list(self.sandboxes)
+        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+
+    def submit(self, program: Program) -> "Future[Result]":
+        """Run a program when a sandbox is free."""
+        return self.threads.submit(self.work, program)
+
+    def work(self, program: Program) -> Result:
+        # There are as many sandboxes as threads, and `pop` and `append` are atomic.
+        sandbox = self.free.pop()
+        try:
+            return sandbox.run(program)
+        finally:
+            self.free.append(sandbox)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.stop.set()
+        self.close()
+
+    def close(self) -> None:
+        """Wait for what runs, and end the sandboxes."""
+        self.threads.shutdown(cancel_futures=True)
+        for sandbox in self.sandboxes:
+            sandbox.close()
+
+
+class Sandbox:
+    """A session that is started when it is needed, and replaced when it fails."""
+
+    def __init__(self, tier: Tier, start: Callable[[], Session]) -> None:
+        self.tier, self.start = tier, start
+        self.session: Session | None = None
+
+    def run(self, program: Program) -> Result:
+        """Run a program; a failure of the sandbox is tried again, then reported as such, never as a wrong answer."""
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                self.session = self.session or self.start()
+                return run_program(self.session, program)
+            except SandboxFailureError as error:
+                logger.warning("the sandbox failed: %s", error)
+                reason = str(error)
+                self.close()
+            except CancelledError:
+                reason = "cancelled"
+                break
+        return Result.error(reason, len(program.tests), self.tier)
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+        self.session = None
+
+
+def run_program(session: Session, program: Program) -> Result:
+    """Run a program once; raises SandboxFailureError if the sandbox fails."""
+    session.begin(program.limits)
+    deadline = time.monotonic() + program.limits.total_seconds
+    results: list[TestResult] = []
+    for test in program.tests or (None,):
+        seconds = min(program.limits.seconds, deadline - time.monotonic())
+        results.append(run_test(session, program.code, test, seconds))
+    return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
+
+
+def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
+    """Run one test in processes of its own."""
+    if seconds <= 0:
+        return TestResult("timeout", f"no time left of {session.limits.total_seconds:g} s for all tests")
+    if test is None:
+        (program,), late = session.exchange([{"code": code}], seconds)
+        ended = program.answer is not None and program.answer.get("ended") is True
+        # A program could say so without having run to its end: nothing is checked, and so nothing has passed.
+        return TestResult("untested") if ended else reason_of(program, late, seconds)
+    if isinstance(test, Case) and not test.function:
+        return run_case(session, code, test, seconds)
+    if isinstance(test, Case):
+        call = call_of(test, code)
+        statements = call.source
+    else:
+        call, statements = read_call(test), test
+    job: dict[str, Any] = {"code": code}
+    if call is not None:
+        job["prelude"] = call.prelude
+        request = {
+            "function": call.function,
+            "is_method": call.is_method,
+            "arguments": [encode_literal(argument) for argument in call.arguments],
+            "keywords": {name: encode_literal(value) for name, value in call.keywords.items()},
+        }
+        if (judged := judge_call(call, *session.exchange([job | request], seconds), seconds)) is not None:
+            return judged
+    return run_statements(session, job, statements, seconds)
+
+
+def run_case(session: Session, code: str, case: Case, seconds: float) -> TestResult:
+    """Run a program as a script, and compare what it wrote here, where it cannot reach."""
+    program, output, late = session.execute(code, case.input.encode(), seconds)
+    if len(output) > MAX_OUTPUT:
+        return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")
+    if not late and program.answer is None and os.WIFEXITED(program.status) and program.status:
+        return TestResult("failed", f"left with exit status {os.waitstatus_to_exitcode(program.status)}")
+    if late or program.status:
+        return reason_of(program, late, seconds)
+    # Bytes that are no UTF-8 become what no expected text can hold.
+    where = difference(case.output, output.decode("utf-8", "surrogateescape"), case.comparison)
+    return TestResult("failed", where) if where else TestResult("passed")
+
+
+def run_statements(session: Session, job: dict[str, Any], statements: str, seconds: float) -> TestResult:
+    """Run the statements of a test beside the program of a job."""
+    sentinel = secrets.token_hex(16)
+    (program, tester), late = session.exchange(
+        [job, {"test": statements, "sentinel": sentinel, "trusts_objects": session.objects == "trusted"}], seconds
+    )
+    if tester.answer is not None and tester.answer.get("ended") == sentinel:
+        return TestResult("passed")
+    # The program's own words say more than the tester's, who has only lost it.
+    return reason_of(program if says_why(program, tester) else tester, late, seconds)
+
+
+def says_why(program: Child, tester: Child) -> bool:
+    """Tell whether a script failed because its program ended."""
+    ends = ("ChannelEndError",)
+    lost = tester.answer is None or tester.answer.get("raised") in ends
+    # The tester may hear of the end before we do; but then the program did not die of our own SIGKILL.
+    ended = program.ended or program.status != signal.SIGKILL
+    return program.answer is not None or (ended and lost)
+
+
+def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult | None:
+    """Compare a call's answer with the expected value here, where the program cannot reach.
+
+    None if the answer is nothing that a literal could be: then a tester has to find out what it equals.
+    """
+    answer = children[0].answer
+    if answer is None or "value" not in answer:
+        return reason_of(children[0], late, seconds)
+    try:
+        if not is_literal(answer["value"]):
+            return None
+        if any(matches(value, answer["value"]) for value in (call.expected, *call.others)):
+            return TestResult("passed")
+    except RecursionError:
+        return TestResult("failed", "returned a value that is too deep")
+    except (ValueError, TypeError, LookupError):
+        return TestResult("failed", "the answer is no data")
+    return failed(f"returned {short(answer['value'])}, expected {short(encode_literal(call.expected))}")
+
+
+def short(wire: Any) -> str:
+    text = repr(wire)
+    return text if len(text) <= DETAIL_LENGTH // 3 else f"{text[: DETAIL_LENGTH // 3]}…"
+
+
+def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
+    return TestResult(outcome, " ".join(detail.split())[:DETAIL_LENGTH])
+
+
+def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
+    """Say why a process has not brought what was wanted."""
+    if child.reason:
+        return failed(child.reason)
+    if late:
+        return TestResult("timeout", f"no end after {seconds:g} s")
+    if child.answer is not None:
+        name, message = child.answer.get("raised", "no answer"), child.answer.get("message", "")
+        if child.answer.get("base") == "SystemExit":
+            return failed(f"left with exit status {message or 0}")
+        outcome: Outcome = "out_of_memory" if child.answer.get("base") == "MemoryError" else "failed"
+        line = child.answer.get("line", "")
+        return failed(f"{name}: {message or line}" if message or line else str(name), outcome)
+    if os.WIFSIGNALED(child.status):
+        number = os.WTERMSIG(child.status)
+        if number == signal.SIGXCPU:
+            return TestResult("timeout", "used up its processor time")
+        if number == signal.SIGKILL and child.ended:
+            return TestResult("out_of_memory", "killed by the kernel")
+        return failed(f"crashed with {signal.Signals(number).name}")
+    return failed(f"left with exit status {os.waitstatus_to_exitcode(child.status)} before the end")
