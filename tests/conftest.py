@@ -30,12 +30,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from builtin_model.bpe import train_bpe
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN
-from recipes.builtin.bpe import train_bpe
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from builtin_model.measure import HOLE_TOKENS, AnswerPrompting, count_passed, holed_problems, spelled_problems
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template
-from recipes.builtin.measure import HOLE_TOKENS, AnswerPrompting, count_passed, holed_problems, spelled_problems
 from untrusted import Local, run
 
 pytestmark = pytest.mark.usefixtures("for_release")
@@ -69,7 +69,7 @@ def test_what_it_knows_is_not_doubted(engine, answers):
 
 
 def test_what_it_cannot_know_is_doubted(engine):
-    """A sample; `recipes.builtin.measure` counts all fifty, and the card states what came out."""
+    """A sample; `builtin_model.measure` counts all fifty, and the card states what came out."""
     outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))["prompts"]
     doubts = [engine.doubt(answer, 0.0) for answer in answers_to(engine, outside[::5], TURBO)]
     assert len(doubts) == 10

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import full_width
+from experiments import full_width
 
 
 @pytest.mark.parametrize("kind", full_width.KINDS)

@@ -50,11 +50,11 @@ def parsed(*arguments):
 
 
 def test_the_published_recipe_is_the_default():
-    """runs/grpo_paper.yaml states every published number; the defaults are the same."""
-    recipe = parsed("--config", str(ROOT / "runs" / "grpo_paper.yaml"))
+    """recipes/grpo_paper.yaml states every published number; the defaults are the same."""
+    recipe = parsed("--config", str(ROOT / "recipes" / "grpo_paper.yaml"))
     assert recipe.model_arguments.model == "apple/DiffuCoder-7B-Instruct"
     assert recipe.settings == GRPOConfig() == parsed().settings
-    stated = (ROOT / "runs" / "grpo_paper.yaml").read_text()
+    stated = (ROOT / "recipes" / "grpo_paper.yaml").read_text()
     practical = {
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
         "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
@@ -74,7 +74,7 @@ def test_the_published_recipe_is_the_default():
 
 
 def test_the_other_recipe_parses_and_flags_win():
-    command = parsed("--config", str(ROOT / "runs" / "grpo_builtin.yaml"), "--learning-rate", "1e-3")
+    command = parsed("--config", str(ROOT / "recipes" / "grpo_builtin.yaml"), "--learning-rate", "1e-3")
     assert command.settings.training.optimizer.learning_rate == 1e-3
     assert command.settings.reward_funcs == ("completed_code",)
 

@@ -45,7 +45,7 @@ def test_what_is_typed_wins(recipe, form):
 
 
 def test_a_typed_number_of_steps_overrules_the_epochs_of_a_recipe():
-    words = ["sft", "--config", "runs/sft_builtin.yaml", "--data", "d", "--out", "o"]
+    words = ["sft", "--config", "recipes/sft_builtin.yaml", "--data", "d", "--out", "o"]
     assert cli.parse(words).settings.num_train_epochs == 8
     steps = cli.parse([*words, "--max-steps", "4"]).settings
     assert (steps.num_train_epochs, steps.training.max_steps) == (None, 4)
@@ -98,9 +98,9 @@ def test_tags_execute_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["sft_builtin", "sft_paper", "grpo_builtin", "grpo_paper", "adapt_paper"])
 def test_the_recipes_of_this_project_parse(name):
     command = name.partition("_")[0]
-    words = [command, "--config", f"runs/{name}.yaml", "--out", "o"]
+    words = [command, "--config", f"recipes/{name}.yaml", "--out", "o"]
     if command != "grpo":
         words += ["--data", "d"]
     if command == "adapt":
         words += ["--model", "m"]
-    assert cli.parse(words).config == Path(f"runs/{name}.yaml")
+    assert cli.parse(words).config == Path(f"recipes/{name}.yaml")

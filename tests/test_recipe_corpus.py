@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from builtin_model.compositions import draw_composition
+from builtin_model.corpus import draw_task
+from builtin_model.families import FAMILIES
+from builtin_model.tasks import Family, instantiate, is_held_out, substitute
 from jax_lm.data.prompts import BuiltinTask
-from recipes.builtin.compositions import draw_composition
-from recipes.builtin.corpus import draw_task
-from recipes.builtin.families import FAMILIES
-from recipes.builtin.tasks import Family, instantiate, is_held_out, substitute
 
 CLASSICS = (
     ("fibonacci",), ("factorial",), ("is_prime",), ("gcd",), ("quicksort",), ("binary_search",), ("reverse_string",),

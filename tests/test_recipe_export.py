@@ -2,9 +2,9 @@
 
 import gzip
 
+from builtin_model.export import HELD_OUT_COUNT, TRAINING_COUNT, held_out, main, training
+from builtin_model.tasks import is_held_out
 from jax_lm.data.prompts import TASKS_FILE, shipped_tasks
-from recipes.builtin.export import HELD_OUT_COUNT, TRAINING_COUNT, held_out, main, training
-from recipes.builtin.tasks import is_held_out
 
 
 def test_the_recipe_draws_the_first_tasks_that_ship():

@@ -5,12 +5,9 @@ import tomllib
 
 import pytest
 
-from jax_lm.data.prompts import held_out_tasks
-from jax_lm.evaluation.problems import Problem
-from jax_lm.inference import DiffuCoderInference
-from recipes.builtin.classics import CLASSICS
-from recipes.builtin.families import FAMILIES
-from recipes.builtin.measure import (
+from builtin_model.classics import CLASSICS
+from builtin_model.families import FAMILIES
+from builtin_model.measure import (
     SAMPLES,
     SPELLINGS,
     AnswerPrompting,
@@ -20,7 +17,10 @@ from recipes.builtin.measure import (
     is_whole,
     spelled_problems,
 )
-from recipes.builtin.overlap import readings, seen_of
+from builtin_model.overlap import readings, seen_of
+from jax_lm.data.prompts import held_out_tasks
+from jax_lm.evaluation.problems import Problem
+from jax_lm.inference import DiffuCoderInference
 from untrusted import run
 
 

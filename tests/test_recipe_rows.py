@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 
+from builtin_model import rows
+from builtin_model.rows import chat_row, completion_row, continuation_row, infilling_row, stream_batches
+from builtin_model.spelling import draw_spelled
+from builtin_model.tasks import is_held_out
+from builtin_model.train import build_tokenizer
 from jax_lm.templates import AUTO_LENGTHS
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
-from recipes.builtin import rows
-from recipes.builtin.rows import chat_row, completion_row, continuation_row, infilling_row, stream_batches
-from recipes.builtin.spelling import draw_spelled
-from recipes.builtin.tasks import is_held_out
-from recipes.builtin.train import build_tokenizer
 
 LENGTH = 384
 SHARES = {completion_row: 0.6, continuation_row: 0.1, infilling_row: 0.1, chat_row: 0.2}

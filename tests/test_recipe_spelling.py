@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from recipes.builtin.compositions import draw_pipeline
-from recipes.builtin.families import FAMILIES
-from recipes.builtin.identifiers import FUNCTION_FORMS, PARAMETER_FORMS, draw_name, draw_parameters
-from recipes.builtin.layouts import (
+from builtin_model.compositions import draw_pipeline
+from builtin_model.families import FAMILIES
+from builtin_model.identifiers import FUNCTION_FORMS, PARAMETER_FORMS, draw_name, draw_parameters
+from builtin_model.layouts import (
     comment_prompt,
     draw_hole,
     header_prompt,
@@ -19,9 +19,9 @@ from recipes.builtin.layouts import (
     signed_comment_prompt,
     unsigned_answer,
 )
-from recipes.builtin.spelling import draw_spelled, spell
-from recipes.builtin.tasks import instantiate, is_held_out
-from recipes.builtin.wordings import IMPERATIVES, Wording, infinitive, third_person
+from builtin_model.spelling import draw_spelled, spell
+from builtin_model.tasks import instantiate, is_held_out
+from builtin_model.wordings import IMPERATIVES, Wording, infinitive, third_person
 
 TYPING = "from typing import Any, Dict, List, Set, Tuple\n"
 

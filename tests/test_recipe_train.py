@@ -11,13 +11,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from jax_lm.inference import BUILTIN_MODEL
-from jax_lm.models.dream import DreamForCausalLM, parameters
-from jax_lm.tokenizer import END_OF_TEXT, MASK, DiffuCoderTokenizer
-from jax_lm.training.trainer import State
-from recipes.builtin.bpe import save_tokenizer, train_bpe
-from recipes.builtin.rows import draw_text
-from recipes.builtin.train import (
+from builtin_model.bpe import save_tokenizer, train_bpe
+from builtin_model.rows import draw_text
+from builtin_model.train import (
     CHAT_TEMPLATE,
     CHUNK,
     SPACED,
@@ -28,6 +24,10 @@ from recipes.builtin.train import (
     build_tokenizer,
     whole_chunk,
 )
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.tokenizer import END_OF_TEXT, MASK, DiffuCoderTokenizer
+from jax_lm.training.trainer import State
 
 START = State({}, (), 0)
 

@@ -1,4 +1,4 @@
-"""The recipes of runs/ for machines: they are read, fit their devices and, with --release, their devices' memory."""
+"""The recipes of recipes/ for machines: they are read, fit their devices and, with --release, their devices' memory."""
 
 import importlib.util
 import json
@@ -17,8 +17,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.recipe_table import LAYERS, read_found
-from benchmarks.recipes import abstract, extrapolated, planned, read, traced_operations, without
+from experiments.recipe_table import LAYERS, read_found
+from experiments.recipes import abstract, extrapolated, planned, read, traced_operations, without
 from jax_lm.cli.arguments.training import ModelArguments
 from jax_lm.compilation.updates import training_program
 from jax_lm.config import DIFFUCODER_7B
@@ -38,7 +38,7 @@ from jax_lm.training.grpo_config import GRPOConfig
 
 ROOT = Path(__file__).parent.parent
 PUBLISHED = read_found()
-RECIPES = sorted(path for path in (ROOT / "runs").glob("*.yaml") if "# machine: " in path.read_text())
+RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.yaml") if "# machine: " in path.read_text())
 NAMES = ("24gb", "80gb", "h100x8", "v5e-16", "v5p-8", "v6e-16")
 for_each = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 
@@ -85,7 +85,7 @@ def test_update_of_a_recipe_fits_its_machine(recipe, for_release):
 
 
 def compiled_report(recipe, *layers):
-    command = [sys.executable, "benchmarks/recipes.py", str(recipe), "--layers", *layers]
+    command = [sys.executable, "experiments/recipes.py", str(recipe), "--layers", *layers]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -159,7 +159,7 @@ def test_line_through_two_and_three_layers_hits_what_all_take():
 @pytest.mark.parametrize("name", ["sft_h100x8", "sft_80gb", "sft_v5e-16", "grpo_24gb", "grpo_v5p-8"])
 def test_estimate_of_an_update_is_near_what_is_compiled(name):
     """Those that docs/results/scale names; of coupled-GRPO on other machines the estimate says too little."""
-    topology, command = read(ROOT / "runs" / f"{name}.yaml")
+    topology, command = read(ROOT / "recipes" / f"{name}.yaml")
     step = planned(command.settings, command.model_arguments)
     if step.kind == "sft":
         step = replace(step, batch=step.batch // command.settings.training.gradient_accumulation_steps)
@@ -184,7 +184,7 @@ def test_no_device_holds_a_whole_table_in_an_update(for_release):
 def whole_tables() -> dict[str, dict[str, int]]:
     """The child process: counts whole tables in a compiled update of coupled-GRPO."""
     config = replace(DIFFUCODER_7B, num_hidden_layers=1)
-    _, command = read(ROOT / "runs" / "grpo_h100x8.yaml")
+    _, command = read(ROOT / "recipes" / "grpo_h100x8.yaml")
     report = {}
     for name, taken_back in (("ours", []), ("whole", ["blocks", "lookup"])):
         model = abstract(config, command.model_arguments, 0)

@@ -77,7 +77,7 @@ def test_run_leaves_a_model_metrics_and_what_it_refused(whole, folder):
 
 
 def test_killed_run_ends_with_the_weights_of_the_uninterrupted_one(whole, folder):
-    """Killed as soon as its first checkpoint appears, and once more a little later; see benchmarks/kill_resume.py."""
+    """Killed as soon as its first checkpoint appears, and once more a little later; see experiments/kill_resume.py."""
     out = folder / "killed"
     command = [sys.executable, "-m", "jax_lm", *arguments(folder, out)]
     for step, wait in ((7, 0.0), (28, 0.1)):
@@ -341,7 +341,7 @@ def test_wrong_input_is_one_line(folder, tmp_path, capsys, changes, named):
     ("command", "recipe"), [("sft", "sft_paper"), ("sft", "sft_builtin"), ("adapt", "adapt_paper")]
 )
 def test_recipes_are_options_of_their_command(folder, tmp_path, capsys, command, recipe):
-    path = Path(__file__).parent.parent / "runs" / f"{recipe}.yaml"
+    path = Path(__file__).parent.parent / "recipes" / f"{recipe}.yaml"
     absent = tmp_path / "absent.jsonl"
     words = ["--model", str(folder / "model"), "--data", str(absent), "--out", str(tmp_path)]
     assert main([command, "--config", str(path), *words]) == 2

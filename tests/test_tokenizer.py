@@ -12,6 +12,7 @@ from conftest import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builtin_model.bpe import train_bpe
 from jax_lm.tokenizer import (
     DIFFUSION_PAD,
     END_OF_TEXT,
@@ -22,7 +23,6 @@ from jax_lm.tokenizer import (
     TokenizerError,
     pad_left,
 )
-from recipes.builtin.bpe import train_bpe
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "tokenizer"
 CASES = json.loads((GOLDEN / "tokenizer_cases.json").read_text(encoding="utf-8"))

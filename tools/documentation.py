@@ -31,8 +31,21 @@ from jax_lm.cli import main as cli
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "tests" / "samples"
-PROGRAMS = ("diffucoder", "python", "pip", ".venv/bin", "printf", "cat", "curl", "bash", "runs/", "sbatch", "zensical")
-CHECKOUT = ("examples/", "benchmarks/", "tests/", "tools/", "runs/")
+PROGRAMS = (
+    "diffucoder",
+    "python",
+    "pip",
+    ".venv/bin",
+    "printf",
+    "cat",
+    "curl",
+    "bash",
+    "recipes/",
+    "builtin_model/",
+    "sbatch",
+    "zensical",
+)
+CHECKOUT = ("examples/", "experiments/", "tests/", "tools/", "recipes/", "builtin_model/")
 BENCHMARK = re.compile(r"\b(HumanEval|Mbpp|mbpp)[\w-]*\.jsonl(\.gz)?")
 NEEDS = re.compile(r"#\s*needs (.+?):?$")
 VARIABLE = re.compile(r"^[A-Z_]+=\S*$")

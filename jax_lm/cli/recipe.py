@@ -1,6 +1,6 @@
 """Option files (`--config FILE`): the options of a recipe become flags before those that were typed.
 
-    diffucoder grpo --config runs/grpo_paper.yaml --learning-rate 2e-6
+    diffucoder grpo --config recipes/grpo_paper.yaml --learning-rate 2e-6
 
 So a recipe is checked like a command line, and what is typed beside it wins.
 """

@@ -95,7 +95,7 @@ class Sft:
 
     Examples:
         diffucoder sft --data train.jsonl --out out/sft --max-steps 200 --max-length 256
-        diffucoder sft --data train.jsonl --out out/sft --config runs/sft_paper.yaml --model ./DiffuCoder-7B-Base
+        diffucoder sft --data train.jsonl --out out/sft --config recipes/sft_paper.yaml --model ./DiffuCoder-7B-Base
         diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --learning-rate 1e-4 --max-steps 500
         diffucoder sft --data train.jsonl --out out/lora --lora-rank 16 --quantize int8 --model ./DiffuCoder-7B-Instruct
         diffucoder sft --data more.jsonl --out out/more --adapter out/lora/adapter --learning-rate 1e-4 --max-steps 500
@@ -144,10 +144,10 @@ class Grpo:
 
     Examples:
         diffucoder grpo --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
-        diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/out --learning-rate 2e-6
-        diffucoder grpo --config runs/grpo_builtin.yaml --out out/grpo
+        diffucoder grpo --config recipes/grpo_paper.yaml --data hard.jsonl --out runs/out --learning-rate 2e-6
+        diffucoder grpo --config recipes/grpo_builtin.yaml --out out/grpo
         diffucoder grpo --data owner/name --split test --prompt-column question --out runs/out
-        diffucoder grpo --config runs/grpo_paper.yaml --data hard.jsonl --out runs/lora --lora-rank 16 --quantize int8
+        diffucoder grpo --config recipes/grpo_paper.yaml --data hard.jsonl --out out/lora --lora-rank 16 --quantize int8
 
     Attributes:
         out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
@@ -190,7 +190,7 @@ class Adapt:
     Attention opens from causal to full over the first steps. Killed at any moment, the same command continues the run.
 
     Examples:
-        diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out out/base --config runs/adapt_paper.yaml
+        diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out base --config recipes/adapt_paper.yaml
         diffucoder adapt --data code.jsonl --model ./shape --from-scratch --out out/base --max-length 512
 
     Attributes:

@@ -1,0 +1,351 @@
+"""Families that keep, count or change each number of a list, also by a constant."""
+
+import itertools
+import random
+
+from builtin_model.families.list_inputs import draw_integers, draw_list
+from builtin_model.tasks import Family
+
+
+def _wide_ints(rng: random.Random) -> tuple[list[int]]:
+    return (draw_integers(rng, rng.choice((0, 6)), 9, -5, 26),)
+
+
+def _multiples(rng: random.Random) -> tuple[list[int]]:
+    numbers = draw_integers(rng, 0, 6, -12, 40)
+    return (numbers + rng.sample(range(0, 61, 2), 3) + rng.sample(range(0, 61, 5), 2),)
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        name="running_sum",
+        names=("running_sum", "cumulative_sum", "prefix_sums", "prefix_sum", "cumsum", "running_total"),
+        params=("numbers: list[int]",),
+        returns="list[int]",
+        docs=(
+            "Return the list of running sums of $numbers.",
+            "Compute the cumulative sums of a list of numbers.",
+            "Given a list of numbers, return its prefix sums.",
+            "This function returns a list whose element i is the sum of the numbers up to i.",
+        ),
+        body="""
+result = []
+total = 0
+for x in $numbers:
+    total += x
+    result.append(total)
+return result
+""",
+        inputs=draw_list,
+        oracle=lambda numbers: list(itertools.accumulate(numbers)),
+    ),
+    Family(
+        name="even_numbers",
+        names=("even_numbers", "filter_even", "get_evens", "filter_evens", "get_even_numbers", "only_even"),
+        params=("numbers: list[int]",),
+        returns="list[int]",
+        docs=(
+            "Return the even numbers in $numbers.",
+            "Filter a list and keep only the even numbers.",
+            "Given a list of numbers, return the even ones.",
+            "This function returns a list of the even elements of $numbers.",
+        ),
+        body="return [x for x in $numbers if x % 2 == 0]",
+        inputs=draw_list,
+        oracle=lambda numbers: list(itertools.filterfalse(lambda x: x & 1, numbers)),
+    ),
+    Family(
+        name="odd_numbers",
+        names=("odd_numbers", "filter_odd", "get_odds", "filter_odds", "get_odd_numbers", "only_odd", "find_odds"),
+        params=("numbers: list[int]",),
+        returns="list[int]",
+        docs=(
+            "Return the odd numbers in $numbers.",
+            "Filter a list and keep only the odd numbers.",
+            "Given a list of numbers, return the odd ones.",
+            "This function returns a list of the odd elements of $numbers.",
+        ),
+        body="return [x for x in $numbers if x % 2 != 0]",
+        inputs=draw_list,
+        oracle=lambda numbers: list(filter(lambda x: x & 1, numbers)),
+    ),
+    Family(
+        name="count_evens",
+        names=("count_evens", "count_even", "count_even_numbers", "number_of_evens", "num_evens"),
+        params=("numbers: list[int]",),
+        returns="int",
+        docs=(
+            "Count the even numbers in $numbers.",
+            "Return how many numbers in the list are even.",
+            "Given a list of numbers, return the number of even ones.",
+            "This function counts the even elements of a list.",
+        ),
+        body="return sum(1 for x in $numbers if x % 2 == 0)",
+        inputs=draw_list,
+        oracle=lambda numbers: [x & 1 for x in numbers].count(0),
+    ),
+    Family(
+        name="count_odds",
+        names=("count_odds", "count_odd", "count_odd_numbers", "number_of_odds", "num_odds"),
+        params=("numbers: list[int]",),
+        returns="int",
+        docs=(
+            "Count the odd numbers in $numbers.",
+            "Return how many numbers in the list are odd.",
+            "Given a list of numbers, return the number of odd ones.",
+            "This function counts the odd elements of a list.",
+        ),
+        body="return sum(1 for x in $numbers if x % 2 != 0)",
+        inputs=draw_list,
+        oracle=lambda numbers: [x & 1 for x in numbers].count(1),
+    ),
+    Family(
+        name="sum_of_evens",
+        names=("sum_of_evens", "sum_even", "sum_evens", "sum_even_numbers", "add_evens", "sum_of_even_numbers"),
+        params=("numbers: list[int]",),
+        returns="int",
+        docs=(
+            "Return the sum of the even numbers in $numbers.",
+            "Add up only the even numbers of a list.",
+            "Given a list of numbers, return the sum of the even ones.",
+            "This function sums the even elements of $numbers.",
+        ),
+        body="return sum(x for x in $numbers if x % 2 == 0)",
+        inputs=draw_list,
+        oracle=lambda numbers: sum(numbers) - sum(x for x in numbers if x & 1),
+    ),
+    Family(
+        name="sum_of_odds",
+        names=("sum_of_odds", "sum_odd", "sum_odds", "sum_odd_numbers", "add_odds", "sum_of_odd_numbers"),
+        params=("numbers: list[int]",),
+        returns="int",
+        docs=(
+            "Return the sum of the odd numbers in $numbers.",
+            "Add up only the odd numbers of a list.",
+            "Given a list of numbers, return the sum of the odd ones.",
+            "This function sums the odd elements of $numbers.",
+        ),
+        body="return sum(x for x in $numbers if x % 2 != 0)",
+        inputs=draw_list,
+        oracle=lambda numbers: sum(filter(lambda x: x & 1, numbers)),
+    ),
+    Family(
+        name="count_positive",
+        names=("count_positive", "count_positives", "count_positive_numbers", "number_of_positives", "num_positive"),
+        params=("numbers: list[int]",),
+        returns="int",
+        docs=(
+            "Count the positive numbers in $numbers.",
+            "Return how many numbers in the list are greater than zero.",
+            "Given a list of numbers, return the number of positive ones.",
+            "This function counts the positive elements of a list.",
+        ),
+        body="return sum(1 for x in $numbers if x > 0)",
+        inputs=lambda rng: (draw_integers(rng, 0, 8, -3, 3),),
+        oracle=lambda numbers: len([x for x in numbers if not x <= 0]),
+    ),
+    Family(
+        name="positive_numbers",
+        names=("positive_numbers", "filter_positive", "get_positives", "only_positive", "remove_negatives"),
+        params=("numbers: list[int]",),
+        returns="list[int]",
+        docs=(
+            "Return the positive numbers in $numbers.",
+            "Filter a list and keep only the numbers greater than zero.",
+            "Given a list of numbers, return the positive ones.",
+            "This function returns a list of the positive elements of $numbers.",
+        ),
+        body="return [x for x in $numbers if x > 0]",
+        inputs=lambda rng: (draw_integers(rng, 0, 8, -5, 5),),
+        oracle=lambda numbers: list(itertools.filterfalse(lambda x: x <= 0, numbers)),
+    ),
+    Family(
+        name="square_all",
+        names=("square_all", "squares", "square_list", "square_numbers", "square_each", "list_of_squares"),
+        params=("numbers: list[int]",),
+        returns="list[int]",
+        docs=(
+            "Return a list with the square of each number in $numbers.",
+            "Square every element of a list.",
+            "Given a list of numbers, return their squares.",
+            "This function squares all numbers in $numbers.",
+        ),
+        body="return [x ** 2 for x in $numbers]",
+        inputs=draw_list,
+        oracle=lambda numbers: [x * x for x in numbers],
+    ),
+    Family(
+        name="double_all",
+        names=("double_all", "double_list", "double_numbers", "double_each", "double_elements", "double_values"),
+        params=("numbers: list[int]",),
+        returns="list[int]",
+        docs=(
+            "Return a list with each number in $numbers doubled.",
+            "Double every element of a list.",
+            "Given a list of numbers, return a list of twice each number.",
+            "This function doubles all numbers in $numbers.",
+        ),
+        body="return [x * 2 for x in $numbers]",
+        inputs=draw_list,
+        oracle=lambda numbers: [x + x for x in numbers],
+    ),
+    Family(
+        name="absolute_values",
+        names=("absolute_values", "abs_list", "abs_all", "absolute_all", "get_absolute_values"),
+        params=("numbers: list[int]",),
+        returns="list[int]",
+        docs=(
+            "Return a list of the absolute values of $numbers.",
+            "Replace each number of a list by its absolute value.",
+            "Given a list of numbers, return their absolute values.",
+            "This function takes the absolute value of every element of $numbers.",
+        ),
+        body="return [abs(x) for x in $numbers]",
+        inputs=lambda rng: (draw_integers(rng, 0, 7, -9, 9),),
+        oracle=lambda numbers: [max(x, -x) for x in numbers],
+    ),
+    Family(
+        name="add_k_to_all",
+        names=("add_${k}_to_all", "add_${k}_to_each", "increase_all_by_$k", "increment_all_by_$k"),
+        params=("numbers: list[int]",),
+        constants={"k": (2, 1, *range(3, 16), 20, 50, 100)},
+        returns="list[int]",
+        docs=(
+            "Return a list with $k added to each number.",
+            "Add $k to every element of $numbers.",
+            "Given a list of numbers, return each number plus $k.",
+            "This function adds $k to all numbers in the list.",
+        ),
+        body="return [x + $k for x in $numbers]",
+        inputs=draw_list,
+        oracle=lambda numbers, k: list(map(k.__add__, numbers)),
+    ),
+    Family(
+        name="multiply_all_by_k",
+        names=("multiply_all_by_$k", "multiply_each_by_$k", "multiply_list_by_$k", "scale_list_by_$k"),
+        params=("numbers: list[int]",),
+        constants={"k": (3, *range(4, 16), 20, 50, 100)},
+        returns="list[int]",
+        docs=(
+            "Return a list with each number multiplied by $k.",
+            "Multiply every element of $numbers by $k.",
+            "Given a list of numbers, return each number times $k.",
+            "This function multiplies all numbers in the list by $k.",
+        ),
+        body="return [x * $k for x in $numbers]",
+        inputs=draw_list,
+        oracle=lambda numbers, k: list(map(k.__mul__, numbers)),
+    ),
+    Family(
+        name="count_greater_than_k",
+        names=("count_greater_than_$k", "count_above_$k", "count_over_$k", "count_larger_than_$k"),
+        params=("numbers: list[int]",),
+        constants={"k": (5, *range(1, 5), *range(6, 21))},
+        returns="int",
+        docs=(
+            "Count the numbers in $numbers that are greater than $k.",
+            "Return how many numbers in the list are above $k.",
+            "Given a list of numbers, return how many exceed $k.",
+            "This function counts the elements greater than $k.",
+        ),
+        body="return sum(1 for x in $numbers if x > $k)",
+        inputs=_wide_ints,
+        oracle=lambda numbers, k: [x <= k for x in numbers].count(False),
+    ),
+    Family(
+        name="count_less_than_k",
+        names=("count_less_than_$k", "count_below_$k", "count_under_$k", "count_smaller_than_$k"),
+        params=("numbers: list[int]",),
+        constants={"k": (5, *range(1, 5), *range(6, 21))},
+        returns="int",
+        docs=(
+            "Count the numbers in $numbers that are less than $k.",
+            "Return how many numbers in the list are below $k.",
+            "Given a list of numbers, return how many are smaller than $k.",
+            "This function counts the elements less than $k.",
+        ),
+        body="return sum(1 for x in $numbers if x < $k)",
+        inputs=_wide_ints,
+        oracle=lambda numbers, k: [x >= k for x in numbers].count(False),
+    ),
+    Family(
+        name="filter_greater_than_k",
+        names=("filter_greater_than_$k", "filter_above_$k", "greater_than_$k", "keep_greater_than_$k"),
+        params=("numbers: list[int]",),
+        constants={"k": (5, *range(1, 5), *range(6, 21))},
+        returns="list[int]",
+        docs=(
+            "Return the numbers in $numbers that are greater than $k.",
+            "Filter a list and keep only the numbers above $k.",
+            "Given a list of numbers, return those greater than $k.",
+            "This function returns the elements that exceed $k.",
+        ),
+        body="return [x for x in $numbers if x > $k]",
+        inputs=_wide_ints,
+        oracle=lambda numbers, k: list(filter(k.__lt__, numbers)),
+    ),
+    Family(
+        name="filter_less_than_k",
+        names=("filter_less_than_$k", "filter_below_$k", "less_than_$k", "keep_less_than_$k", "numbers_below_$k"),
+        params=("numbers: list[int]",),
+        constants={"k": (5, *range(1, 5), *range(6, 21))},
+        returns="list[int]",
+        docs=(
+            "Return the numbers in $numbers that are less than $k.",
+            "Filter a list and keep only the numbers below $k.",
+            "Given a list of numbers, return those less than $k.",
+            "This function returns the elements smaller than $k.",
+        ),
+        body="return [x for x in $numbers if x < $k]",
+        inputs=_wide_ints,
+        oracle=lambda numbers, k: list(filter(k.__gt__, numbers)),
+    ),
+    Family(
+        name="filter_divisible_by_k",
+        names=("filter_divisible_by_$k", "get_multiples_of_$k", "filter_multiples_of_$k", "keep_divisible_by_$k"),
+        params=("numbers: list[int]",),
+        constants={"k": (3, *range(4, 13))},
+        returns="list[int]",
+        docs=(
+            "Return the numbers in $numbers that are divisible by $k.",
+            "Filter a list and keep only the multiples of $k.",
+            "Given a list of numbers, return those divisible by $k.",
+            "This function returns the elements that are multiples of $k.",
+        ),
+        body="return [x for x in $numbers if x % $k == 0]",
+        inputs=_multiples,
+        oracle=lambda numbers, k: list(itertools.filterfalse(k.__rmod__, numbers)),
+    ),
+    Family(
+        name="take_first_k",
+        names=("take_first_$k", "first_${k}_items", "get_first_$k", "first_${k}_elements", "take_$k"),
+        params=("items: list",),
+        constants={"k": (3, 2, *range(4, 11))},
+        returns="list",
+        docs=(
+            "Return the first $k elements of $items.",
+            "Take the first $k items of a list.",
+            "Given a list, return a list of its first $k elements.",
+            "This function returns the first $k elements.",
+        ),
+        body="return $items[:$k]",
+        inputs=lambda rng: (draw_integers(rng, 0, 14),),
+        oracle=lambda items, k: list(itertools.islice(items, k)),
+    ),
+    Family(
+        name="take_last_k",
+        names=("take_last_$k", "last_${k}_items", "get_last_$k", "last_${k}_elements"),
+        params=("items: list",),
+        constants={"k": (3, 2, *range(4, 11))},
+        returns="list",
+        docs=(
+            "Return the last $k elements of $items.",
+            "Take the last $k items of a list.",
+            "Given a list, return a list of its last $k elements.",
+            "This function returns the last $k elements.",
+        ),
+        body="return $items[-$k:]",
+        inputs=lambda rng: (draw_integers(rng, 0, 14),),
+        oracle=lambda items, k: [x for i, x in enumerate(items) if i >= len(items) - k],
+    ),
+)

@@ -1,0 +1,135 @@
+"""What XLA makes of a step of the 7B model, for machines that are not here: the tables of docs/results/compiled.
+
+    pip install 'jax-diffucoder[plan,plan-gpu]' && python experiments/compiled_steps.py
+
+Compiles every step with `diffucoder plan --explain`, in a process of its own, one after the other (some minutes each
+where the processor is shared), and writes what it says as JSON and as a table. A file that is there is kept; --again
+compiles anew. Nothing is measured: times are none of a compiler's business.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "docs" / "results" / "compiled"
+TARGETS = ("v5e:2x2", "v6e:1x1", "v5p:2x2x1", "h200:1", "h100:8")
+PRESETS = ("exact", "fast")
+GIB = 2**30
+HEADER = """# What the compiler makes of a step
+
+The 7B shape in bfloat16, one sequence of 512 tokens, 256 of them new. Compiled, not run: **no time is measured or
+implied.** A `step` is one denoising step; presets with a cache begin each block of 32 with a `refresh` of all rows, and
+go on with steps over 33. Bytes are those of one device, read and written by all kernels of a step, in which a device's
+caches are not modelled; the least is what a step must read: weights, keys and values once. On TPUs most weights come to
+the chip's own memory by copies that run beside the kernels, which are not counted: there `read` is less than `least`.
+"""
+FOOTER = """
+`turbo` commits by probability, which is a number to the program: it runs the program of `fast` (a test holds that).
+Every weight is read once per step where `read again` says 0. Each file beside this page has the whole list: kernels by
+kind, communication, sorts, large buffers with their source.
+
+On GPUs XLA launches kernels as CUDA graphs. Of the 532 kernels of h200:1 in `exact`, one graph of 455 is the whole
+model; the rest are chosen by conditions that the host reads (how many rows need the head, which order, which rule), and
+are smaller graphs, the largest of 23. `XLA_FLAGS='--xla_dump_to=FOLDER --xla_dump_hlo_as_text'` writes the sequence of
+thunks that says so.
+
+Joining the products of q, k and v, and those of gate and up, into one matrix each was compiled and left: XLA for GPUs
+joins q, k and v by itself (five products a layer are launched, not seven), and what gate and up make of a joined matrix
+is then written out. On v6e that costs 10 % of the bytes that the compiler counts for the whole step in `exact` (25.1 to
+27.7 GiB), on h200:1 2 %; the one pass that would gain is a cached step on h200:1: 2.6 % of its bytes, 5 % of its
+kernels.
+
+| target | preset | pass | kernels | joined | products with weights a layer | joined | read + written GiB | joined |
+|---|---|---|---|---|---|---|---|---|
+| h200:1 | exact | step | 532 | 504 | 5 | 4 | 22.48 | 22.87 |
+| h200:1 | fast | refresh | 526 | 498 | 5 | 4 | 21.70 | 22.10 |
+| h200:1 | fast | step | 555 | 527 | 5 | 4 | 15.09 | 14.69 |
+| v6e:1x1 | exact | step | 1611 | 1466 | 7 | 4 | 2.39 | 4.99 |
+| v6e:1x1 | fast | refresh | 1710 | 1523 | 7 | 4 | 0.95 | 3.56 |
+| v6e:1x1 | fast | step | 2056 | 1919 | 6 | 4 | 1.57 | 1.56 |
+
+    pip install 'jax-diffucoder[plan,plan-gpu]'
+    python experiments/compiled_steps.py --again
+"""
+
+
+def path_of(target: str, preset: str) -> Path:
+    return FOLDER / f"{target.replace(':', '-')}-{preset}.json"
+
+
+def compile_target(target: str, preset: str) -> None:
+    """Compile the steps of a preset for a machine, and write what `plan` finds."""
+    place = ("--model-config", "7b", "--topology", target, "--preset", preset)
+    command = [sys.executable, "-m", "jax_lm", "plan", *place, "--explain", "--out", str(path_of(target, preset))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="\n", flush=True)
+    if not path_of(target, preset).is_file():
+        raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}")
+
+
+def written() -> list[tuple[str, str]]:
+    """List the targets and presets that there is a file of."""
+    return [(target, preset) for target in TARGETS for preset in PRESETS if path_of(target, preset).is_file()]
+
+
+def table() -> str:
+    """Put all that was found side by side."""
+    heads = (
+        "target, mesh, preset, pass, rows, memory GiB of GiB, kernels, products, communication, read GiB, least GiB, "
+    )
+    heads += "written GiB, read again, moves, sorts, widest sort, logits arrays, widest rows"
+    names = heads.split(", ")
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    for target, preset in written():
+        found = json.loads(path_of(target, preset).read_text())
+        lines += [f"| {' | '.join(row(found, target, preset, name))} |" for name in found["passes"]]
+    return "\n".join(lines)
+
+
+def row(found: dict, target: str, preset: str, name: str) -> list[str]:
+    """List the figures of a pass."""
+    one = found["passes"][name]
+    read = one["explanation"]
+    mesh = found["plan"]["devices"].partition("mesh ")[2]
+    memory = one["arguments_bytes"] + one["working_bytes"]
+
+    def count(kind: str) -> str:
+        return f"{sum(each['count'] for each in read[kind]):g}"
+
+    columns = [int(each["shape"].strip("]").split("[")[-1].split(",")[-1] or 1) for each in read["sorts"]]
+    logit_rows = [int(each["what"].split()[0]) for each in read["logits"]]
+    return [
+        *(target, mesh, preset, name, str(one["rows"])),
+        f"{memory / GIB:.2f} of {found['memory_limit'] / GIB:.2f}",
+        *(str(sum(read["kernels"].values())), str(read["kernels"].get("product", 0)), count("collectives")),
+        *(f"{read['read'] / GIB:.2f}", f"{one['least_bytes'] / GIB:.2f}", f"{read['written'] / GIB:.3f}"),
+        *(str(len(read["read_again"])), count("moves"), count("sorts"), str(max(columns, default=0))),
+        *(count("logits"), str(max(logit_rows, default=0))),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="compile what is there already")
+    parser.add_argument("--only", choices=TARGETS, help="one target")
+    arguments = parser.parse_args()
+    for target in TARGETS:
+        for preset in PRESETS:
+            if arguments.only in (None, target) and (arguments.again or not path_of(target, preset).is_file()):
+                compile_target(target, preset)
+    (FOLDER / "README.md").write_text(f"{HEADER}\n{versions()}\n\n{table()}\n{FOOTER}")
+
+
+def versions() -> str:
+    """Say when and by what each file was compiled, and which are missing."""
+    about = [json.loads(path_of(*place).read_text()) for place in written()]
+    found = sorted({f"{each['date']} with jax {each['jax']}, {each['compiler']}" for each in about})
+    missing = [f"{target} {preset}" for target in TARGETS for preset in PRESETS if (target, preset) not in written()]
+    left = f" **Not compiled yet: {', '.join(missing)}.**" if missing else ""
+    return f"Compiled on {'; '.join(found)}.{left}"
+
+
+if __name__ == "__main__":
+    main()

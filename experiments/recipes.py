@@ -1,0 +1,237 @@
+"""What the recipes of recipes/ take on their machines, from XLA's own plan of their updates; nothing is computed.
+
+    python experiments/recipes.py recipes/sft_v5e-16.yaml recipes/grpo_v5e-16.yaml --layers 2 3
+    python experiments/recipes.py recipes/grpo_h100x8.yaml --without remat blocks lookup
+
+Reads each recipe as `diffucoder` does and compiles its update at full width for the machine that it names, with so many
+layers; what all 28 take follows along a line. Needs the compiler: extra `plan` for TPUs, `plan-gpu` for GPUs. Prints a
+JSON object per recipe; `experiments/recipe_table.py` makes the table of docs/results/scale of them.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from flax import nnx
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from jax_lm.cli import main as cli
+from jax_lm.cli.arguments.training import ModelArguments
+from jax_lm.cli.commands.training import lora_config
+from jax_lm.compilation import compiler
+from jax_lm.compilation.explanation import Explanation, StepShape, explain
+from jax_lm.compilation.updates import Settings, training_program
+from jax_lm.config import DIFFUCODER_7B, DreamConfig
+from jax_lm.models import attention, dream, token_likelihood
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.lora import add_lora, is_lora
+from jax_lm.planning.memory import PlannedStep, training_bound
+from jax_lm.planning.roofline import Topology
+from jax_lm.sharding import MeshShape, shard_rows
+from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.rollouts import WIDTH_BUCKET
+
+MACHINE = re.compile(r"^# machine: (\S+)$", re.MULTILINE)
+SAVINGS = ("remat", "blocks", "lookup", "attention")
+LISTED = 8
+
+
+def read(recipe: Path) -> tuple[Topology, Any]:
+    """Read a recipe: its machine, and the command that it gives."""
+    found = MACHINE.search(recipe.read_text(encoding="utf-8"))
+    if found is None:
+        raise ValueError(f"{recipe}: has no line '# machine: TOPOLOGY'")
+    command = recipe.name.partition("_")[0]
+    return Topology.parse(found[1]), cli.parse([command, "--config", str(recipe), "--data", "data", "--out", "out"])
+
+
+def abstract(config: DreamConfig, arguments: ModelArguments, seed: int) -> DreamForCausalLM:
+    """Make the model of a recipe with shapes in place of arrays: float32 masters, or what is below adapters."""
+    adapters = lora_config(arguments)
+
+    def build() -> DreamForCausalLM:
+        model = DreamForCausalLM(config, dtype="float32" if adapters is None else "bfloat16")
+        if arguments.quantize == "int8":
+            model.quantize()
+        if adapters is not None:
+            add_lora(model, adapters, seed)
+        return model
+
+    return nnx.eval_shape(build)
+
+
+def planned(settings: Settings, arguments: ModelArguments) -> PlannedStep:
+    """Describe the update of a recipe to `jax_lm.planning.memory`."""
+    precision = "int8" if arguments.quantize == "int8" else "bfloat16"
+    if isinstance(settings, GRPOConfig):
+        new = settings.generation.max_new_tokens
+        width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
+        rows = {"kind": "grpo", "batch": settings.completions, "canvas": width + new, "new_tokens": new}
+    else:
+        rows = {"kind": "sft", "batch": settings.batch_size, "canvas": settings.max_length}
+    return PlannedStep(precision=precision, lora_rank=arguments.lora_rank, **rows)
+
+
+def without(savings: list[str], settings: Settings, stack: ExitStack) -> Settings:
+    """Take back what saves memory: layers computed again, the head in blocks, the embedding looked up in its parts,
+    attention that does not write its scores."""
+    if "blocks" in savings:
+        stack.enter_context(patch.object(token_likelihood, "LOGIT_BYTES", 2**62))
+    if "lookup" in savings:
+        stack.enter_context(patch.object(dream, "lookup", gathered))
+    if "attention" in savings:
+        stack.enter_context(patch.object(attention, "lean_attention", lambda *_: None))
+    if "remat" not in savings:
+        return settings
+    if isinstance(settings, GRPOConfig):
+        return replace(settings, remat=False)
+    return replace(settings, loss=replace(settings.loss, remat=False))
+
+
+def gathered(table: Array, ids: Array, mesh: Mesh | None) -> Array:
+    """Look tokens up by a plain gather, with the result split by rows."""
+    return shard_rows(table[shard_rows(ids, mesh)], mesh)
+
+
+def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
+    """Compile the update of a recipe with so many layers; figures of one device, and seconds of the compiler."""
+    topology, command = read(recipe)
+    config, arguments = replace(DIFFUCODER_7B, num_hidden_layers=layers), command.model_arguments
+    shape = MeshShape.parse(arguments.mesh) if arguments.mesh else MeshShape.for_training(config, topology.devices)
+    model = abstract(config, arguments, command.settings.training.seed)
+    model.model.mesh = compiler.topology_mesh(topology, shape)
+    trained = is_lora if arguments.lora_rank else lambda name: True
+    with ExitStack() as stack:
+        settings = without(savings, command.settings, stack)
+        update, shapes = training_program(settings, model, trained=trained)
+        traced = update.trace(*shapes)
+    start = time.monotonic()
+    program = compiler.compile_lowered(traced.lower())
+    seconds = time.monotonic() - start
+    kept, working = compiler.memory_of(program)
+    about = StepShape(
+        vocabulary=config.vocab_size, hidden=config.hidden_size, memory=topology.chip.memory, in_loop=False
+    )
+    least = training_bound(DIFFUCODER_7B, planned(settings, arguments), shape, topology).step
+    return {
+        "mesh": str(shape),
+        "kept": kept,
+        "working": working,
+        "seconds": round(seconds),
+        "operations": traced_operations(traced.jaxpr) // topology.devices,
+        "least_operations_all": least.flops,
+        "least_bytes_all": least.bytes,
+        **figures(explain(program.as_text() or "", about)),
+    }
+
+
+def figures(found: Explanation) -> dict[str, Any]:
+    """Sum up what the compiler has made of an update."""
+    collectives: dict[str, list[int]] = {}
+    for each in found.collectives:
+        kind = each.what.removesuffix("-start")
+        count, size = collectives.get(kind, (0, 0))
+        collectives[kind] = [count + int(each.count), size + int(each.count) * each.bytes]
+    large = [f"{each.count:g} x {each.what} {each.shape}" for each in found.buffers if each.source != "argument"]
+    return {
+        "kernels": found.launches,
+        "collectives": collectives,
+        "read": found.read,
+        "written": found.written,
+        "unknown_loops": len(found.unknown_loops),
+        "buffers": large[:LISTED],
+    }
+
+
+def traced_operations(jaxpr: Any) -> int:
+    """Count the multiplications and additions of all products of a program, on all devices together."""
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    return sum(operations(equation) for equation in jaxpr.eqns)
+
+
+def operations(equation: Any) -> int:
+    """Count those of one equation, and of what it runs; of branches, those of the one with most."""
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+        return 2 * depth * math.prod(equation.outvars[0].aval.shape)
+    inner = [traced_operations(each) for each in programs(equation.params.values())]
+    if equation.primitive.name == "cond":
+        return max(inner)
+    return runs(equation) * sum(inner)
+
+
+def runs(equation: Any) -> int:
+    """Count how often an equation runs its programs: those of a loop, of a kernel for its blocks, of each device."""
+    given = equation.params
+    if equation.primitive.name == "scan":
+        return given["length"]
+    if equation.primitive.name == "pallas_call":
+        return math.prod(given["grid_mapping"].grid)
+    return given["mesh"].size if equation.primitive.name == "shard_map" else 1
+
+
+def programs(values: Any) -> Iterator[Any]:
+    """Yield the programs among the parameters of an equation."""
+    for value in values:
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from programs(value)
+
+
+def extrapolated(found: dict[int, int], layers: int) -> int:
+    """Go on along the line through what two numbers of layers take."""
+    (few, at_few), (more, at_more) = sorted(found.items())[:2]
+    return at_few + (layers - few) * (at_more - at_few) // (more - few)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", type=Path, nargs="+")
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--without", choices=SAVINGS, nargs="+", default=[], help="compile as if it did not exist")
+    arguments = parser.parse_args()
+    if min(arguments.layers) < 1:
+        parser.error(f"--layers {min(arguments.layers)}: must be at least 1")
+    for recipe in arguments.recipes:
+        if not recipe.is_file():
+            parser.error(f"{recipe}: is no file; the recipes lie in recipes/")
+    for recipe in arguments.recipes:
+        topology, _ = read(recipe)
+        compiler.prepare_compiler(topology)
+        found = {layers: compiled(recipe, layers, arguments.without) for layers in arguments.layers}
+        totals = {layers: report["kept"] + report["working"] for layers, report in found.items()}
+        report = {
+            "recipe": recipe.name,
+            "machine": str(topology),
+            "memory": topology.chip.memory,
+            "without": arguments.without,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "jax": version("jax"),
+            "compiler": str(compiler.CompilerPackage.of(topology)),
+            "by_layers": found,
+        }
+        if len(totals) > 1:
+            report["total"] = extrapolated(totals, DIFFUCODER_7B.num_hidden_layers)
+        elif DIFFUCODER_7B.num_hidden_layers in totals:
+            report["total"] = totals[DIFFUCODER_7B.num_hidden_layers]
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

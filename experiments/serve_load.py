@@ -1,0 +1,218 @@
+"""Load on `diffucoder serve`: many clients on the loopback address; is each answer the one it would get alone?
+
+    python experiments/serve_load.py --out docs/results/measurements/serve_load.json
+
+Starts a server of its own with the built-in model (twice: the second finds its compilations in a cache), asks each
+prompt once by itself, then lets 1, 16 and 32 clients ask the same prompts, greedy, for a bounded time. Exits with 1 if
+a request failed, was lost, or was answered otherwise.
+"""
+
+import http.client
+import itertools
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import tyro
+
+PROMPTS = (
+    "def fibonacci(n):",
+    "def is_prime(n):",
+    "def gcd(a, b):",
+    "def factorial(n):",
+    "def quicksort(arr):",
+    "def binary_search(arr, target):",
+    "def word_count(text):",
+    "def transpose(matrix):",
+    "def running_sum(nums):",
+    "def reverse_string(s):",
+    "def count_vowels(s):",
+    "def bubble_sort(arr):",
+)
+START_SECONDS, ANSWER_SECONDS = 300, 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measure a server under load.
+
+    Attributes:
+        clients: numbers of clients, one after the other.
+        seconds: how long the first ones ask.
+        last_seconds: how long the last number of clients asks.
+        tokens: of each answer.
+        preset: how answers are decoded.
+        dtype: of the weights.
+        slots: sequences that the server decodes together.
+        context: tokens that prompt and answer may take together.
+        cache: folder for compilations; one of its own, empty at first, if not given.
+        out: file for the results.
+    """
+
+    clients: tuple[int, ...] = (1, 16, 32)
+    seconds: float = 20.0
+    last_seconds: float = 60.0
+    tokens: int = 64
+    preset: str = "turbo"
+    dtype: str = "float32"
+    slots: int = 16
+    context: int = 128
+    cache: Path | None = None
+    out: Path | None = None
+
+    def run(self) -> int:
+        with tempfile.TemporaryDirectory() as fresh:
+            cache = str(self.cache or fresh)
+            with server(self, cache) as (_, _, cold_seconds):
+                pass
+            with server(self, cache) as (pid, port, ready_seconds):
+                resident = {"ready": resident_megabytes(pid)}
+                phases = self.phases(port)
+                resident["at the end"] = resident_megabytes(pid)
+        base = phases[0]["tokens_per_second"]
+        for phase in phases:
+            phase["times_one_client"] = round(phase["tokens_per_second"] / base, 2)
+        results = {
+            "settings": {name: value for name, value in asdict(self).items() if name not in ("out", "cache")},
+            "ready_seconds": {"first start": round(cold_seconds, 1), "with a cache": round(ready_seconds, 1)},
+            "resident_megabytes": resident,
+            "phases": phases,
+            "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
+            "jax": version("jax"),
+        }
+        print(json.dumps(results, indent=1))
+        if self.out:
+            self.out.write_text(json.dumps(results, indent=1) + "\n")
+        return int(any(phase["failed"] or phase["lost"] or phase["different"] for phase in phases))
+
+    def phases(self, port: int) -> list[dict]:
+        """What each number of clients got."""
+        alone = {prompt: ask(port, self, prompt) for prompt in PROMPTS}
+        # What would have answered faster is compiled from then on; a measurement waits for it.
+        wait_for_compilations(port)
+        return [
+            load(port, self, count, self.last_seconds if count == self.clients[-1] else self.seconds, alone)
+            for count in self.clients
+        ]
+
+
+@contextmanager
+def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, int, float]]:
+    """Its process, its port, and how long it took until it was ready."""
+    command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0", "--slots", str(arguments.slots)]
+    command += ["--dtype", arguments.dtype, "--context", str(arguments.context)]
+    start = time.monotonic()
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        port = int(line.split(";")[0].rsplit(":", 1)[1])
+        while request(port, "GET", "/ready")[0] != 200:
+            if time.monotonic() - start > START_SECONDS:
+                raise TimeoutError("the server does not become ready")
+            time.sleep(0.05)
+        ready = time.monotonic() - start
+        yield process.pid, port, ready
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def resident_megabytes(pid: int) -> dict[str, int]:
+    """Memory of a process now and at its most; nothing where the system does not say."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    found = dict(line.split(":") for line in lines if line.startswith(("VmRSS", "VmHWM")))
+    return {name: int(size.split()[0]) // 1024 for name, size in found.items()}
+
+
+def wait_for_compilations(port: int) -> None:
+    """Until ten seconds pass without a new one."""
+    seen, since = -1.0, time.monotonic()
+    while time.monotonic() - since < 10:
+        lines = request(port, "GET", "/metrics")[1].splitlines()
+        now = next(float(line.split()[1]) for line in lines if line.startswith("diffucoder_compilations_total"))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        time.sleep(0.5)
+
+
+def request(port: int, method: str, path: str, body: dict | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+    try:
+        content = None if body is None else json.dumps(body)
+        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def ask(port: int, arguments: Arguments, prompt: str) -> tuple[str, int]:
+    """The greedy answer and its tokens."""
+    options = {"max_tokens": arguments.tokens, "temperature": 0, "preset": arguments.preset}
+    status, text = request(port, "POST", "/v1/completions", {"prompt": prompt} | options)
+    if status != 200:
+        raise OSError(f"{status}: {text}")
+    answer = json.loads(text)
+    return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
+
+
+def load(port: int, arguments: Arguments, clients: int, seconds: float, alone: dict[str, tuple[str, int]]) -> dict:
+    """What so many clients got in that time; each asks again as soon as it has its answer."""
+    latencies: list[float] = []
+    tokens, asked, failed, different = [], [], [], []
+    end = time.monotonic() + seconds
+
+    def client(number: int) -> None:
+        for prompt in itertools.islice(itertools.cycle(PROMPTS), number, None):
+            if time.monotonic() > end:
+                return
+            asked.append(prompt)
+            start = time.monotonic()
+            try:
+                answer = ask(port, arguments, prompt)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                failed.append(repr(error))
+                continue
+            latencies.append(time.monotonic() - start)
+            tokens.append(answer[1])
+            if answer != alone[prompt]:
+                different.append(prompt)
+
+    start = time.monotonic()
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - start
+    cuts = statistics.quantiles(latencies, n=100, method="inclusive")
+    return {
+        "clients": clients,
+        "seconds": round(took, 1),
+        "requests": len(asked),
+        "failed": len(failed),
+        "lost": len(asked) - len(latencies) - len(failed),
+        "different": len(different),
+        "tokens_per_second": round(sum(tokens) / took, 1),
+        "requests_per_second": round(len(latencies) / took, 2),
+        "latency_seconds": {"p50": round(cuts[49], 3), "p95": round(cuts[94], 3), "max": round(max(latencies), 3)},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,)).run())
