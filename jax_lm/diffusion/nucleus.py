@@ -1,8 +1,17 @@
-"""Rows of logits over the whole vocabulary: the largest, the nucleus, a draw and the entropy, without a sort.
+"""The candidates of a row of logits over the whole vocabulary, found without a sort.
 
-Pure functions of arrays; which filters there are, `unmasking` says. A sort of 152,064 columns costs many times a small
-model on a CPU, and is slow on GPUs and TPUs. All that is needed of a row are a few sums over its columns: each reads it
-once, and the exponentials are computed once.
+A sort of 152,064 columns costs many times a small model on a CPU, and is slow on GPUs and TPUs.
+A nucleus needs none. In plain terms, for one row:
+
+    weights = exp((logits - max(logits)) / temperature)
+    limit = top_p * sum(weights)
+    largest 32: if their cumulative weight passes the limit, the border is where it does
+    else bisect a threshold: sum(weights[logits > threshold]) <= limit   # one pass per bit
+    equal logits at the border: as many stay as have room, by id
+    a token is a candidate if (logit, id) is not behind the border
+
+Every sum reads the row once, and the exponentials are computed once. Pure functions of arrays;
+`candidates` decides which filters apply.
 """
 
 from collections.abc import Callable
@@ -13,25 +22,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 CACHED_LOGITS = 2**20
-"""Logits that a CPU looks at together: 4 MiB, which its caches hold beside their weights."""
+"""Logits that a CPU filters at once: 4 MiB, which fit its caches together with their weights."""
 CHUNK = 64
-"""Columns that are looked at as one where something is looked for, so that this goes over the vocabulary once."""
+"""Columns of a chunk. A two-level search reads the maxima or sums of chunks, then one chunk."""
 TERMS = 8
-"""Columns of a chunk that a CPU sums up at once."""
+"""Terms that a CPU adds in parallel within a chunk."""
 GROUP = 32
-"""Tokens around the border of a nucleus that are looked at one by one."""
-STRIDE = 32
-"""The border is looked for in every so many columns first."""
-CUTS = 4
-"""Thresholds whose masses one pass sums up."""
-FIRST_PASSES, PASSES = 8, 8
-"""Passes over some columns, and the most over all; rows that need more are bisected by the bits of their logits."""
-AROUND = (0.93, 0.985, 1.015, 1.07)
-"""Thresholds of the first pass over all columns, in parts of what some of them said: that is seldom further off."""
+"""Tokens among which the border of a nucleus is looked for first: a confident row needs no search."""
 
 
 def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others: Array) -> Any:
-    """Call what treats every row alone, on a CPU for so few rows at a time that all it does stays in the caches."""
+    """Apply a function that treats rows independently; on a CPU, to few enough rows for its caches."""
     count = logits.shape[1]
     size = max(1, CACHED_LOGITS // (logits.shape[0] * logits.shape[2]))
     parts = -(-count // size)
@@ -41,37 +42,34 @@ def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others:
         return decide(logits, *others)
 
     def one_by_one(*arguments: Array) -> Any:
+        # 6 columns in 3 parts: [b, 6, v] -> [b, 3, 2, v] -> [3, b, 2, v], and back.
         split = [jnp.moveaxis(a.reshape(a.shape[0], parts, -1, *a.shape[2:]), 1, 0) for a in arguments]
-        found = jax.lax.map(lambda part: decide(*part), split)
-        return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], count, *a.shape[3:]), found)
+        results = jax.lax.map(lambda part: decide(*part), split)
+
+        def joined(a: Array) -> Array:
+            return jnp.moveaxis(a, 0, 1).reshape(a.shape[1], count, *a.shape[3:])
+
+        return jax.tree.map(joined, results)
 
     return jax.lax.platform_dependent(logits, *others, cpu=one_by_one, default=decide)
 
 
 class Border(NamedTuple):
-    """The last candidate of each row in the order of a stable descending sort: its logit and its id."""
+    """Logit and token id of the last candidate of each row, in a stable descending order."""
 
     value: Float[Array, "b r 1"]
     last: Int[Array, "b r 1"]
 
     def includes(self, values: Float[Array, "b r *c"], ids: Int[Array, "..."]) -> Bool[Array, "b r *c"]:
-        """Whether tokens of those logits and ids are candidates."""
+        """Return whether tokens with these logits and ids are candidates."""
         return (values > self.value) | ((values == self.value) & (ids <= self.last))
 
 
-class Bracket(NamedTuple):
-    """Weights between which a border lies, and the mass above each: more than is allowed before it, and no more."""
-
-    low: Float[Array, "b r 1"]
-    high: Float[Array, "b r 1"]
-    outer: Float[Array, "b r 1"]
-    inner: Float[Array, "b r 1"]
-
-
 def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
-    """Find the largest values of each row and their ids, equal ones by id: `jax.lax.top_k`, but for the zeros' signs.
+    """Return the largest values of each row with their ids, equal values by id.
 
-    In one pass: the largest lie in the chunks of the largest maxima.
+    Equals `jax.lax.top_k`, except that -0 equals 0. One pass: the largest values lie in the chunks
+    with the largest maxima.
     """
     vocabulary = values.shape[-1]
     if vocabulary < 2 * CHUNK * count:
@@ -80,38 +78,39 @@ def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b 
     # Ascending, so that equal values keep the order of their ids.
     best = jnp.sort(top_k(unsigned_zeros(jnp.max(chunks, axis=-1)), count)[1], axis=-1)
     near = unsigned_zeros(jnp.take_along_axis(chunks, best[..., None], axis=-2))
-    found, index = top_k(near.reshape(*near.shape[:-2], -1), count)
-    return found, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
+    values, index = top_k(near.reshape(*near.shape[:-2], -1), count)
+    return values, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
 
 
 def top_k(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
-    """Call `jax.lax.top_k`; of one that is read in two parts, XLA's CPU compiler would make a sort of all columns."""
+    """Call `jax.lax.top_k` such that XLA's CPU compiler does not turn it into a sort of all columns."""
     best, index = jax.lax.top_k(values, count)
     # Two barriers: on a mesh, XLA 0.10.2 aborts when it meets one around the pair.
     return jax.lax.optimization_barrier(best), jax.lax.optimization_barrier(index)
 
 
 def unsigned_zeros(values: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Make -0 equal to 0 also for `jax.lax.top_k`, which else puts it after all zeros."""
+    """Replace -0 by 0, which `jax.lax.top_k` would otherwise order after all zeros."""
     return jnp.where(values == 0, 0.0, values)
 
 
 def in_chunks(values: Array, fill: float = 0.0) -> Array:
-    """Columns [b, r, v] grouped by CHUNK, [b, r, n, c], filled up at the end."""
+    """Group columns [b, r, v] by CHUNK into [b, r, n, c], padded at the end."""
     padded = jnp.pad(values, ((0, 0), (0, 0), (0, -values.shape[-1] % CHUNK)), constant_values=fill)
     return padded.reshape(*values.shape[:-1], -1, CHUNK)
 
 
 def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], ...]:
-    """Sum up several arrays by chunk, in one pass over what they are computed from."""
+    """Sum several arrays by chunk, in one pass over their common operands."""
 
     def summed(*parts: Array) -> tuple[Array, ...]:
         zeros = (jnp.zeros((), jnp.float32),) * len(parts)
-        # One reduction of several operands: of several reductions, XLA's CPU compiler stores what each sums up.
+        # One reduction of several operands: for several reductions, XLA's CPU compiler would store
+        # the operand of each.
         return tuple(jax.lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
 
     def in_terms(*parts: Array) -> tuple[Array, ...]:
-        # Of a sum along neighbours, or of many terms, that compiler makes a loop that adds one number at a time.
+        # That compiler turns a sum along neighbours, or of many terms, into a serial loop.
         sums = summed(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
         return tuple(jnp.sum(each, axis=-1) for each in sums)
 
@@ -119,11 +118,11 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
 
 
 def weigh(logits: Float[Array, "b r v"], peak: Float[Array, "b r 1"], scale: Float[Array, ""]) -> Float[Array, "b r v"]:
-    """Compute exp(scale * (logit - peak)), once for all that is summed up."""
+    """Compute exp(scale * (logit - peak)) once for all sums that read it."""
 
     def stored(*operands: Array) -> Array:
-        # XLA's CPU compiler drops barriers, and would compute them again within each sum, one by one; it keeps what a
-        # branch returns. A scale is positive.
+        # XLA's CPU compiler drops barriers and would recompute the exponentials within each sum,
+        # but it keeps what a branch returns. A scale is positive, so the branch is always taken.
         return jax.lax.cond(scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands)
 
     def barred(*operands: Array) -> Array:
@@ -139,36 +138,27 @@ def exponential(logits: Array, peak: Array, scale: Array) -> Array:
 def nucleus(
     logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], top_p: Float[Array, ""], needed: Bool[Array, "b r"]
 ) -> Border:
-    """Find the last token of each row with at most `top_p` of the mass before it, in a stable descending order.
+    """Return the last token of each row with at most `top_p` of the mass before it.
 
-    Where it is not among the GROUP largest, it is bracketed: the mass above a threshold falls as that rises.
+    Tokens are ordered by descending logit, equal ones by id. The border is among the GROUP largest
+    of a confident row. Otherwise it is bisected: the mass above a threshold falls as that rises.
 
     Args:
         weights: of `weigh`; the largest logit has 1.
         needed: rows that are read; the others keep what their GROUP largest say.
     """
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    limit = top_p * total
-    nearest, is_found = border_among(*largest(logits, GROUP), weights, jnp.zeros_like(limit), limit)
-    is_open = ~is_found & needed[..., None] & (top_p < 1)
-
-    def searched() -> Border:
-        bracket = bracketed(weights, total, limit, is_open)
-        group = largest(jnp.where(weights <= bracket.high, logits, -jnp.inf), GROUP)
-        border, is_found = border_among(*group, weights, bracket.inner, limit)
-        is_left = is_open & ~is_found
-        border = border_where(is_open, border, nearest)
-        return jax.lax.cond(
-            jnp.any(is_left), lambda: border_where(is_left, bisected(logits, weights, limit), border), lambda: border
-        )
-
-    border = jax.lax.cond(jnp.any(is_open), searched, lambda: nearest)
+    limit = top_p * jnp.sum(weights, axis=-1, keepdims=True)
+    nearest, is_inside = border_among(*largest(logits, GROUP), weights, limit)
+    is_open = ~is_inside & needed[..., None] & (top_p < 1)
+    border = jax.lax.cond(
+        jnp.any(is_open), lambda: border_where(is_open, bisected(logits, weights, limit), nearest), lambda: nearest
+    )
     everything = Border(jnp.full_like(limit, -jnp.inf), jnp.full_like(border.last, logits.shape[-1]))
     return border_where(top_p < 1, border, everything)
 
 
 def border_where(which: Bool[Array, "..."], yes: Border, no: Border) -> Border:
-    """Take the border of one where that is said, else of the other."""
+    """Select borders row by row, like `jnp.where`."""
     return Border(jnp.where(which, yes.value, no.value), jnp.where(which, yes.last, no.last))
 
 
@@ -176,98 +166,28 @@ def border_among(
     values: Float[Array, "b r c"],
     ids: Int[Array, "b r c"],
     weights: Float[Array, "b r v"],
-    inner: Float[Array, "b r 1"],
     limit: Float[Array, "b r 1"],
 ) -> tuple[Border, Bool[Array, "b r 1"]]:
-    """Find the border among tokens in descending order, and whether it is there.
-
-    Args:
-        inner: mass of all before them, at most `limit`.
-    """
-    mass = inner + jnp.cumsum(jnp.take_along_axis(weights, ids, axis=-1), axis=-1)
-    before = jnp.concatenate([inner, mass[..., :-1]], axis=-1)
+    """Return the border among the largest tokens, in descending order, and whether it is there."""
+    # Weights 8, 4, 2, 1 of a total of 16 and a limit of 13: masses before them 0, 8, 12, 14, so the
+    # third token is the last one with at most 13 before it, and the fourth shows that it is.
+    own = jnp.take_along_axis(weights, ids, axis=-1)
+    mass = jnp.cumsum(own, axis=-1)
+    before = jnp.concatenate([jnp.zeros_like(limit), mass[..., :-1]], axis=-1)
     index = jnp.sum(before <= limit, axis=-1, keepdims=True) - 1
-    border = Border(jnp.take_along_axis(values, index, axis=-1), jnp.take_along_axis(ids, index, axis=-1))
-    return border, mass[..., -1:] > limit
-
-
-def bracketed(
-    weights: Float[Array, "b r v"],
-    total: Float[Array, "b r 1"],
-    limit: Float[Array, "b r 1"],
-    is_open: Bool[Array, "b r 1"],
-) -> Bracket:
-    """Bracket the border of each open row until GROUP tokens are left between, if PASSES passes do it."""
-    beyond = jnp.maximum(total - limit, jnp.finfo(jnp.float32).eps * total)
-    # All lighter tokens together weigh less than what lies beyond the border, so it is above them.
-    low = 0.5 * beyond / weights.shape[-1]
-    start = Bracket(low, jnp.ones_like(low), total, jnp.zeros_like(low))
-    some = weights[..., ::STRIDE]
-    limit_of_some = jnp.sum(some, axis=-1, keepdims=True) - beyond / STRIDE
-
-    def first_cut(_: Int[Array, ""], bracket: Bracket) -> Bracket:
-        return narrowed(bracket, some, evenly(bracket), limit_of_some)
-
-    first = jax.lax.fori_loop(0, FIRST_PASSES, first_cut, start)
-    center = jnp.sqrt(first.low * first.high)
-
-    def goes_on(carry: tuple[Int[Array, ""], Bracket]) -> Bool[Array, ""]:
-        done, bracket = carry
-        # Each token between weighs at least `low`.
-        return (done < PASSES) & jnp.any(is_open & (bracket.outer - bracket.inner > GROUP * bracket.low))
-
-    def cut(carry: tuple[Int[Array, ""], Bracket]) -> tuple[Int[Array, ""], Bracket]:
-        done, bracket = carry
-        # Even cuts now and then, whatever the masses are.
-        is_even = (bracket.high > 2 * bracket.low) | (done % 3 == 0)
-        thresholds = jnp.where(is_even, evenly(bracket), interpolated(bracket, limit))
-        thresholds = jnp.where(done == 0, center * jnp.asarray(AROUND), thresholds)
-        return done + 1, narrowed(bracket, weights, thresholds, limit)
-
-    return jax.lax.while_loop(goes_on, cut, (jnp.int32(0), start))[1]
-
-
-def evenly(bracket: Bracket) -> Float[Array, "b r k"]:
-    """Thresholds that cut a bracket in parts of equal ratios."""
-    return bracket.low * (bracket.high / bracket.low) ** (jnp.arange(1, CUTS + 1) / (CUTS + 1))
-
-
-def interpolated(bracket: Bracket, limit: Float[Array, "b r 1"]) -> Float[Array, "b r k"]:
-    """Thresholds close around where the border lies if the mass between is spread evenly."""
-    between = bracket.outer - bracket.inner
-    share = (bracket.outer - limit) / between
-    # How uneven it is: by the width of the bracket, and by chance, as the number of tokens is.
-    error = 0.1 * jnp.log(bracket.high / bracket.low) + jnp.sqrt(bracket.low / between)
-    shares = jnp.clip(share + jnp.minimum(error, 0.3) * jnp.asarray((-1.0, -0.2, 0.2, 1.0)), 0.03, 0.97)
-    return bracket.low + (bracket.high - bracket.low) * shares
-
-
-def narrowed(
-    bracket: Bracket, weights: Float[Array, "b r v"], thresholds: Float[Array, "b r k"], limit: Float[Array, "b r 1"]
-) -> Bracket:
-    """The part of a bracket, between two of the thresholds, in which the mass above passes the limit."""
-    chunks = in_chunks(weights)
-    parts = [jnp.where(chunks > thresholds[..., k, None, None], chunks, 0.0) for k in range(CUTS)]
-    masses = jnp.stack([jnp.sum(sums, axis=-1) for sums in chunk_sums(*parts)], axis=-1)
-    is_inside = masses <= limit
-
-    def least(values: Array, others: Array) -> Array:
-        return jnp.minimum(others, jnp.min(values, axis=-1, keepdims=True))
-
-    return Bracket(
-        low=-least(jnp.where(is_inside, jnp.inf, -thresholds), -bracket.low),
-        high=least(jnp.where(is_inside, thresholds, jnp.inf), bracket.high),
-        outer=least(jnp.where(is_inside, jnp.inf, masses), bracket.outer),
-        inner=-least(jnp.where(is_inside, -masses, jnp.inf), -bracket.inner),
-    )
+    value, last = (jnp.take_along_axis(part, index, axis=-1) for part in (values, ids))
+    return Border(value, last), mass[..., -1:] > limit
 
 
 def bisected(logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], limit: Float[Array, "b r 1"]) -> Border:
-    """Find the border bit by bit, then among equal logits by id: as many passes as a float has bits, for any row."""
+    """Bisect the border by the bits of the logits, then among equal logits by id.
+
+    As many passes as a float has bits, for any row.
+    """
     least = jnp.iinfo(jnp.int32).min
 
     def flipped(bits: Int[Array, "..."]) -> Int[Array, "..."]:
-        """Turn the bits of floats into integers of the same order, and back."""
+        """Map the bits of floats to integers of the same order, and back."""
         return jnp.where(bits < 0, least - bits, bits)
 
     def logit(key: Int[Array, "..."]) -> Float[Array, "..."]:
@@ -290,13 +210,15 @@ def bisected(logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], limi
     _, key = jax.lax.fori_loop(0, 32, halve, (key_of(jnp.full_like(limit, -jnp.inf)), peak))
     value = logit(key)
     weight = jnp.max(jnp.where(logits == value, weights, 0.0), axis=-1, keepdims=True)
-    # Of equal tokens, so many have room for all before them.
+    # Equal tokens stay as long as the mass before each is within the limit.
     count = 1 + jnp.floor(jnp.minimum((limit - mass_above(value)) / weight, logits.shape[-1])).astype(jnp.int32)
     return Border(value, place(logits == value, count))
 
 
 def place(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array, "b r 1"]:
-    """Id of the marked token that is the `count`-th of its row; beyond the last column if there are fewer."""
+    """Return the id of the `count`-th marked token of each row, or one beyond the last column."""
+    # Chunks of 4, marks 0110 1010 1000 and count 3: chunks hold 2, 2 and 1 marks, so the third mark
+    # is the first one of chunk 1: id 4.
     chunks = in_chunks(marked.astype(jnp.int32))
     marks = jnp.sum(chunks, axis=-1)
     is_before = jnp.cumsum(marks, axis=-1) < count
@@ -307,7 +229,7 @@ def place(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array
 
 
 def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) -> Int[Array, "b r"]:
-    """Index drawn in proportion to the weights: the first whose cumulative weight exceeds `uniform` of the total.
+    """Draw an index in proportion to the weights: the first whose cumulative weight exceeds `uniform` of the total.
 
     One random number per draw, where Gumbel noise takes two logarithms per column of the vocabulary.
     """
@@ -318,7 +240,7 @@ def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) ->
         own = jnp.take_along_axis(chunks, chunk[..., None, None], axis=-2)[..., 0, :]
         return chunk * CHUNK + inverse_cdf(own, rest)
     below = jnp.cumsum(weights, axis=-1)
-    # The weight is looked at too: where the rounding of a sum is not monotone, a filtered column must not pass.
+    # Cumulative sums may round non-monotonically: a column without weight must never pass.
     passes = (below > (uniform * below[..., -1])[..., None]) & (weights > 0)
     return jnp.where(jnp.any(passes, axis=-1), jnp.argmax(passes, axis=-1), jnp.argmax(weights, axis=-1))
 
@@ -326,7 +248,7 @@ def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) ->
 def drawn_chunk(
     sums: Float[Array, "b r n"], uniform: Float[Array, "b r"]
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-    """Draw a chunk in proportion to the sums, and what is left of the random number for the draw within it."""
+    """Draw a chunk in proportion to the sums; also return the random number for the draw within it."""
     chunk = inverse_cdf(sums, uniform)
     own = jnp.take_along_axis(sums, chunk[..., None], axis=-1)[..., 0]
     before = jnp.sum(jnp.where(jnp.arange(sums.shape[-1]) < chunk[..., None], sums, 0.0), axis=-1)
@@ -334,14 +256,14 @@ def drawn_chunk(
 
 
 class Rows(NamedTuple):
-    """Rows of logits any of whose tokens may be candidates.
+    """Rows of logits, each filtered to its candidates.
 
     Attributes:
         logits: before the temperature.
-        scale: what they are multiplied by, 1 / temperature.
+        scale: 1 / temperature.
         best, best_ids: the two largest.
-        border: the last candidate; None if all are.
-        sums: weight of the candidates of each chunk; their total is the mass that probabilities refer to.
+        border: the last candidate; None if all tokens are candidates.
+        sums: weight of the candidates of each chunk; probabilities are shares of their total.
         heats: sums of the weights times their logarithms.
     """
 
@@ -363,7 +285,7 @@ class Rows(NamedTuple):
         min_ratio: Float[Array, ""] | None,
         needed: Bool[Array, "b r"],
     ) -> "Rows":
-        """Filter rows: the nucleus of `top_p`, and no token whose weight is less than `min_ratio` of the largest."""
+        """Filter rows to the nucleus of `top_p`, without tokens that weigh less than `min_ratio` of the largest."""
         best, best_ids = largest(logits, 2)
         peak, ids = best[..., :1], jnp.arange(logits.shape[-1])
         weights = weigh(logits, peak, scale)
@@ -377,7 +299,7 @@ class Rows(NamedTuple):
         return cls(logits, scale, best, best_ids, border, *chunk_sums(in_chunks(kept), in_chunks(heats)))
 
     def log_probs(self, values: Float[Array, "b r c"], ids: Int[Array, "..."]) -> Float[Array, "b r c"]:
-        """Compute the log-probabilities of tokens of those logits and ids."""
+        """Compute the log-probabilities of tokens with these logits and ids; -inf outside the candidates."""
         log_probs = (values - self.best[..., :1]) * self.scale - self.log_total[..., None]
         return log_probs if self.border is None else jnp.where(self.border.includes(values, ids), log_probs, -jnp.inf)
 
@@ -386,14 +308,14 @@ class Rows(NamedTuple):
         return jnp.log(jnp.sum(self.sums, axis=-1))
 
     def likeliest(self) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-        """The likeliest token of each row, and its log-probability."""
+        """Return the most likely token of each row, and its log-probability."""
         return self.best_ids[..., 0], -self.log_total
 
     def drawn(self, uniform: Float[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-        """A token of each row drawn by its probability, and its log-probability."""
+        """Draw a token of each row by its probability; also return its log-probability."""
         chunk, rest = drawn_chunk(self.sums, uniform)
         ids = chunk[..., None] * CHUNK + jnp.arange(CHUNK)
-        # The last chunk may be longer than what is left of the vocabulary.
+        # The last chunk may reach beyond the vocabulary.
         logits = jnp.take_along_axis(self.logits, ids, axis=-1, mode="fill", fill_value=-jnp.inf)
         log_probs = self.log_probs(logits, ids)
         index = inverse_cdf(jnp.exp(log_probs), rest)[..., None]
@@ -401,10 +323,10 @@ class Rows(NamedTuple):
         return ids, log_probs
 
     def margin(self) -> Float[Array, "b r"]:
-        """Probability of the likeliest token less that of the second."""
+        """Return the probability of the most likely token minus that of the second."""
         probs = jnp.exp(self.log_probs(self.best, self.best_ids))
         return probs[..., 0] - probs[..., 1]
 
     def entropy(self) -> Float[Array, "b r"]:
-        """Sum of p log p; the reference's log(p + 1e-10) differs by at most 1e-10 for each candidate."""
+        """Return the sum of p log p; the reference's log(p + 1e-10) differs by at most 1e-10 for each candidate."""
         return jnp.sum(self.heats, axis=-1) / jnp.sum(self.sums, axis=-1) - self.log_total
