@@ -4,7 +4,7 @@
     python experiments/vs_pytorch.py --pytorch-model P --dtype bfloat16
 
 The references are `jax_lm.benchmark.torch_reference`, whose greedy tokens with top_k are compared with ours (without
-it, entropies of random weights differ by less than float32 resolves), and `torch_blocks`; `diffucoder compare` shows
+it, entropies of random weights differ by less than float32 resolves), and `fast_dllm`; `diffucoder compare` shows
 the numbers of both module by module. Random weights make flat logits, of which a nucleus without top_k
 holds nearly the whole vocabulary.
 
@@ -40,16 +40,15 @@ from jax_lm.benchmark.backend import (
     random_model,
     random_prompts,
 )
+from jax_lm.benchmark.fast_dllm import TorchLoops
 from jax_lm.benchmark.machine import about
-from jax_lm.benchmark.records import plain_data
 from jax_lm.benchmark.settings import Cell, require_at_least_one
-from jax_lm.benchmark.speed import GenerationTime
+from jax_lm.benchmark.speed import generation_row
 from jax_lm.benchmark.timer import time_in_turns
-from jax_lm.benchmark.torch_blocks import FastDllm
-from jax_lm.benchmark.torch_reference import TorchBackend
 from jax_lm.config import SHAPES
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import table
+from jax_lm.reports.tables import Row
 
 OPTIONS = {
     "readme": published_options,
@@ -105,9 +104,7 @@ class Contestant:
     settings: str
     cell: Cell
 
-    def call(
-        self, backend: JaxBackend | TorchBackend | FastDllm, prompts: np.ndarray, steps: int | None = None
-    ) -> Answers:
+    def call(self, backend: JaxBackend | TorchLoops, prompts: np.ndarray, steps: int | None = None) -> Answers:
         """Generate; `steps` is smaller where a short call is warm-up enough."""
         options = OPTIONS[self.settings](self.cell.new_tokens, self.cell.preset)
         return backend.generate(prompts, replace(options, num_steps=steps))
@@ -131,7 +128,7 @@ def contestants(arguments: Arguments) -> dict[str, Contestant]:
     )
 
 
-def ratios(times: dict[str, GenerationTime], arguments: Arguments) -> list[dict[str, Any]]:
+def ratios(times: dict[str, Row], arguments: Arguments) -> list[dict[str, Any]]:
     """The comparisons that are asked for, as tokens per second over tokens per second; some have a target."""
     size, long = f"{arguments.batch} {arguments.new_tokens}", f"1 {arguments.long_new_tokens}"
     many, one = f"{arguments.many} {arguments.new_tokens}", f"1 {arguments.new_tokens}"
@@ -155,7 +152,7 @@ def ratios(times: dict[str, GenerationTime], arguments: Arguments) -> list[dict[
         (f"fast, readme, batch {arguments.many} over batch 1", f"fast readme {many}", f"fast readme {one}", 3.0),
     ]
     return [
-        {"comparison": name, "ratio": times[a].tokens_per_second / times[b].tokens_per_second, "target": target}
+        {"comparison": name, "ratio": times[a]["tokens_per_second"] / times[b]["tokens_per_second"], "target": target}
         for name, a, b, target in comparisons
     ]
 
@@ -164,19 +161,19 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
     """Load both, measure, and put the result together."""
     config = DreamForCausalLM.read_config(folder)
     device = "cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu"
-    theirs = TorchBackend(folder, config, arguments.dtype, device=device)
-    peers: dict[str, TorchBackend | FastDllm] = {PUBLISHED: theirs, FAST_DLLM: FastDllm(theirs)}
+    theirs = TorchLoops(folder, config, arguments.dtype, device=device)
     ours, machine, named = JaxBackend.load(folder, arguments.dtype), about(), contestants(arguments)
     calls: list[Callable[[], Answers]] = []
     warm_ups: list[Callable[[], Answers]] = []
     for each in named.values():
         prompts = random_prompts(config, each.cell.batch, each.cell.prompt_tokens, seed=0)
-        call = partial(each.call, peers.get(each.backend, ours), prompts)
+        is_torch = each.backend in PEERS.values()
+        call = partial(each.call, theirs if is_torch else ours, prompts)
         calls.append(call)
         # Nothing is compiled in PyTorch.
-        warm_ups.append(partial(call, min(2, each.cell.new_tokens)) if each.backend in peers else call)
+        warm_ups.append(partial(call, min(2, each.cell.new_tokens)) if is_torch else call)
     timings = dict(zip(named, time_in_turns(calls, arguments.repeats, warm_ups=warm_ups), strict=True))
-    times = {name: GenerationTime.of(named[name].cell, timing) for name, timing in timings.items()}
+    times = {name: generation_row(named[name].cell, timing) for name, timing in timings.items()}
     prompts = random_prompts(config, arguments.batch, arguments.prompt_tokens, seed=0)
     exact, reference = (
         backend.generate(prompts, greedy_options(arguments.new_tokens)).tokens for backend in (ours, theirs)
@@ -190,9 +187,7 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
         },
         "greedy_agreement": float((exact == reference).mean()),
         "ratios": ratios(times, arguments),
-        "rows": [
-            {"name": f"{named[name].backend} {named[name].settings}"} | plain_data(time) for name, time in times.items()
-        ],
+        "rows": [{"name": f"{named[name].backend} {named[name].settings}"} | time for name, time in times.items()],
     }
 
 

@@ -1,7 +1,5 @@
 """The machine's limits and its description."""
 
-import dataclasses
-
 from jax_lm.benchmark import machine
 
 
@@ -12,11 +10,11 @@ def test_limits_are_positive_and_finite():
 
 
 def test_plain_data_names_versions_and_device():
-    here = machine.Machine.here()
-    assert set(machine.about()) == {field.name for field in dataclasses.fields(here)}
-    assert f"jax {here.jax}" in here.metadata["software"]
-    assert f"{here.cpu_count} CPU cores" in here.metadata["host"]
-    assert here.platform in here.metadata["device"]
+    here = machine.about()
+    lines = machine.machine_lines(here)
+    assert f"jax {here['jax']}" in lines["software"]
+    assert f"{here['cpu_count']} CPU cores" in lines["host"]
+    assert here["platform"] in lines["device"]
 
 
 def test_commands_can_be_typed_again():

@@ -66,11 +66,11 @@ def test_generation_counts(sampler, preset):
     """The first step of a schedule of one token per step commits nothing: 15 forwards for 16 tokens."""
     cell = Cell(batch=2, prompt_tokens=20, new_tokens=16, preset=preset)
     result = speed.time_generation(JaxBackend(sampler), cell, 2)
-    assert result.forwards == 15
-    assert result.tokens_per_forward == pytest.approx(16 / 15)
-    assert result.tokens_per_second == pytest.approx(2 * 16 / result.seconds)
-    assert result.recompilations == 0
-    assert result.forward_seconds == 0
+    assert result["forwards"] == 15
+    assert result["tokens_per_forward"] == pytest.approx(16 / 15)
+    assert result["tokens_per_second"] == pytest.approx(2 * 16 / result["seconds"])
+    assert result["recompilations"] == 0
+    assert "forward_seconds" not in result
 
 
 def test_what_is_timed_is_the_forward_pass_of_the_sampler(sampler, tiny_config, monkeypatch):
@@ -85,15 +85,15 @@ def test_what_is_timed_is_the_forward_pass_of_the_sampler(sampler, tiny_config, 
     monkeypatch.setattr(speed, "run_block_logits", keep)
     canvas = random_canvas(tiny_config, Cell(batch=2, prompt_tokens=24, new_tokens=8), seed=0)
     times = speed.time_forwards(sampler, canvas, LIMITS, repeats=1)
-    assert [(each.window, each.rows, each.head_rows) for each in times] == [
+    assert [(each["window"], each["rows"], each["head_rows"]) for each in times] == [
         ("canvas", 32, 8),
         ("refresh", 32, 8),
         ("window", 9, 8),
     ]
     for each in times:
-        assert each.roofline == pytest.approx(each.bound_seconds / each.seconds)
-        assert each.overhead == pytest.approx(1 - each.seconds / each.step_seconds)
-    assert times[2].bound_seconds < times[0].bound_seconds
+        assert each["roofline"] == pytest.approx(each["bound_seconds"] / each["seconds"])
+        assert each["overhead"] == pytest.approx(1 - each["seconds"] / each["step_seconds"])
+    assert times[2]["bound_seconds"] < times[0]["bound_seconds"]
     # Two calls of each. Nothing is committed in between, so that the cache is exact.
     expected = shift_right(sampler.forward(jnp.asarray(sampler.start(canvas, 0).tokens)))[:, 24:]
     for logits in seen:

@@ -11,22 +11,27 @@ from jax_lm.benchmark.worker import WorkerRequest, run_worker
 def test_a_process_measures():
     asked = Cell(batch=2, prompt_tokens=8, new_tokens=8)
     request = WorkerRequest(
-        backend="jax", folder=str(GOLDEN / "checkpoint"), dtype="float32", cells=(asked,), repeats=1, numbers=(1, 8)
+        backend="jax",
+        folder=str(GOLDEN / "checkpoint"),
+        dtype="float32",
+        cells=(asked,),
+        repeats=1,
+        compared_shape=(1, 8),
     )
     result, outputs = run_worker(request, limit=200.0)
-    [cell] = result.cells
-    assert (cell.batch, cell.prompt_tokens, cell.new_tokens) == (2, 8, 8)
-    assert cell.tokens_per_second == pytest.approx(16 / cell.seconds)
-    assert cell.first_seconds > cell.seconds > 0
-    assert cell.forward_seconds > 0
-    assert result.peak_bytes >= result.load_bytes > 0
-    assert np.asarray(result.greedy).shape == (2, 32)
+    [cell] = result["cells"]
+    assert (cell["batch"], cell["prompt_tokens"], cell["new_tokens"]) == (2, 8, 8)
+    assert cell["tokens_per_second"] == pytest.approx(16 / cell["seconds"])
+    assert cell["first_seconds"] > cell["seconds"] > 0
+    assert cell["forward_seconds"] > 0
+    assert result["peak_bytes"] >= result["load_bytes"] > 0
+    assert np.asarray(result["greedy"]).shape == (2, 32)
     assert outputs["logits"].shape[:2] == (1, 8)
 
 
 def test_a_process_that_fails_says_why():
     request = WorkerRequest(backend="jax", folder="/nowhere", dtype="float32")
-    with pytest.raises(ValueError, match=r"the jax side ended: .*nowhere"):
+    with pytest.raises(ValueError, match=r"the jax backend ended: .*nowhere"):
         run_worker(request)
-    with pytest.raises(ValueError, match=r"the jax side took more than 0\.01 s"):
+    with pytest.raises(ValueError, match=r"the jax backend took more than 0\.01 s"):
         run_worker(request, limit=0.01)

@@ -1,4 +1,7 @@
-"""What PyTorch and JAX both do when they are compared, and JAX's side of it. PyTorch's is `torch_reference`."""
+"""The interface of the two backends that are compared, and JAX's implementation.
+
+PyTorch's implementations are in `torch_reference` and `fast_dllm`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,17 +29,26 @@ from jax_lm.sharding import on_mesh
 
 
 def published_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
-    """Return DiffuCoder's settings: one token per step, or as many steps as a commit rule by probability needs."""
+    """Return the published settings of DiffuCoder: temperature 0.2, one token per step.
+
+    With a preset that commits by probability, the number of steps depends on the model.
+    """
     return GenerationOptions(max_new_tokens=new_tokens, temperature=0.2, decoding=Decoding(preset=preset))
 
 
 def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
-    """Return settings under which two backends must agree: no draw, and no nucleus whose border rounding moves."""
+    """Return settings with which two backends must agree.
+
+    Nothing is drawn, and there is no nucleus, whose border would depend on rounding.
+    """
     return replace(published_options(new_tokens, preset), temperature=0.0, top_p=None)
 
 
 def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: Mesh | None = None) -> DreamForCausalLM:
-    """Make a model with random weights tensor by tensor, on the device or a mesh; 7B fit where their weights do."""
+    """Make a model with random weights on the device or a mesh.
+
+    Tensors are made one by one, so that 7B fit wherever their weights do.
+    """
 
     @partial(jax.jit, static_argnames="shape")
     def matrix(key: Array, shape: tuple[int, ...]) -> Array:
@@ -58,19 +70,26 @@ def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: 
 
 
 def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> Int[np.ndarray, "b t"]:
-    """Draw token ids, of which none is MASK."""
+    """Draw random token ids; none is MASK."""
     ids = np.random.default_rng(seed).integers(0, config.vocab_size - 1, (batch, length), dtype=np.int32)
     return ids if config.mask_token_id is None else ids + (ids >= config.mask_token_id).astype(np.int32)
 
 
 def padded_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
-    """Lay out prompts of one length and holes after them, left-padded to a width that `inference` pads requests to."""
+    """Return a canvas of prompts of one length, each with a hole behind it.
+
+    It is padded on the left to the width to which `inference` pads requests.
+    """
     padding = ((0, 0), (-(prompts.shape[1] + new_tokens) % WIDTH_BUCKET, 0))
     return Canvas.after(np.pad(prompts, padding), np.pad(np.ones_like(prompts), padding), new_tokens)
 
 
 def random_canvas(config: DreamConfig, cell: Cell, *, seed: int) -> Canvas:
-    """Lay out random prompts and holes after them; ValueError if they do not fit the context."""
+    """Return a canvas of random prompts with holes behind them.
+
+    Raises:
+        ValueError: they do not fit the context.
+    """
     cell.require_room(config.max_position_embeddings)
     return padded_canvas(random_prompts(config, cell.batch, cell.prompt_tokens, seed=seed), cell.new_tokens)
 
@@ -79,7 +98,7 @@ LAYER_OUTPUTS = ("input_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo
 
 
 class Answers(NamedTuple):
-    """New tokens [b, n], and the forward passes that they took."""
+    """New tokens [b, n], and the number of forward passes that they took."""
 
     tokens: np.ndarray
     forwards: int
@@ -87,7 +106,7 @@ class Answers(NamedTuple):
 
 @runtime_checkable
 class Backend(Protocol):
-    """What both backends do; prompts and ids are [b, t]."""
+    """Interface of both backends; prompts and ids are [b, t]."""
 
     config: DreamConfig
 
@@ -101,13 +120,13 @@ class Backend(Protocol):
 
 
 class Tap:
-    """Replaces a module within a model, and keeps what that puts out."""
+    """Stands in for a module of a model and records its output."""
 
-    def __init__(self, module: Any, name: str, seen: dict[str, Array]) -> None:
-        self.module, self.name, self.seen = module, name, seen
+    def __init__(self, module: Any, name: str, outputs: dict[str, Array]) -> None:
+        self.module, self.name, self.outputs = module, name, outputs
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        self.seen[self.name] = output = self.module(*arguments, **keywords)
+        self.outputs[self.name] = output = self.module(*arguments, **keywords)
         return output
 
     def __getattr__(self, name: str) -> Any:
@@ -129,40 +148,43 @@ class JaxBackend:
         return cls(sampler)
 
     def forward(self, ids: Int[np.ndarray, "b t"]) -> None:
-        """Run one forward pass with the logits of every position, to its end."""
+        """Run one forward pass with the logits of every position, and wait for it."""
         self.sampler.forward(jnp.asarray(ids)).block_until_ready()
 
     def generate(self, prompts: Int[np.ndarray, "b t"], options: GenerationOptions) -> Answers:
-        """Answer prompts from seed 0. No token ends an answer, so that all work is equal."""
+        """Answer prompts from seed 0.
+
+        No token ends an answer early, so that the work is the same for every prompt.
+        """
         state = self.sampler.generate(padded_canvas(prompts, options.max_new_tokens), options, seed=0)
         return Answers(np.asarray(state.tokens)[:, -options.max_new_tokens :], int(state.forwards))
 
     def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, Float[np.ndarray, "b t _"]]:
-        """Return what the named modules put out, and the logits, in float32."""
+        """Return the outputs of the named modules, and the logits, in float32."""
 
         @jax.jit
-        def tapped(params: dict, ids: Array) -> dict[str, Array]:
-            # A model of this trace alone: nobody else sees what is put into it.
+        def compute(params: dict, ids: Array) -> dict[str, Array]:
+            # The taps go into a copy of the model that belongs to this trace alone.
             model = nnx.merge(self.sampler.graph, params)
-            seen: dict[str, Array] = {}
+            outputs: dict[str, Array] = {}
             for name in names:
                 *path, last = name.split(".")
                 owner: Any = model
                 for part in path:
                     owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
-                vars(owner)[last] = Tap(getattr(owner, last), name, seen)
+                vars(owner)[last] = Tap(getattr(owner, last), name, outputs)
             logits = model(ids)
-            return {name: value.astype(jnp.float32) for name, value in (seen | {"logits": logits}).items()}
+            return {name: value.astype(jnp.float32) for name, value in (outputs | {"logits": logits}).items()}
 
-        return {name: np.asarray(value) for name, value in tapped(self.sampler.params, jnp.asarray(ids)).items()}
+        return {name: np.asarray(value) for name, value in compute(self.sampler.params, jnp.asarray(ids)).items()}
 
     def device_peak(self) -> int | None:
-        """Return the largest memory of the device in use so far, in bytes; None on a CPU."""
+        """Return the peak memory of the device in bytes; None on a CPU."""
         memory = PeakMemory()
         return memory.read() if memory.on_device else None
 
 
 def output_names(config: DreamConfig) -> list[str]:
-    """Name the modules whose outputs are compared, as in the checkpoint."""
+    """List the modules whose outputs are compared, by their names in the checkpoint."""
     layers = [f"model.layers.{i}.{name}" for i in range(config.num_hidden_layers) for name in LAYER_OUTPUTS]
     return ["model.embed_tokens", *layers, "model.norm"]

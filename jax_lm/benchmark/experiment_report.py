@@ -1,149 +1,287 @@
-"""The report of the accelerator experiment: criteria with what was measured, metrics, issues, next steps.
+"""The report of the accelerator experiment: criteria, tables and charts, issues, next steps.
 
-Reads what `reports.steps` kept; computes nothing with a model.
+Reads the rows that the steps returned; computes nothing with a model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic
+from functools import partial
+from typing import NamedTuple
 
-from jax_lm.benchmark import measurements
-from jax_lm.benchmark.comparison import differences_within
-from jax_lm.benchmark.measurements import Kind, Measurements
-from jax_lm.planning.roofline import GIB
+from jax_lm.benchmark.comparison import differences_within, worst
+from jax_lm.benchmark.machine import MACHINE_LINES, machine_lines
+from jax_lm.benchmark.speed import NOT_SHOWN
 from jax_lm.reports.document import Document, Section, Verdict
-from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Step
+from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Found, Outcome, Step
+from jax_lm.reports.tables import GIB, Row, row_chart, table_section
+
+SHOWN_PROGRAMS = 4
+"""Programs of the quality check that the report quotes."""
+
+NEAR = 0.75
+"""Share of the roofline that counts as near.
+
+It is 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms where a block takes 3.3.
+"""
+
+DEFECT = "A defect: report it with steps.jsonl."
 
 
-@dataclass(frozen=True)
-class Criterion(Generic[Kind]):
-    """A condition that makes the experiment a success, and what to do when it is missed.
+class Criterion(NamedTuple):
+    """A condition for the success of the experiment, and advice if it is missed.
 
-    `judge` says of a measurement of that kind what was found, in words, and whether it is as wanted; `step` names the
-    step, where several find that kind. Without the measurement the criterion is not measured.
+    Attributes:
+        name: the condition.
+        wanted: its bound, in words.
+        step: the step whose row is judged; unless it is done, the criterion is not measured.
+        judge: returns what was measured, in words, and whether the condition is met.
+        advice: what to do if it is missed.
     """
 
     name: str
     wanted: str
-    kind: type[Kind]
-    judge: Callable[[Kind], tuple[str, bool]]
+    step: str
+    judge: Callable[[Row], tuple[str, bool]]
     advice: str
-    step: str = ""
 
-    def verdict(self, outcomes: Mapping[str, Outcome], found: Measurements) -> Verdict:
-        """Judge what was found; a step that did not end well says why."""
-        step = self.step or self.kind.step
-        if measured := found.get(self.kind, step):
-            return Verdict(self.name, self.wanted, *self.judge(measured))
-        outcome = outcomes.get(step)
-        why = "not reached" if outcome is None else f"{outcome.state}: {outcome.reason}"
+    def verdict(self, outcomes: Mapping[str, Outcome]) -> Verdict:
+        """Judge the outcome of the step."""
+        outcome = outcomes.get(self.step, Outcome("not reached"))
+        if outcome.state == DONE:
+            return Verdict(self.name, self.wanted, *self.judge(outcome.found))
+        why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
         return Verdict(self.name, self.wanted, why, None)
 
 
-def judge_batch_gain(found: measurements.ForwardPasses) -> tuple[str, bool]:
+def judge_at_most(value: str, bound: float | int, text: str) -> Callable[[Row], tuple[str, bool]]:
+    """Return a judge that asks for a value of at most `bound`; `text` formats the row."""
+    return lambda row: (text.format_map(row), row[value] <= bound)
+
+
+def judge_at_least(value: str, bound: float | int, text: str) -> Callable[[Row], tuple[str, bool]]:
+    """Return a judge that asks for a value of at least `bound`; `text` formats the row."""
+    return lambda row: (text.format_map(row), row[value] >= bound)
+
+
+def judge_share(passed: int, total: int, bound: float = 0.95, digits: str = ".1%") -> tuple[str, bool]:
+    """Ask for a share of at least `bound`."""
+    return f"{passed} of {total}: {passed / total:{digits}}", passed >= bound * total
+
+
+def judge_checks(row: Row) -> tuple[str, bool]:
+    """Ask that every check of the checkpoint passed."""
+    checks = row["checks"]
+    return f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed", row["passed"]
+
+
+def judge_batch_gain(row: Row) -> tuple[str, bool]:
     """Compare the largest batch with the smallest."""
-    if len(found.timed) < 2:
-        return f"{len(found.timed)} batch size fits", False
-    first, last = found.timed[0], found.timed[-1]
-    gain = last.tokens_per_second / first.tokens_per_second
-    measured = f"{gain:.2f} times, batch {last.batch} over batch {first.batch}"
-    return measured, gain >= 0.25 * last.batch / first.batch
+    timed = [batch for batch in row["rows"] if "seconds" in batch]
+    if len(timed) < 2:
+        return f"{len(timed)} batch size fits", False
+    first, last = timed[0], timed[-1]
+    gain, factor = last["tokens_per_second"] / first["tokens_per_second"], last["batch"] / first["batch"]
+    return f"{gain:.2f} times, batch {last['batch']} over batch {first['batch']}", gain >= 0.25 * factor
 
 
-def judge_roofline(found: measurements.ForwardPasses) -> tuple[str, bool]:
-    """Find the batch that comes nearest to the machine's limits."""
-    best = max(found.timed, key=lambda row: (row.roofline or 0.0, row.batch), default=None)
-    if best is None or not best.roofline:
+def judge_roofline(row: Row) -> tuple[str, bool]:
+    """Judge the batch that comes nearest to the machine's limits."""
+    known = [batch for batch in row["rows"] if batch.get("roofline")]
+    if not known:
         return "the machine's limits are not known", False
-    return f"{best.roofline:.0%} at batch {best.batch} ({best.limit})", best.roofline >= 0.4
+    best = max(known, key=lambda batch: (batch["roofline"], batch["batch"]))
+    return "{roofline:.0%} at batch {batch} ({limit})".format_map(best), best["roofline"] >= 0.4
 
 
-def judge_share(passed: int, total: int) -> tuple[str, bool]:
-    """Ask for 95 %."""
-    return f"{passed} of {total}: {passed / total:.1%}", passed >= 0.95 * total
-
-
-def judge_pytorch(found: measurements.TorchParity) -> tuple[str, bool]:
+def judge_pytorch(row: Row) -> tuple[str, bool]:
     """Count the outputs that are within the tolerance."""
-    within, largest = differences_within(found.differences, found.tolerance)
-    measured, passed = judge_share(within, len(found.differences))
+    within, largest = differences_within(row["differences"], row["tolerance"])
+    measured, passed = judge_share(within, len(row["differences"]))
     return f"{measured}; largest relative difference {largest}", passed
 
 
-ON_ACCELERATOR: Criterion[Any] = Criterion(
-    "computed on an accelerator", "GPU or TPU", measurements.Environment,
-    lambda found: (found.about.accelerator, found.about.platform != "cpu"),
+def judge_memory(text: str, row: Row) -> tuple[str, bool]:
+    """Ask that it fits; `text` formats the row if it does."""
+    fits = row.get("seconds") is not None
+    return text.format_map(row) if fits else row["out_of_memory"], fits
+
+
+judge_update = partial(judge_memory, "{seconds:.3g} s, {tokens_per_second:,.0f} tokens/s")
+
+
+def judge_passes(window: str, row: Row) -> tuple[str, bool]:
+    """Ask that a pass over the rows of `window` reaches most of what the machine allows."""
+    if "rows" not in row:
+        return row["out_of_memory"], False
+    [timed] = [each for each in row["rows"] if each["window"] == window]
+    return f"{timed['roofline']:.0%}, {1e3 * timed['seconds']:.3g} ms", timed["roofline"] >= NEAR
+
+
+def judge_torch(row: Row) -> tuple[str, bool]:
+    """Compare each preset with its reference in PyTorch."""
+    compared = [each for each in row["rows"] if each.get("times") is not None]
+    measured = ", ".join("{preset} {times:.2f} times".format_map(each) for each in compared)
+    return measured or "nothing to compare with", bool(compared) and min(each["times"] for each in compared) >= 1
+
+
+ON_ACCELERATOR = Criterion(
+    "computed on an accelerator", "GPU or TPU", "environment",
+    lambda row: (MACHINE_LINES["device"].format_map(row["about"]), row["about"]["platform"] != "cpu"),
     "This run shows the procedure on a CPU. Run the same command on a GPU or TPU (docs/guides/experiment.md).",
 )  # fmt: skip
 
-CRITERIA: tuple[Criterion[Any], ...] = (
+CRITERIA: tuple[Criterion, ...] = (
     ON_ACCELERATOR,
-    Criterion("checkpoint present and verified", "every check", measurements.Verification,
-              lambda found: (f"{sum(each.passed for each in found.checks)} of {len(found.checks)} checks passed",
-                             found.passed),
+    Criterion("checkpoint present and verified", "every check", "checkpoint", judge_checks,
               "`diffucoder verify` names what is wrong; fetch the checkpoint again."),
-    Criterion("loads", "within 300 s", measurements.Loading,
-              lambda found: (f"{found.seconds:.1f} s", found.seconds <= 300),
+    Criterion("loads", "within 300 s", "loading", judge_at_most("seconds", 300, "{seconds:.1f} s"),
               "Loading reads the files once: put them on a local disk."),
-    Criterion("first call", "within 120 s, compilation included", measurements.SinglePrompt,
-              lambda found: (f"{found.first_seconds:.1f} s", found.first_seconds <= 120),
+    Criterion("first call", "within 120 s, compilation included", "single",
+              judge_at_most("first_seconds", 120, "{first_seconds:.1f} s"),
               "Keep compilations between runs (JAX_COMPILATION_CACHE_DIR)."),
-    Criterion("later calls compile nothing", "0 compilations", measurements.SinglePrompt,
-              lambda found: (str(found.recompilations), found.recompilations == 0),
-              "A defect: report it with steps.jsonl."),
-    Criterion("same seed, same text", "every call", measurements.SinglePrompt,
-              lambda found: ("equal" if found.same_text else "different", found.same_text),
-              "A defect: report it with steps.jsonl."),
-    Criterion("generation, one prompt", "at least 10 tokens/s", measurements.SinglePrompt,
-              lambda found: (f"{found.tokens_per_second:,.1f} tokens/s", found.tokens_per_second >= 10),
+    Criterion("later calls compile nothing", "0 compilations", "single",
+              judge_at_most("recompilations", 0, "{recompilations}"), DEFECT),
+    Criterion("same seed, same text", "every call", "single",
+              lambda row: ("equal" if row["same_text"] else "different", row["same_text"]), DEFECT),
+    Criterion("generation, one prompt", "at least 10 tokens/s", "single",
+              judge_at_least("tokens_per_second", 10, "{tokens_per_second:,.1f} tokens/s"),
               "Try --preset fast or turbo of `diffucoder generate`, or --dtype int8."),
-    Criterion("forward passes gain from batches", "a quarter of the factor", measurements.ForwardPasses,
-              judge_batch_gain, "The device is busy with one row already; batches save little here."),
-    Criterion("forward passes near the machine's limits", "40 % of the roofline", measurements.ForwardPasses,
-              judge_roofline, "`diffucoder bench` shows what limits; report it with its JSON."),
-    Criterion("four prompts together", "less time than one by one", measurements.FourPrompts,
-              lambda found: (f"{found.seconds:.2f} s, one by one {found.alone_seconds:.2f} s",
-                             found.seconds < found.alone_seconds),
+    Criterion("forward passes gain from batches", "a quarter of the factor", "forward", judge_batch_gain,
+              "One row already keeps the device busy; batches save little here."),
+    Criterion("forward passes near the machine's limits", "40 % of the roofline", "forward", judge_roofline,
+              "`diffucoder bench` shows the limit; report it with its JSON."),
+    Criterion("four prompts together", "less time than one by one", "batch",
+              lambda row: ("{seconds:.2f} s, one by one {alone_seconds:.2f} s".format_map(row),
+                           row["seconds"] < row["alone_seconds"]),
               "Batches save nothing here: send prompts one by one."),
-    Criterion("answers together as alone", "all, greedily", measurements.FourPrompts,
-              lambda found: (f"{found.equal} of {len(found.texts)}", found.equal == len(found.texts)),
+    Criterion("answers together as alone", "all, greedily", "batch",
+              lambda row: (f"{row['equal']} of {len(row['texts'])}", row["equal"] == len(row["texts"])),
               "In bfloat16 nearly equal candidates may change places with the batch; in float32 it is a defect."),
-    Criterion("memory for batch 8", "batch 8 runs", measurements.Stress,
-              lambda found: ("it runs" if found.fits else found.reason or "", found.fits),
-              "`diffucoder plan` says what fits; --dtype int8 takes half of the weights' memory.", step="stress 8"),
-    Criterion("faster than the CPU", "5 times", measurements.CpuComparison,
-              lambda found: (f"{found.ratio:.1f} times", found.ratio >= 5),
+    Criterion("memory for batch 8", "batch 8 runs", "stress 8", partial(judge_memory, "it runs"),
+              "`diffucoder plan` says what fits; --dtype int8 takes half of the weights' memory."),
+    Criterion("faster than the CPU", "5 times", "cpu", judge_at_least("ratio", 5, "{ratio:.1f} times"),
               "Compare the platforms in steps.jsonl: is the accelerator in use?"),
-    Criterion("parity with recorded outputs", "95 % of the comparisons", measurements.RecordedParity,
-              lambda found: judge_share(sum(each.passed for each in found.findings), len(found.findings)),
+    Criterion("parity with recorded outputs", "95 % of the comparisons", "recorded",
+              lambda row: judge_share(sum(each["passed"] for each in row["findings"]), len(row["findings"])),
               "`diffucoder parity check` names each comparison that fails."),
-    Criterion("parity with PyTorch", "95 % of the outputs", measurements.TorchParity, judge_pytorch,
+    Criterion("parity with PyTorch", "95 % of the outputs", "pytorch", judge_pytorch,
               "`diffucoder compare` shows the differences layer by layer."),
-    Criterion("quality", "half of the tasks pass", measurements.Quality,
-              lambda found: (f"{found.passed} of {found.tasks}: {found.passed / found.tasks:.0%}",
-                             found.passed >= 0.5 * found.tasks),
+    Criterion("quality", "half of the tasks pass", "quality",
+              lambda row: judge_share(row["passed"], row["tasks"], 0.5, ".0%"),
               "`diffucoder eval` measures it on whole benchmarks."),
 )  # fmt: skip
 
+AT_THE_BOUND = "`diffucoder plan --explain` says what the compiled step reads beyond the weights; profile the rest."
+NEAR_THE_BOUND = f"{NEAR:.0%} of the roofline"
+SCALE_CRITERIA: tuple[Criterion, ...] = (
+    ON_ACCELERATOR,
+    Criterion("a pass over the whole canvas", NEAR_THE_BOUND, "passes 1", partial(judge_passes, "canvas"),
+              AT_THE_BOUND),
+    Criterion("a pass over a block, from the cache", NEAR_THE_BOUND, "passes 1", partial(judge_passes, "window"),
+              AT_THE_BOUND),
+    Criterion("the same, batch 16", NEAR_THE_BOUND, "passes 16", partial(judge_passes, "window"), AT_THE_BOUND),
+    Criterion("later calls compile nothing", "0 compilations", "decoding exact 1",
+              judge_at_most("recompilations", 0, "{recompilations}"), DEFECT),
+    Criterion("an update of adapters", "fits", "training sft-lora", judge_update,
+              "`diffucoder plan --step sft --lora-rank 16` says what fits."),
+    Criterion("a coupled-GRPO update of adapters", "fits", "training grpo-lora", judge_update,
+              "`diffucoder plan --step grpo --lora-rank 16` says what fits."),
+    Criterion("beside PyTorch", "at least as fast", "torch", judge_torch, "Report it with steps.jsonl."),
+)  # fmt: skip
+
+
+def forward_section(rows: list[Row]) -> Section:
+    """Return forward passes by batch."""
+    [row] = rows
+    picture = row_chart("Positions per second", row["rows"], "batch", "tokens_per_second")
+    text = f"{row['width']} positions per row, logits of every position."
+    return table_section("Forward passes by batch", row["rows"], text=text, picture=picture, name="forward")
+
+
+def listing(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the completions of prompts as texts of a section."""
+    return {f"Completion of {prompt!r}": text for prompt, text in texts.items()}
+
+
+def pytorch_section(rows: list[Row]) -> Section:
+    """Return the worst output of each kind."""
+    [row] = rows
+    kinds = dict.fromkeys(each["kind"] for each in row["differences"])
+    shown = [worst([each for each in row["differences"] if each["kind"] == kind]) for kind in kinds]
+    text = (
+        f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. Greedy tokens that are "
+        f"equal: {row['greedy_agreement']:.1%}. {len(row['differences'])} outputs; the worst of each kind:"
+    )
+    return table_section("Parity with PyTorch", shown, text=text)
+
+
+def quality_section(rows: list[Row]) -> Section:
+    """Return how every task ended, and the first programs."""
+    [row] = rows
+    texts = {"{name}: {outcome}".format_map(each): each["program"] for each in row["attempts"][:SHOWN_PROGRAMS]}
+    text = "{passed} of {tasks} programs pass their tests (sandbox: {tier}).".format_map(row)
+    return table_section("Quality", row["attempts"], leave_out=("program",), text=text, listing=texts)
+
+
+def charted_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
+    """Return a table with a chart of its tokens per second.
+
+    The file of the chart has the title as its name.
+    """
+    picture, name = row_chart(y_title, rows, x, "tokens_per_second", by), title.lower()
+    return table_section(title, rows, leave_out=NOT_SHOWN, picture=picture, name=name)
+
+
+SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
+    "single": lambda rows: table_section(
+        "One prompt", rows, leave_out=("prompt", "text"), listing=listing({rows[0]["prompt"]: rows[0]["text"]})
+    ),
+    "forward": forward_section,
+    "batch": lambda rows: table_section("Four prompts together", rows, listing=listing(rows[0]["texts"])),
+    "cpu": lambda rows: table_section(
+        "Comparison with the CPU", [rows[0]["here"], rows[0]["cpu"]], text="First here, then on the CPU."
+    ),
+    "quality": quality_section,
+    "recorded": lambda rows: table_section("Parity with recorded outputs of PyTorch", rows[0]["findings"]),
+    "pytorch": pytorch_section,
+    "stress": partial(charted_section, "Stress", "size", "Tokens per second under stress", ""),
+    "passes": lambda rows: table_section(
+        "Forward passes",
+        [each for row in rows for each in row.get("rows", [row])],
+        text="Every position of the block is masked. The bound is the roofline of the limits measured here.",
+    ),
+    "decoding": partial(charted_section, "Decoding", "batch", "Tokens per second", "preset"),
+    "serving": partial(charted_section, "Serving", "clients", "Tokens per second, served", ""),
+    "torch": lambda rows: table_section(
+        "PyTorch {torch} ({device}) on this device".format_map(rows[0]), rows[0]["rows"]
+    ),
+    "training": partial(table_section, "Training"),
+}
+"""Sections of the report by the first word of the steps whose rows they show."""
+
 
 def experiment_report(
-    outcomes: Mapping[str, Outcome], steps: Sequence[Step], name: str, criteria: Sequence[Criterion[Any]] = CRITERIA
+    outcomes: Mapping[str, Outcome], steps: Sequence[Step], name: str, criteria: Sequence[Criterion] = CRITERIA
 ) -> Document:
-    """Lay out what was found so far; `name` is the model's.
+    """Return the report of the steps so far; `name` is the model's.
 
     Raises:
-        ValueError: an earlier run kept something that cannot be read.
+        ValueError: a row lacks a value, because another version of this program wrote it.
     """
-    found = Measurements({step: outcome.found for step, outcome in outcomes.items() if outcome.state == DONE})
-    verdicts = [criterion.verdict(outcomes, found) for criterion in criteria]
+    found = {step: outcome.found for step, outcome in outcomes.items() if outcome.state == DONE}
+    try:
+        verdicts = [criterion.verdict(outcomes) for criterion in criteria]
+        sections = measured_sections(found)
+        metadata = experiment_metadata(found, name)
+    except KeyError as error:
+        raise ValueError(f"a step of an earlier run lacks {error}: give another folder") from error
     endings = [(step.title, outcomes.get(step.name, Outcome("not reached"))) for step in steps]
     rows = [[title, ending.state, f"{ending.seconds:.1f}", ending.reason] for title, ending in endings]
     return Document(
         title="Accelerator experiment",
-        metadata=experiment_metadata(found, name),
+        metadata=metadata,
         verdicts=verdicts,
         sections=[
-            *found.sections(),
+            *sections,
             Section(title="Steps", columns=("step", "", "s", ""), rows=rows),
             Section(title="Issues", points=issues(outcomes, verdicts) or ["none"]),
             Section(title="Next steps", points=advice(verdicts, criteria) or ["none"]),
@@ -151,86 +289,41 @@ def experiment_report(
     )
 
 
-def experiment_metadata(found: Measurements, name: str) -> dict[str, str]:
+def measured_sections(found: Found) -> list[Section]:
+    """Return a section for every kind of step that has one and is done."""
+    by_kind: dict[str, list[Row]] = {}
+    for step, row in found.items():
+        by_kind.setdefault(step.split()[0], []).append(row)
+    return [section(by_kind[kind]) for kind, section in SECTIONS.items() if kind in by_kind]
+
+
+def experiment_metadata(found: Found, name: str) -> dict[str, str]:
     """Describe model and environment."""
-    metadata = {"model": name}
-    if loading := found.get(measurements.Loading):
-        metadata["model"] += f", {loading.parameters:,} parameters, {loading.dtype}, mesh {loading.mesh}"
-    if made := found.get(measurements.RandomWeights):
-        metadata["model"] += f", {made.parameters:,} parameters, {made.dtype}, mesh {made.mesh}"
-    if environment := found.get(measurements.Environment):
-        limits, memory = environment.limits, environment.device_bytes
-        metadata |= environment.about.metadata | {
-            "limits measured": f"{limits.matmul_flops / 1e9:,.0f} GFLOP/s in {environment.limits_dtype}, "
-            f"{limits.copy_bytes / 1e9:,.1f} GB/s",
-            "peak memory": environment.peak_memory,
+    metadata: dict[str, str] = {"model": name}
+    if model := found.get("loading", found.get("weights")):
+        metadata["model"] += ", {parameters:,} parameters, {dtype}, mesh {mesh}".format_map(model)
+    if environment := found.get("environment"):
+        limits, memory = environment["limits"], environment.get("device_bytes")
+        metadata |= machine_lines(environment["about"]) | {
+            "limits measured": f"{limits['matmul_flops'] / 1e9:,.0f} GFLOP/s in {environment['limits_dtype']}, "
+            f"{limits['copy_bytes'] / 1e9:,.1f} GB/s",
+            "peak memory": environment["peak_memory"],
         }
         metadata["device"] += f", {memory / GIB:.1f} GiB each" if memory else ""
     return metadata
 
 
 def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list[str]:
-    """List what failed, was left out or missed."""
+    """List steps that failed or were left out, and criteria that were missed."""
     ended = [(state, name, each) for state in (FAILED, LEFT_OUT) for name, each in outcomes.items()]
     points = [f"{name} {state}: {each.reason}" for state, name, each in ended if each.state == state]
     missed = [each for each in verdicts if each.met is False]
     return points + [f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in missed]
 
 
-def advice(verdicts: Sequence[Verdict], criteria: Sequence[Criterion[Any]] = CRITERIA) -> list[str]:
-    """List the advice of each criterion that was missed, then what was not measured."""
+def advice(verdicts: Sequence[Verdict], criteria: Sequence[Criterion]) -> list[str]:
+    """List the advice of each criterion that was missed, then the criteria that were not measured."""
     by_name = {criterion.name: criterion.advice for criterion in criteria}
     points = [by_name[each.name] for each in verdicts if each.met is False]
     points += [f"Measure what is not: {each.name}." for each in verdicts if each.met is None]
     return list(dict.fromkeys(points))
-
-
-NEAR = 0.75
-"""Share of the roofline: 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms where a block takes 3.3."""
-
-AT_THE_BOUND = "`diffucoder plan --explain` says what the compiled step reads beyond the weights; profile the rest."
-
-
-def near_the_bound(window: str, size: int, name: str) -> Criterion[Any]:
-    """Ask for most of what the machine allows, of a pass over such rows at a batch size."""
-
-    def judge(found: measurements.StepPasses) -> tuple[str, bool]:
-        reached = found.reached(window)
-        if reached is None:
-            return found.out_of_memory or "not measured", False
-        [seconds] = [row.seconds for row in found.rows if row.window == window]
-        return f"{reached:.0%}, {1e3 * seconds:.3g} ms", reached >= NEAR
-
-    step = f"{measurements.StepPasses.step} {size}"
-    return Criterion(name, f"{NEAR:.0%} of the roofline", measurements.StepPasses, judge, AT_THE_BOUND, step=step)
-
-
-def judge_update(found: measurements.UpdateTime) -> tuple[str, bool]:
-    """Ask that it fits."""
-    if found.seconds is None:
-        return found.out_of_memory, False
-    return f"{found.seconds:.3g} s, {found.tokens_per_second:,.0f} tokens/s", True
-
-
-def judge_torch(found: measurements.TorchSpeed) -> tuple[str, bool]:
-    """Compare each preset with its reference in PyTorch."""
-    times = [row.times for row in found.rows if row.times is not None]
-    said = ", ".join(f"{row.preset} {row.times:.2f} times" for row in found.rows if row.times is not None)
-    return said or "nothing to compare with", bool(times) and min(times) >= 1
-
-
-SCALE_CRITERIA: tuple[Criterion[Any], ...] = (
-    ON_ACCELERATOR,
-    near_the_bound("canvas", 1, "a pass over the whole canvas"),
-    near_the_bound("window", 1, "a pass over a block, from the cache"),
-    near_the_bound("window", 16, "the same, batch 16"),
-    Criterion("later calls compile nothing", "0 compilations", measurements.PresetTime,
-              lambda found: (str(found.recompilations), found.recompilations == 0),
-              "A defect: report it with steps.jsonl.", step="decoding exact 1"),
-    Criterion("an update of adapters", "fits", measurements.UpdateTime, judge_update,
-              "`diffucoder plan --step sft --lora-rank 16` says what fits.", step="training sft-lora"),
-    Criterion("a coupled-GRPO update of adapters", "fits", measurements.UpdateTime, judge_update,
-              "`diffucoder plan --step grpo --lora-rank 16` says what fits.", step="training grpo-lora"),
-    Criterion("beside PyTorch", "at least as fast", measurements.TorchSpeed, judge_torch,
-              "Report it with steps.jsonl."),
-)  # fmt: skip

@@ -1,4 +1,4 @@
-"""This machine: its limits, its memory, its versions. A measurement means nothing without them. Knows no model."""
+"""Describe this machine: its limits, its memory, its versions. Knows no model."""
 
 import datetime
 import os
@@ -6,8 +6,7 @@ import platform
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,27 @@ from jax_lm.models.products import product
 from jax_lm.planning.roofline import MachineLimits
 
 COPY_BYTES = 2**30
-"""Array over which the bandwidth is measured: above the shared cache of a large server."""
+"""Size of the array for which the bandwidth is measured.
+
+It is larger than the shared cache of a large server.
+"""
 
 LIMIT_REPEATS = 10
 RESET_PEAK = "5"
-"""Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size."""
+"""Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size.
+"""
 
 
 def largest_resident_bytes() -> int:
-    """Return the most memory that this process has had."""
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has now, where the system tells; else the most it has had."""
+    """Return the resident memory of this process in bytes.
+
+    On systems without /proc it is the peak.
+    """
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return largest_resident_bytes()
@@ -44,19 +50,23 @@ def resident_bytes() -> int:
 
 
 def device_memory() -> dict[str, int]:
-    """Return what the first device counts of its memory; nothing on a CPU."""
+    """Return the memory statistics of the first device; empty on a CPU."""
     return jax.devices()[0].memory_stats() or {}
 
 
 class PeakMemory:
-    """Largest memory in use: of the device where it counts, else of the process, which includes the program itself."""
+    """Largest memory in use.
+
+    It is that of the device if JAX reports it, otherwise that of the process, the program itself
+    included.
+    """
 
     def __init__(self) -> None:
         self.on_device = "peak_bytes_in_use" in device_memory()
         self.resettable = not self.on_device and os.access("/proc/self/clear_refs", os.W_OK)
 
     def start(self) -> None:
-        """Forget earlier peaks, where the system can."""
+        """Reset the peak, if the system supports it."""
         if self.resettable:
             Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
 
@@ -66,81 +76,61 @@ class PeakMemory:
 
     @property
     def source(self) -> str:
-        """Say in words where the number comes from."""
+        """Describe in words where the number comes from."""
         if self.on_device:
             return "device, peak_bytes_in_use since the start of the process"
         return f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
 
 
 def typed_command(words: Sequence[str]) -> str:
-    """Write a command as it can be typed again."""
+    """Return a command line as it can be typed again."""
     name = Path(words[0]).name
     return shlex.join(["diffucoder" if name == "__main__.py" else name, *words[1:]])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Date, versions, device and command: a number means nothing without them."""
-
-    date: str
-    command: str
-    python: str
-    jax: str
-    jaxlib: str
-    flax: str
-    platform: str
-    device: str
-    devices: int
-    machine: str
-    cpu_count: int | None
-    load_average: float
-
-    @classmethod
-    def here(cls) -> "Machine":
-        """Describe the machine that this process runs on."""
-        device = jax.devices()[0]
-        return cls(
-            date=datetime.date.today().isoformat(),
-            command=typed_command(sys.argv),
-            python=platform.python_version(),
-            jax=jax.__version__,
-            jaxlib=version("jaxlib"),
-            flax=flax.__version__,
-            platform=device.platform,
-            device=device.device_kind,
-            devices=len(jax.devices()),
-            machine=platform.machine(),
-            cpu_count=os.cpu_count(),
-            load_average=round(os.getloadavg()[0], 2),
-        )
-
-    @property
-    def accelerator(self) -> str:
-        """Devices and platform in words."""
-        return f"{self.devices} x {self.device} ({self.platform})"
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """Lines of a report: what its numbers depend on."""
-        return {
-            "device": self.accelerator,
-            "host": f"{self.machine}, {self.cpu_count} CPU cores, load {self.load_average:g}",
-            "software": f"jax {self.jax}, jaxlib {self.jaxlib}, flax {self.flax}, python {self.python}",
-            "date": self.date,
-            "command": self.command,
-        }
-
-
 def about() -> dict[str, Any]:
-    """Describe this machine as plain data."""
-    return asdict(Machine.here())
+    """Return date, command, versions and device: what the numbers of a measurement depend on."""
+    device = jax.devices()[0]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": typed_command(sys.argv),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": version("jaxlib"),
+        "flax": flax.__version__,
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": len(jax.devices()),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+MACHINE_LINES = {
+    "device": "{devices} x {device} ({platform})",
+    "host": "{machine}, {cpu_count} CPU cores, load {load_average:g}",
+    "software": "jax {jax}, jaxlib {jaxlib}, flax {flax}, python {python}",
+    "date": "{date}",
+    "command": "{command}",
+}
+
+
+def machine_lines(machine: Mapping[str, Any]) -> dict[str, str]:
+    """Return the lines of a report that describe the machine, as `about` returned it."""
+    return {name: text.format_map(machine) for name, text in MACHINE_LINES.items()}
 
 
 def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> MachineLimits:
-    """Measure the rate of a large square product and of a copy, by the same compiler that runs the model.
+    """Measure the rate of a large square product and the bandwidth of a copy.
 
-    The fastest of several calls, no median: a limit must not be one that a busy moment has lowered. Operands of the
-    product are of that dtype, the array that is copied of that size.
+    Both are compiled by XLA, as the model is. The fastest of several calls counts, not the median:
+    a
+    moment in which the machine is busy must not lower a limit.
+
+    Args:
+        dtype: of the operands of the product.
+        copy_bytes: size of the array that is copied.
     """
 
     def fastest(call: Callable[[], Array]) -> float:
@@ -150,7 +140,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
     a, b = (jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(dtype) for i in range(2))
     multiply = jax.jit(lambda a, b: product(a, b).astype(dtype))
     matmul = fastest(lambda: multiply(a, b))
-    # In place: a fresh result would measure how fast the system hands out pages.
+    # In place, because a new result would measure how fast the system provides pages.
     add = jax.jit(lambda values: values + 1, donate_argnums=0)
     values = jnp.zeros(copy_bytes // 4, jnp.float32)
 

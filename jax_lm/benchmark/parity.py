@@ -1,7 +1,8 @@
-"""Parity with the PyTorch reference: recorded outputs against what this implementation computes.
+"""Compare what this implementation computes with recorded outputs of the PyTorch reference.
 
-A folder holds `checkpoint/` (a small Dream checkpoint), `golden.safetensors` (inputs and outputs of the
-reference) and `cases.json` (the settings of each generation). `recording` makes such folders.
+A folder holds `checkpoint/` (a small Dream checkpoint), `golden.safetensors` (inputs and outputs of
+the reference) and `cases.json` (the settings of each generation). `parity_recording` makes such
+folders.
 """
 
 import json
@@ -39,18 +40,24 @@ from jax_lm.training.policy_loss import (
 from jax_lm.training.update import Mean
 
 TOLERANCE = 2e-5
-"""Largest absolute difference of float32 hidden states and logits, where nothing else is asked for."""
+"""Default for the largest absolute difference of float32 hidden states and logits."""
 
 BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
-"""bfloat16: PyTorch rounds after every operation, we accumulate in float32; so the two may differ by this."""
+"""Bounds for bfloat16.
+
+PyTorch rounds after every operation, this implementation accumulates in float32.
+"""
 
 INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
-"""int8 kernels: half a step of 1/127 of the largest weight of a row, in every layer."""
+"""Bounds for int8 kernels.
+
+In every layer they round by half a step of 1/127 of the largest weight of a row.
+"""
 
 
 @dataclass(frozen=True)
 class ParityFinding:
-    """One line of the report: what was compared, what came out, what is allowed."""
+    """One comparison: its name, what was measured, what is allowed."""
 
     name: str
     measured: str
@@ -59,9 +66,12 @@ class ParityFinding:
 
 
 def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[ParityFinding]:
-    """Compare everything that a folder holds; what the tokenizer does, if the folder of that is named.
+    """Compare everything that a folder holds.
 
-    The tolerance is the largest absolute difference of float32 hidden states and logits.
+    Args:
+        folder: see above.
+        tolerance: largest absolute difference of float32 hidden states and logits.
+        tokenizer: folder of a tokenizer that is checked as well.
 
     Raises:
         CheckpointError: the folder is not complete.
@@ -92,7 +102,11 @@ def read_golden(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def read_recording(folder: Path, tensors: str, settings: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read a file of tensors and one of settings beside checkpoint/; CheckpointError names what is wrong."""
+    """Read a file of tensors and a file of settings from a folder with a checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
     for name in ("checkpoint", tensors, settings):
         if not (folder / name).exists():
             raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
@@ -110,12 +124,12 @@ def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def at_most(name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e") -> ParityFinding:
-    """Judge a value by the largest that is allowed; both are written with so many digits."""
+    """Judge a value by an upper bound; `digits` and `bound_digits` format both."""
     return ParityFinding(name, f"{value:{digits}}", f"<= {bound:{bound_digits}}", value <= bound)
 
 
 def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float) -> ParityFinding:
-    """Judge how often two logits have the same best token."""
+    """Judge how often two sets of logits have the same most likely token."""
     share = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
     return ParityFinding(f"{name} top-1 agreement", f"{share:.1%}", f">= {least:.0%}", share >= least)
 
@@ -123,7 +137,7 @@ def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float
 def largest_difference(
     name: str, ours: ArrayLike, theirs: np.ndarray, tolerance: float, rows: np.ndarray | None = None
 ) -> ParityFinding:
-    """Judge the largest absolute difference, of some rows alone if they are named."""
+    """Judge the largest absolute difference, of all rows or of the given ones."""
     difference = np.abs(np.asarray(ours) - theirs)
     return at_most(name, float(difference.max() if rows is None else difference[rows].max()), tolerance)
 
@@ -131,7 +145,10 @@ def largest_difference(
 def check_forward(
     model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float
 ) -> Iterator[ParityFinding]:
-    """Compare hidden states layer by layer, logits, and logits under left padding (real rows only)."""
+    """Compare hidden states layer by layer, logits, and logits with left padding.
+
+    Of the padded input, only the rows of real tokens count.
+    """
 
     @nnx.jit
     def outputs(model: DreamForCausalLM, ids: jax.Array) -> tuple:
@@ -168,7 +185,10 @@ def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterat
 
 
 def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
-    """Measure what int8 kernels lose against float32; random weights, as recorded here, are the worst case."""
+    """Measure the error of int8 kernels against float32.
+
+    Random weights, as recorded here, are the worst case.
+    """
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
     ids, exact = recorded(golden, "forward.input_ids"), recorded(golden, "forward.logits")
     ours = np.asarray(logits_of(model, jnp.asarray(ids)))
@@ -181,7 +201,7 @@ def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[P
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
-    """Compute the perplexity of each token where all are visible, by the row that predicts it."""
+    """Compute the perplexity of each token with all tokens visible, from the row that predicts it."""
     rows = logits[:, :-1].astype(np.float64)
     largest = rows.max(axis=-1, keepdims=True)
     log_probs = rows - largest - np.log(np.exp(rows - largest).sum(axis=-1, keepdims=True))
@@ -189,13 +209,13 @@ def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
 
 
 def recorded_options(case: Mapping[str, Any]) -> GenerationOptions:
-    """Make the options of a recorded case."""
+    """Return the options of a recorded case."""
     names = ("max_new_tokens", "alg", "alg_temp", "temperature", "top_p", "top_k")
     return GenerationOptions(num_steps=case["steps"], **{name: case[name] for name in names})
 
 
 def recorded_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Canvas:
-    """Lay out the prompts of a recorded case."""
+    """Return a canvas of the prompts of a recorded case."""
     prompts, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
     return Canvas.after(prompts, mask, case["max_new_tokens"])
 
@@ -203,9 +223,11 @@ def recorded_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.
 def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:
     """Compare final sequences, and the canvas after every step.
 
-    Where several positions have exactly the same confidence, which of them goes first is unspecified (it
-    depends on the device and the length of the canvas in `torch.topk`). A history that parts there is
-    followed from the recorded canvas, step by step, and must agree in everything else.
+    If several positions have exactly the same confidence, their order is unspecified: it depends on
+    the
+    device and on the length of the canvas in `torch.topk`. A history that diverges there is
+    replayed
+    step by step from the recorded canvases, and must agree in everything else.
     """
     name, options = f"generate.{case['case']}", recorded_options(case)
     canvas = recorded_canvas(name, case, golden)
@@ -225,10 +247,10 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
 
 
 def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:
-    """Compare final sequences of Fast-dLLM's confidence-threshold decoding.
+    """Compare final sequences of Fast-dLLM's decoding with a confidence threshold.
 
-    With a cache: blocks whose first token is forced, no limit of steps. Without: the whole canvas, and at most
-    masks / steps tokens per step, what was not used carried over.
+    With a cache: blocks whose first token is forced, without a limit of steps. Without: the whole
+    canvas, and at most masks / steps tokens per step, unused ones carried over.
     """
     name, is_cached = f"fast.{case['case']}", case["cache"] != "none"
     decoding = Decoding(
@@ -249,16 +271,17 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
 
 
 def first_divergence(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """Say at which step two histories part."""
+    """Return in words the step at which two histories diverge."""
     steps = np.flatnonzero((ours != theirs).any(axis=(1, 2)))
     return f"first at step {steps[0]}" if len(steps) else "with equal histories"
 
 
 def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, history: np.ndarray) -> int | None:
-    """Replay a recorded history one step at a time from its own canvases.
+    """Replay a recorded history step by step from its own canvases.
 
     Returns:
-        At how many positions we commit another one of exactly equal confidence; None if anything else differs.
+        The number of positions at which we commit another position of exactly equal confidence;
+        None if anything else differs.
     """
     ties = 0
     before = np.where(canvas.holes, sampler.mask_id, canvas.tokens)
@@ -278,7 +301,7 @@ def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, hist
 
 
 def check_tokenizer(path: Path, folder: Path) -> ParityFinding:
-    """Check that recorded texts encode and decode to the same."""
+    """Compare the encodings and decodings of recorded texts."""
     if not path.is_file():
         raise CheckpointError(f"parity folder {str(path.parent)!r} has no {path.name}")
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
@@ -291,7 +314,10 @@ def check_tokenizer(path: Path, folder: Path) -> ParityFinding:
 
 
 SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
-"""Absolute for scores (their size is 24, two weighted log-probabilities) and loss; relative for gradients."""
+"""Absolute tolerances of scores and loss, relative tolerance of gradients.
+
+Scores are of size 24: two weighted log-probabilities.
+"""
 
 FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
 
@@ -333,7 +359,7 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
 def differentiated(
     graph: nnx.GraphDef, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
 ) -> tuple[tuple, dict]:
-    """Compute (loss, (scores, KL)) and gradients of the recorded rows under given copies."""
+    """Compute (loss, (scores, KL)) and gradients of the recorded rows with given copies."""
 
     def loss_of(params: dict) -> tuple:
         tokens = batch["input_ids"]
@@ -352,7 +378,7 @@ def differentiated(
 def recorded_batch(
     golden: Mapping[str, np.ndarray], iteration: int, ratio: float, mask_id: int
 ) -> tuple[dict[str, jax.Array], Copies]:
-    """Collect the recorded rows of an inner iteration, and their copies under the recorded masks."""
+    """Return the recorded rows of an inner iteration, and their copies with the recorded masks."""
     batch = {name: jnp.asarray(golden[name]) for name in ("input_ids", "advantages", "completion_mask")}
     batch["old"] = jnp.asarray(golden["old_per_token_logps"][:, iteration])
     batch["reference"] = jnp.asarray(golden["ref_per_token_logps"][:, iteration])

@@ -1,12 +1,14 @@
-"""The steps of `diffucoder experiment --full`: what this machine does at full size, on random weights.
+"""The steps of `diffucoder experiment --full`: this machine at full size, on random weights.
 
-Decoding by preset and batch, forward passes beside their bound, updates of training, sequences in the slots of the
-server, PyTorch beside it. Speed does not depend on what the weights are, but for commits by probability.
+Times decoding by preset and batch, forward passes next to their bound, training updates, sequences
+in the slots of the server, and PyTorch. Speed does not depend on the values of the weights, except
+with commits by probability.
 """
 
 import itertools
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,13 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jax_lm.benchmark import comparison, measurements
+from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, random_canvas, random_model, random_prompts
-from jax_lm.benchmark.experiment import kept_step, measured_environment
+from jax_lm.benchmark.experiment import found_limits, measure_environment, unless_out_of_memory
 from jax_lm.benchmark.machine import PeakMemory
-from jax_lm.benchmark.measurements import Measurements
 from jax_lm.benchmark.settings import Cell, ExperimentSettings, ScaleSettings
-from jax_lm.benchmark.speed import time_forwards, time_generation
+from jax_lm.benchmark.speed import time_and_memory, time_forwards
 from jax_lm.benchmark.timer import time_call
 from jax_lm.benchmark.worker import WorkerRequest, run_worker
 from jax_lm.compilation.programs import StepProgram, step_programs
@@ -29,11 +30,14 @@ from jax_lm.config import SHAPES
 from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions
-from jax_lm.planning.memory import OutOfMemoryError, PlannedStep, device_bytes, explained, parameter_count
-from jax_lm.reports.steps import LeftOut, Step
+from jax_lm.planning.memory import PlannedStep, device_bytes, parameter_count
+from jax_lm.planning.roofline import MachineLimits
+from jax_lm.reports.steps import Found, LeftOut, Step
+from jax_lm.reports.tables import Row
 from jax_lm.serving.engine import STEPS_PER_CALL
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
+from jax_lm.sharding import MeshShape
 
 LORA_RANK = 16
 UPDATES: dict[str, dict[str, Any]] = {
@@ -43,14 +47,14 @@ UPDATES: dict[str, dict[str, Any]] = {
     "grpo": {"kind": "grpo"},
     "grpo-lora": {"kind": "grpo", "lora_rank": LORA_RANK},
 }
-"""Updates of training: of all weights, of adapters, and of adapters over int8 kernels."""
+"""Training updates: of all weights, of adapters, and of adapters over int8 kernels."""
 
 EACH_CLIENT = 2
 """Requests of each client, one after the other."""
 
 
 class ScaleSteps:
-    """The steps, on weights that are made here."""
+    """The steps, on random weights."""
 
     def __init__(self, settings: ExperimentSettings, scale: ScaleSettings) -> None:
         self.settings, self.scale, self.config = settings, scale, SHAPES[scale.random_shape]
@@ -58,28 +62,29 @@ class ScaleSteps:
         self.mesh_shape = self.planned().default_mesh(self.config, len(jax.devices()))
 
     def steps(self) -> list[Step]:
-        """List all of them: what is wanted first comes first."""
+        """Return all steps, the most wanted first."""
         sizes, clients = self.scale.rows, self.scale.clients
         return [
-            kept_step(measurements.Environment, "Environment and devices", self.environment),
-            kept_step(measurements.RandomWeights, "Random weights", self.weights),
-            *(kept_step(measurements.StepPasses, f"Forward passes, batch {size}", self.passes, size) for size in sizes),
+            Step("environment", "Environment and devices", self.environment),
+            Step("weights", "Random weights", self.weights),
+            *(Step(f"passes {size}", f"Forward passes, batch {size}", partial(self.passes, size)) for size in sizes),
             *(
-                kept_step(measurements.PresetTime, f"Decoding, {preset}, batch {size}", self.decoding, preset, size)
+                Step(f"decoding {preset} {size}", f"Decoding, {preset}, batch {size}",
+                     partial(self.decoding, preset, size))
                 for size, preset in itertools.product(sizes, PRESETS)
             ),
-            *(kept_step(measurements.Served, f"Serving, {count} clients", self.served, count) for count in clients),
-            kept_step(measurements.TorchSpeed, "PyTorch beside it", self.pytorch),
-            *(kept_step(measurements.UpdateTime, f"Training, {name}", self.update, name) for name in UPDATES),
-        ]
+            *(Step(f"serving {count}", f"Serving, {count} clients", partial(self.serving, count)) for count in clients),
+            Step("torch", "PyTorch on this device", self.torch),
+            *(Step(f"training {name}", f"Training, {name}", partial(self.training, name)) for name in UPDATES),
+        ]  # fmt: skip
 
     def planned(self, **others: Any) -> PlannedStep:
-        """A step of this size, to plan with."""
+        """Return a step of this size, to plan with."""
         sizes: dict[str, Any] = {"canvas": self.scale.canvas, "new_tokens": self.settings.new_tokens}
         return PlannedStep(**{"precision": self.dtype, "batch": 1} | sizes | others)
 
     def cell(self, preset: str, batch: int) -> Cell:
-        """A generation of this size."""
+        """Return a generation of this size."""
         new_tokens = self.settings.new_tokens
         return Cell(preset=preset, batch=batch, prompt_tokens=self.scale.canvas - new_tokens, new_tokens=new_tokens)
 
@@ -91,103 +96,110 @@ class ScaleSteps:
         jax.block_until_ready(sampler.params)
         return sampler
 
-    def environment(self, found: Measurements) -> measurements.Environment:
-        """Describe devices and versions, and measure the machine's limits."""
-        return measured_environment(self.dtype)
+    def unless_out_of_memory(self, row: Row, measure: partial[Row], batch: int) -> Row:
+        """Extend a row by a measurement at this batch size, or by why it does not fit."""
+        return unless_out_of_memory(row, measure, self.config, self.planned(batch=batch), self.mesh_shape)
 
-    def weights(self, found: Measurements) -> measurements.RandomWeights:
+    def environment(self, found: Found) -> Row:
+        """Describe devices and versions, and measure the machine's limits."""
+        return measure_environment(self.dtype)
+
+    def weights(self, found: Found) -> Row:
         """Make the weights."""
         start = time.perf_counter()
         assert self.sampler
-        return measurements.RandomWeights(
-            shape=self.scale.random_shape,
-            parameters=parameter_count(self.config),
-            dtype=self.dtype,
-            mesh=str(self.mesh_shape),
-            seconds=time.perf_counter() - start,
-            weights_bytes=device_bytes(self.config, self.planned(), self.mesh_shape),
-            peak_bytes=PeakMemory().read(),
-        )
+        return {
+            "shape": self.scale.random_shape,
+            "parameters": parameter_count(self.config),
+            "dtype": self.dtype,
+            "mesh": str(self.mesh_shape),
+            "seconds": time.perf_counter() - start,
+            "weights_bytes": device_bytes(self.config, self.planned(), self.mesh_shape),
+            "peak_bytes": PeakMemory().read(),
+        }
 
-    def passes(self, batch: int, found: Measurements) -> measurements.StepPasses:
-        """Time a forward pass and a step by the rows they recompute, beside the bound of the measured limits."""
-        if (environment := found.get(measurements.Environment)) is None:
+    def passes(self, batch: int, found: Found) -> Row:
+        """Time a forward pass and a step by the rows that they recompute.
+
+        They stand next to the bound of the measured limits.
+        """
+        if (limits := found_limits(found)) is None:
             raise LeftOut("the machine's limits are not known")
+        return self.unless_out_of_memory({"batch": batch}, partial(self.time_passes, batch, limits), batch)
+
+    def time_passes(self, batch: int, limits: MachineLimits) -> Row:
+        """Time the passes of one batch size."""
         canvas = random_canvas(self.config, self.cell("exact", batch), seed=0)
-        try:
-            with explained(self.config, self.planned(batch=batch), self.mesh_shape):
-                times = time_forwards(self.sampler, canvas, environment.limits, repeats=self.settings.repeats)
-        except OutOfMemoryError as error:
-            return measurements.StepPasses(batch=batch, out_of_memory=str(error))
-        return measurements.StepPasses(batch=batch, rows=tuple(times))
+        return {"rows": time_forwards(self.sampler, canvas, limits, repeats=self.settings.repeats)}
 
-    def decoding(self, preset: str, batch: int, found: Measurements) -> measurements.PresetTime:
-        """Decode with the published settings."""
-        memory, cell, backend = PeakMemory(), self.cell(preset, batch), JaxBackend(self.sampler)
-        memory.start()
-        try:
-            with explained(self.config, self.planned(batch=batch), self.mesh_shape):
-                timing = time_generation(backend, cell, self.settings.repeats)
-        except OutOfMemoryError as error:
-            return measurements.PresetTime(preset=preset, batch=batch, out_of_memory=str(error))
-        return measurements.PresetTime(
-            preset=preset,
-            batch=batch,
-            seconds=timing.seconds,
-            first_seconds=timing.first_seconds,
-            tokens_per_second=timing.tokens_per_second,
-            forwards=timing.forwards,
-            seconds_per_forward=timing.seconds / timing.forwards,
-            recompilations=timing.recompilations,
-            peak_bytes=memory.read(),
-        )
+    def decoding(self, preset: str, batch: int, found: Found) -> Row:
+        """Decode with the published settings of a preset."""
+        measure = partial(self.time_decoding, self.cell(preset, batch))
+        return self.unless_out_of_memory({"preset": preset, "batch": batch}, measure, batch)
 
-    def served(self, clients: int, found: Measurements) -> measurements.Served:
-        """Let so many clients ask, each again when it is answered; as the engine does, without texts and HTTP."""
-        canvas, new_tokens = self.scale.canvas, self.settings.new_tokens
-        options = GenerationOptions(max_new_tokens=new_tokens, decoding=Decoding(preset="fast"), early_stop=False)
-        slots = Slots(self.sampler, canvas + BLOCK_LENGTH, is_cached=True, count=clients, sizes=(clients,), stop_ids=())
+    def time_decoding(self, cell: Cell) -> Row:
+        """Time a generation, and its average forward pass."""
+        row = time_and_memory(JaxBackend(self.sampler), cell, self.settings.repeats)
+        return row | {"seconds_per_forward": row["seconds"] / row["forwards"]}
+
+    def serving(self, clients: int, found: Found) -> Row:
+        """Serve clients that send a request as soon as the last one is answered.
+
+        This is what the engine does, without texts and HTTP.
+        """
+        return self.unless_out_of_memory({"clients": clients}, partial(self.time_clients, clients), clients)
+
+    def time_clients(self, clients: int) -> Row:
+        """Time the requests of clients, after one request that compiles."""
+        width = self.scale.canvas + BLOCK_LENGTH
+        slots = Slots(self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=())
         numbers = itertools.count()
+        self.answer(slots, numbers, 1)
+        start = time.perf_counter()
+        seconds = self.answer(slots, numbers, EACH_CLIENT * clients)
+        return {
+            "requests": len(seconds),
+            "tokens_per_second": len(seconds) * self.settings.new_tokens / (time.perf_counter() - start),
+            "median_seconds": float(np.median(seconds)),
+            "longest_seconds": max(seconds),
+        }
 
-        def asked() -> Sequence:
-            number = next(numbers)
-            prompt = random_prompts(self.config, 1, canvas - new_tokens, seed=number)[0]
-            tokens = np.concatenate([prompt, np.zeros(new_tokens, np.int32)])
-            hole = Block(canvas - new_tokens, canvas)
-            key = np.asarray(jax.random.key_data(jax.random.key(number)))
-            return Sequence(tokens=tokens, hole=hole, options=options, stop_ids=(), key=key)
+    def answer(self, slots: Slots, numbers: Iterator[int], count: int) -> list[float]:
+        """Answer `count` requests; returns the seconds that each took.
 
-        def answered(count: int) -> list[float]:
-            """Answer so many requests in all; the seconds that each took."""
-            waiting, begun, seconds = count, {}, []
-            while waiting or begun:
-                while waiting and slots.has_room:
-                    begun[sequence := asked()] = time.perf_counter()
-                    slots.join(sequence)
-                    waiting -= 1
-                slots.advance(STEPS_PER_CALL)
-                for sequence in [each for each in begun if each.is_done]:
-                    slots.leave(sequence)
-                    seconds.append(time.perf_counter() - begun.pop(sequence))
-            return seconds
+        As many are answered at a time as there are slots.
+        """
+        waiting, begun, seconds = count, {}, []
+        while waiting or begun:
+            while waiting and slots.has_room:
+                begun[sequence := self.request(next(numbers))] = time.perf_counter()
+                slots.join(sequence)
+                waiting -= 1
+            slots.advance(STEPS_PER_CALL)
+            for sequence in [each for each in begun if each.is_done]:
+                slots.leave(sequence)
+                seconds.append(time.perf_counter() - begun.pop(sequence))
+        return seconds
 
-        try:
-            with explained(self.config, self.planned(batch=clients), self.mesh_shape):
-                answered(1)
-                start = time.perf_counter()
-                seconds = answered(EACH_CLIENT * clients)
-        except OutOfMemoryError as error:
-            return measurements.Served(clients=clients, out_of_memory=str(error))
-        return measurements.Served(
-            clients=clients,
-            requests=len(seconds),
-            tokens_per_second=len(seconds) * new_tokens / (time.perf_counter() - start),
-            median_seconds=float(np.median(seconds)),
-            longest_seconds=max(seconds),
+    def request(self, number: int) -> Sequence:
+        """Return a request with a random prompt of its own."""
+        canvas, new_tokens = self.scale.canvas, self.settings.new_tokens
+        prompt = random_prompts(self.config, 1, canvas - new_tokens, seed=number)[0]
+        return Sequence(
+            tokens=np.concatenate([prompt, np.zeros(new_tokens, np.int32)]),
+            hole=Block(canvas - new_tokens, canvas),
+            options=GenerationOptions(max_new_tokens=new_tokens, decoding=Decoding(preset="fast"), early_stop=False),
+            stop_ids=(),
+            key=np.asarray(jax.random.key_data(jax.random.key(number))),
         )
 
-    def pytorch(self, found: Measurements) -> measurements.TorchSpeed:
-        """Have PyTorch decode with the same weights, on the same kind of device, in a process of its own."""
+    def torch(self, found: Found) -> Row:
+        """Decode one row with PyTorch on the same kind of device, with the same weights.
+
+        PyTorch runs in a process of its own. `exact` is compared with the published loop, `fast`
+        with
+        Fast-dLLM's dual cache.
+        """
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
         platform = jax.default_backend()
@@ -206,45 +218,40 @@ class ScaleSteps:
             )
             result, _ = run_worker(request, limit=self.settings.timeout)
         rows = []
-        for theirs in result.cells:
-            ours = found.get(measurements.PresetTime, f"{measurements.PresetTime.step} {theirs.preset} {theirs.batch}")
-            rows.append(
-                measurements.BesideTorch(
-                    preset=theirs.preset,
-                    torch_seconds=theirs.seconds,
-                    seconds=None if ours is None else ours.seconds,
-                    times=None if ours is None or ours.seconds is None else theirs.seconds / ours.seconds,
-                )
-            )
-        return measurements.TorchSpeed(torch=result.packages["torch"], device=result.device, rows=tuple(rows))
+        for theirs in result["cells"]:
+            row = {"preset": theirs["preset"], "torch_seconds": theirs["seconds"]}
+            ours = found.get(f"decoding {theirs['preset']} 1", {}).get("seconds")
+            rows.append(row if ours is None else row | {"seconds": ours, "times": theirs["seconds"] / ours})
+        return {"torch": result["packages"]["torch"], "device": result["device"], "rows": rows}
 
-    def update(self, name: str, found: Measurements) -> measurements.UpdateTime:
-        """Take updates of training, on as many devices as there are."""
+    def training(self, name: str, found: Found) -> Row:
+        """Take training updates on all devices."""
         # Two models at once would not fit where one does.
         self.__dict__.pop("sampler", None)
         planned = self.planned(batch=self.scale.training_rows, **UPDATES[name])
-        shape = planned.default_mesh(self.config, len(jax.devices()))
+        mesh = planned.default_mesh(self.config, len(jax.devices()))
+        row = {"name": name, "rows": planned.batch, "mesh": str(mesh)}
+        return unless_out_of_memory(row, partial(self.time_update, planned, mesh), self.config, planned, mesh)
+
+    def time_update(self, planned: PlannedStep, mesh: MeshShape) -> Row:
+        """Time updates of one kind."""
         memory = PeakMemory()
         memory.start()
-        try:
-            with explained(self.config, planned, shape):
-                [program] = step_programs(self.config, planned, shape.mesh(), GenerationOptions()).values()
-                timing = time_call(updating(program, self.config.vocab_size), self.settings.repeats)
-        except OutOfMemoryError as error:
-            return measurements.UpdateTime(name=name, rows=planned.batch, mesh=str(shape), out_of_memory=str(error))
-        return measurements.UpdateTime(
-            name=name,
-            rows=planned.batch,
-            mesh=str(shape),
-            first_seconds=timing.first_seconds,
-            seconds=timing.seconds,
-            tokens_per_second=planned.batch * planned.canvas / timing.seconds,
-            peak_bytes=memory.read(),
-        )
+        [program] = step_programs(self.config, planned, mesh.mesh(), GenerationOptions()).values()
+        timing = time_call(update_call(program, self.config.vocab_size), self.settings.repeats)
+        return {
+            "first_seconds": timing.first_seconds,
+            "seconds": timing.seconds,
+            "tokens_per_second": planned.batch * planned.canvas / timing.seconds,
+            "peak_bytes": memory.read(),
+        }
 
 
-def updating(program: StepProgram, vocabulary: int) -> Any:
-    """Make a call that takes an update from where the last one ended, beginning with random weights."""
+def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
+    """Return a function that takes an update from where the last one ended.
+
+    It begins with random weights.
+    """
     params, optimizer, frozen, step, batch = program.arguments
     tokens = np.random.default_rng(0).integers(0, vocabulary, batch.tokens.shape, dtype=np.int32)
     rest = jax.tree.map(partial(constant, value=1), batch._replace(tokens=None))
@@ -262,17 +269,20 @@ def updating(program: StepProgram, vocabulary: int) -> Any:
 
 
 def constant(leaf: jax.ShapeDtypeStruct, *, value: int) -> Array:
-    """Make an array of one value where a shape belongs."""
+    """Return an array of one value with the shape, dtype and sharding of a leaf."""
     return jax.jit(lambda: jnp.full(leaf.shape, value, leaf.dtype), out_shardings=leaf.sharding)()
 
 
 def small_noise(leaf: jax.ShapeDtypeStruct) -> Array:
-    """Make an array of small random numbers where a shape belongs; int8 kernels of all their values."""
+    """Return an array of small random numbers like a leaf.
 
-    def drawn() -> Array:
+    For int8 kernels they are of all their values.
+    """
+
+    def draw() -> Array:
         key = jax.random.key(0, impl="rbg")
         if jnp.issubdtype(leaf.dtype, jnp.integer):
             return jax.random.randint(key, leaf.shape, -127, 128, leaf.dtype)
         return (0.02 * jax.random.normal(key, leaf.shape, jnp.float32)).astype(leaf.dtype)
 
-    return jax.jit(drawn, out_shardings=leaf.sharding)()
+    return jax.jit(draw, out_shardings=leaf.sharding)()

@@ -1,4 +1,7 @@
-"""What may be asked of a benchmark, checked in one place. Imports no JAX: the arguments of commands nest these."""
+"""Settings of the benchmarks, with their checks.
+
+Imports no JAX, because the arguments of commands nest these settings.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +13,10 @@ from jax_lm.options import Decoding, GenerationOptions
 
 
 def require_at_least_one(settings: object, *names: str) -> None:
-    """Raise ValueError for the first number, or tuple of numbers, that is not at least 1 or is empty."""
+    """Raise ValueError for the first setting that is below 1.
+
+    Tuples of numbers must not be empty.
+    """
     for name in names:
         value = getattr(settings, name)
         if isinstance(value, tuple) and not (value and min(value) >= 1):
@@ -21,7 +27,14 @@ def require_at_least_one(settings: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One generation to time: rows decoded together, length of each prompt and answer, a name in `options.PRESETS`."""
+    """One generation to time.
+
+    Attributes:
+        preset: name in `options.PRESETS`.
+        batch: rows decoded together.
+        prompt_tokens: length of each prompt.
+        new_tokens: length of each answer.
+    """
 
     preset: str = "exact"
     batch: int
@@ -55,7 +68,7 @@ class Workload:
         require_at_least_one(self, "batch_sizes", "new_tokens", "prompt_tokens", "repeats")
 
     def cells(self, presets: Iterable[str]) -> list[Cell]:
-        """List every combination."""
+        """Return every combination of lengths, batch sizes and presets."""
         combinations = product(self.new_tokens, self.prompt_tokens, self.batch_sizes, presets)
         return [
             Cell(batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens, preset=preset)
@@ -64,7 +77,10 @@ class Workload:
 
     @property
     def edges(self) -> tuple[Cell, ...]:
-        """Every prompt length at batch 1, and every batch size at the first prompt length: two lines of a chart."""
+        """The cells of two charts.
+
+        They are every prompt length at batch 1, and every batch size at the first prompt length.
+        """
         sizes = [(1, length) for length in self.prompt_tokens]
         sizes += [(batch, self.prompt_tokens[0]) for batch in self.batch_sizes]
         return tuple(
@@ -76,15 +92,16 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSettings:
-    """What the results of an experiment depend on.
+    """Settings that the results of an experiment depend on.
 
     Attributes:
         model: folder or hub id; the built-in model if not given.
         dtype: chosen by the device if not given.
         recorded: folder of `diffucoder parity record`, for parity without PyTorch.
         new_tokens: length of the answers.
-        batch_sizes: of the timed forward passes.
-        largest_batch: where the stress test ends, if memory does not end before.
+        batch_sizes: batch sizes of the timed forward passes.
+        largest_batch: largest batch of the stress test, which ends earlier if it runs out of
+            memory.
         tasks: built-in tasks of the quality check.
         repeats: timed calls per measurement.
         timeout: seconds that PyTorch, and JAX on the CPU, may take each.
@@ -106,15 +123,17 @@ class ExperimentSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleSettings:
-    """What a full experiment measures, beside `ExperimentSettings`.
+    """Settings of a full experiment, in addition to `ExperimentSettings`.
 
     Attributes:
-        random_shape: of the weights: 7b (the published shape) or small (its vocabulary, 8 layers of width 512).
+        random_shape: shape of the weights: 7b (the published shape) or small (its vocabulary, 8
+            layers of width 512).
         canvas: tokens of a row, prompt and answer.
-        rows: decoded together.
-        clients: of the server, each with one request at a time.
-        training_rows: of an update.
-        minutes: after which no step begins; the same command then goes on with what is left.
+        rows: batch sizes: rows decoded together.
+        clients: numbers of clients of the server, each with one request at a time.
+        training_rows: rows of a training update.
+        minutes: time after which no step begins; the same command then resumes with the steps that
+            are left.
     """
 
     random_shape: Literal["small", "7b"] = "7b"
@@ -132,13 +151,13 @@ class ScaleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingShape:
-    """How large a recording is.
+    """Size of a recording.
 
     Attributes:
         prompt_tokens: length of the recorded prompts.
         max_new_tokens: length of the recorded answers.
         batch_size: rows of each recording.
-        seed: of the random prompts.
+        seed: seed of the random prompts.
     """
 
     prompt_tokens: int = 13
@@ -152,7 +171,7 @@ class RecordingShape:
 
 @dataclass(frozen=True)
 class FrontierSetting:
-    """A way to decode whose speed and quality are measured together: its rule, and what the rule is given."""
+    """A way of decoding whose speed and quality are measured together."""
 
     family: str
     decoding: Decoding
@@ -161,7 +180,7 @@ class FrontierSetting:
     lookahead: int = 0
 
     def options(self, quality: "QualitySettings") -> GenerationOptions:
-        """The options of an answer."""
+        """Return the options of an answer."""
         return GenerationOptions(
             max_new_tokens=quality.max_new_tokens,
             temperature=quality.temperature,
@@ -173,40 +192,40 @@ class FrontierSetting:
 
 
 def frontier_settings() -> dict[str, FrontierSetting]:
-    """All settings of the frontier by name: each rule from its careful end to its hasty one."""
+    """Return all settings of the frontier by name, each rule from careful to hasty."""
 
     def windowed(**options: Any) -> Decoding:
         return Decoding(preset="fast", **options)
 
-    found = {"exact": FrontierSetting("steps, whole canvas", Decoding())}
+    settings = {"exact": FrontierSetting("steps, whole canvas", Decoding())}
     for count in (2, 3, 4):
-        found[f"exact, {count} per step"] = FrontierSetting("steps, whole canvas", Decoding(), tokens_per_step=count)
+        settings[f"exact, {count} per step"] = FrontierSetting("steps, whole canvas", Decoding(), tokens_per_step=count)
     for count in (1, 2, 3, 4):
         name = "fast" if count == 1 else f"fast, {count} per step"
-        found[name] = FrontierSetting("steps, window", windowed(), tokens_per_step=count)
+        settings[name] = FrontierSetting("steps, window", windowed(), tokens_per_step=count)
     for draft in (2, 4, 8):
-        found[f"exact, draft {draft}"] = FrontierSetting("draft, whole canvas", Decoding(), draft=draft)
+        settings[f"exact, draft {draft}"] = FrontierSetting("draft, whole canvas", Decoding(), draft=draft)
     for draft in (2, 4, 8):
-        found[f"fast, draft {draft}"] = FrontierSetting("draft, window", windowed(), draft=draft)
+        settings[f"fast, draft {draft}"] = FrontierSetting("draft, window", windowed(), draft=draft)
     for threshold in (0.98, 0.95, 0.9, 0.8, 0.7, 0.5):
         decoding = windowed(commit="threshold", threshold=threshold)
-        found[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
-    found["threshold 0.9, draft 4"] = FrontierSetting("threshold, draft", Decoding(preset="turbo"), draft=4)
+        settings[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
+    settings["threshold 0.9, draft 4"] = FrontierSetting("threshold, draft", Decoding(preset="turbo"), draft=4)
     for branches in (2, 4, 8):
         decoding = windowed(commit="threshold", threshold=0.95)
-        found[f"threshold 0.95, lookahead {branches}"] = FrontierSetting("lookahead", decoding, lookahead=branches)
+        settings[f"threshold 0.95, lookahead {branches}"] = FrontierSetting("lookahead", decoding, lookahead=branches)
     for factor in (0.1, 0.3, 1.0):
         decoding = windowed(commit="factor", factor=factor)
-        found[f"factor {factor}"] = FrontierSetting("factor, window", decoding)
+        settings[f"factor {factor}"] = FrontierSetting("factor, window", decoding)
     for decay in (0.2, 0.5):
         decoding = windowed(commit="dynamic", threshold=0.9, decay=decay)
-        found[f"dynamic 0.9, decay {decay}"] = FrontierSetting("dynamic, window", decoding)
+        settings[f"dynamic 0.9, decay {decay}"] = FrontierSetting("dynamic, window", decoding)
     for bound in (0.0, 0.001, 0.01, 0.1, 0.3, 1.0):
         decoding = windowed(commit="entropy", entropy_bound=bound)
-        found[f"entropy {bound}"] = FrontierSetting("entropy, window", decoding)
+        settings[f"entropy {bound}"] = FrontierSetting("entropy, window", decoding)
     decoding = Decoding(commit="entropy", entropy_bound=0.1, block_length=0)
-    found["entropy 0.1, whole canvas"] = FrontierSetting("entropy, whole canvas", decoding)
-    return found
+    settings["entropy 0.1, whole canvas"] = FrontierSetting("entropy, whole canvas", decoding)
+    return settings
 
 
 FRONTIER = frontier_settings()
@@ -217,15 +236,15 @@ class QualitySettings:
     """Tasks that are solved at every setting of a frontier.
 
     Attributes:
-        suite: as of `diffucoder eval`.
+        suite: as in `diffucoder eval`.
         data: the file of the problems; none for builtin.
         limit: number of problems; 300 for builtin and all of a file if not given.
         only: names of settings; all if not given.
         max_new_tokens: length of the canvas.
         temperature: 0 is greedy.
-        seed: of the draws.
+        seed: seed of the draws.
         executor: how programs are contained; auto takes bubblewrap, then Landlock.
-        timed: also tell tokens per second; says something only where nothing else runs.
+        timed: also measure tokens per second, which is meaningful only on an idle machine.
     """
 
     suite: Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"] = "builtin"

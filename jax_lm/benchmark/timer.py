@@ -1,4 +1,7 @@
-"""Time work: warm up, repeat, take the median, count what XLA compiles. Knows no model."""
+"""Time functions: warm up, repeat, take the median, count what XLA compiles.
+
+Knows no model.
+"""
 
 import functools
 import statistics
@@ -19,13 +22,16 @@ Result = TypeVar("Result")
 
 
 class Compilations:
-    """Counts what XLA compiles in this process. One listener for good: JAX cannot be relied on to take it back."""
+    """Counts the compilations of XLA in this process.
+
+    The listener is registered once and stays: JAX has no stable way to remove it.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self.hear)
+        jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
 
-    def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+    def count_compilation(self, event: str, duration_secs: float, **_: str | int) -> None:
         self.count += event == COMPILE_EVENT
 
 
@@ -37,10 +43,13 @@ def compilations() -> Compilations:
 
 @contextmanager
 def without_stored_compilations() -> Iterator[None]:
-    """Compile for real: a result from the cache on disk would say nothing about compile time."""
+    """Switch off the compilation cache on disk.
+
+    A result from the cache would say nothing about compile time.
+    """
     before = getattr(jax.config, CACHE_SWITCH)
     jax.config.update(CACHE_SWITCH, False)
-    # The switch is read once, at the first compilation; after a reset, again.
+    # JAX reads the switch at the first compilation, and again after a reset.
     compilation_cache.reset_cache()
     try:
         yield
@@ -51,7 +60,15 @@ def without_stored_compilations() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Generic[Result]):
-    """Wall times and compilations of the first call, which compiles, and of all later ones; the last one's result."""
+    """Wall times and compilations of a call.
+
+    Attributes:
+        first_seconds: time of the first call, which compiles.
+        all_seconds: times of the later calls.
+        compilations: compilations of the first call.
+        recompilations: compilations of all later calls.
+        result: result of the last call.
+    """
 
     first_seconds: float
     all_seconds: tuple[float, ...]
@@ -64,20 +81,32 @@ class Timing(Generic[Result]):
         """The median of the later calls."""
         return statistics.median(self.all_seconds)
 
+    @property
+    def row(self) -> dict[str, Any]:
+        """Times and compilations as plain data."""
+        return {
+            "first_seconds": self.first_seconds,
+            "seconds": self.seconds,
+            "all_seconds": list(self.all_seconds),
+            "compilations": self.compilations,
+            "recompilations": self.recompilations,
+        }
+
 
 def time_in_turns(
     calls: Sequence[Callable[[], Result]], repeats: int, *, warm_ups: Sequence[Callable[[], Any]] | None = None
 ) -> list[Timing[Result]]:
-    """Warm up every call, then let them take turns, so that a moment in which the machine is busy slows all.
+    """Call every function once to warm up, then let them take turns for `repeats` timed rounds.
 
-    After the warm-up there are so many timed rounds. `warm_ups` are called first in place of the calls themselves.
+    They take turns so that a moment in which the machine is busy slows down all of them. `warm_ups`
+    replace the functions in the first round.
     """
     seconds: list[list[float]] = [[] for _ in calls]
     compiled: list[list[int]] = [[] for _ in calls]
     results: list[Any] = [None for _ in calls]
     for turn in (warm_ups or calls, *[calls] * repeats):
         for index, call in enumerate(turn):
-            # Not two results at a time: logits may be large.
+            # Free the last result first: logits may be large.
             results[index] = None
             before, start = compilations().count, time.perf_counter()
             results[index] = jax.block_until_ready(call())
@@ -96,5 +125,5 @@ def time_in_turns(
 
 
 def time_call(call: Callable[[], Result], repeats: int, *, warm_up: Callable[[], Any] | None = None) -> Timing[Result]:
-    """Time a call after a first one that does not count, which `warm_up` may replace."""
+    """Time a function after a first call, which `warm_up` may replace."""
     return time_in_turns([call], repeats, warm_ups=[warm_up or call])[0]

@@ -1,9 +1,10 @@
 """Dream in PyTorch: transformers' Qwen2 with a bidirectional mask, and the published loop.
 
-Dream is Qwen2 without a causal mask, so transformers' own Qwen2 computes it: no code of the checkpoint is executed.
-`diffusion_generate` restates Dream's loop as published: logits of every row, a full sort for top_p, one forward per
-step. Serves `recording`, whose goldens are exact and padded, and `worker`, which times it. Shares nothing with
-`jax_lm.diffusion`. Needs torch and transformers (extra `parity`).
+Dream is Qwen2 without a causal mask, so transformers' own Qwen2 computes it, and no code of the
+checkpoint is executed. `diffusion_generate` restates Dream's loop as published: logits of every
+row, a full sort for top_p, one forward pass per step. Used by `parity_recording`, whose goldens
+are exact and padded, and by `worker`, which times it. Shares no code with `jax_lm.diffusion`. Needs
+torch and transformers (extra `parity`).
 """
 
 from collections.abc import Sequence
@@ -25,13 +26,13 @@ EPSILON = 1e-3
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
 HEADS = ("num_attention_heads", "num_key_value_heads")
 FIELDS = (*SIZES, *HEADS, "rms_norm_eps", "tie_word_embeddings", "rope_theta")
-"""Of the configuration, named alike in Dream and Qwen2."""
+"""Fields of the configuration that have the same names in Dream and Qwen2."""
 
 
 def load_qwen2(
     folder: Path, config: DreamConfig, dtype: torch.dtype, attention: Literal["eager", "sdpa"]
 ) -> Qwen2ForCausalLM:
-    """Load a checkpoint as a Qwen2 whose attention takes the mask it is given, or is full without one."""
+    """Load a checkpoint as a Qwen2 whose attention is full unless it is given a mask."""
     fields = {name: getattr(config, name) for name in FIELDS}
     qwen2 = Qwen2Config(**fields, attn_implementation=attention)
     model = Qwen2ForCausalLM.from_pretrained(folder, config=qwen2, dtype=dtype).eval()
@@ -41,9 +42,13 @@ def load_qwen2(
 
 
 class TorchBackend:
-    """A checkpoint of the Hugging Face layout in PyTorch, in float32 or bfloat16, on "cpu" or "cuda".
+    """A checkpoint of the Hugging Face layout in PyTorch.
 
-    Attention: "sdpa" takes the kernel for full attention, "eager" writes the mask out and may be padded.
+    Args:
+        dtype: float32 or bfloat16.
+        device: "cpu" or "cuda".
+        attention: "sdpa" takes the kernel for full attention; "eager" writes out the mask, and rows
+            may be padded.
     """
 
     def __init__(
@@ -61,14 +66,15 @@ class TorchBackend:
 
     @staticmethod
     def warm_up(device: str) -> None:
-        """Let PyTorch do what it does once per process, so that it is not counted as loading."""
+        """Initialise PyTorch once per process, so that it does not count as loading."""
         torch.zeros(1, device=device)
 
     @torch.no_grad()
     def evaluate(self, ids: torch.Tensor, present: torch.Tensor | None = None, **options: Any) -> Any:
-        """Run one bidirectional forward pass over ids [b, t], with options of transformers, and return its output.
+        """Return the output of one bidirectional forward pass over ids [b, t].
 
         Where `present` is 0, there is padding: its keys are masked, and positions do not count it.
+        `options` are passed to transformers.
         """
         if self.attention == "sdpa" and present is None:
             return self.model(ids, attention_mask={"full_attention": None}, use_cache=False, **options)
@@ -81,31 +87,31 @@ class TorchBackend:
         return self.model(ids, attention_mask=mask, position_ids=positions, use_cache=False, **options)
 
     def forward(self, ids: np.ndarray) -> None:
-        """Run one forward pass over rows [b, t], to its end."""
+        """Run one forward pass over ids [b, t], and wait for it."""
         self.evaluate(self.tensor(ids))
         if self.device == "cuda":
             torch.cuda.synchronize()
 
     def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return what the named modules put out for rows [b, t], and the logits, in float32."""
-        found: dict[str, np.ndarray] = {}
+        """Return the outputs of the named modules for ids [b, t], and the logits, in float32."""
+        outputs: dict[str, np.ndarray] = {}
 
         def keep(name: str, module: Any, arguments: Any, output: torch.Tensor) -> None:
-            found[name] = output.float().cpu().numpy()
+            outputs[name] = output.float().cpu().numpy()
 
         modules = dict(self.model.named_modules())
         hooks = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
-        found["logits"] = self.evaluate(self.tensor(ids)).logits.float().cpu().numpy()
+        outputs["logits"] = self.evaluate(self.tensor(ids)).logits.float().cpu().numpy()
         for hook in hooks:
             hook.remove()
-        return found
+        return outputs
 
     def tensor(self, ids: np.ndarray) -> torch.Tensor:
         """Copy token ids to the device."""
         return torch.from_numpy(ids).long().to(self.device)
 
     def device_peak(self) -> int | None:
-        """Return the largest memory of the device in use so far, in bytes; None on a CPU."""
+        """Return the peak memory of the device in bytes; None on a CPU."""
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
@@ -119,9 +125,9 @@ class TorchBackend:
 def diffusion_generate(
     backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions, present: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Run Dream's loop, at alg_temp 0, and return the canvas [b, t] after each step.
+    """Run Dream's loop at alg_temp 0, and return the canvas [b, t] after each step.
 
-    `present` is 1 where a token is, over prompts and answers; everywhere if not given.
+    `present` is 0 at the padding of prompts and answers; by default there is none.
     """
     steps, device = options.steps, prompts.device
     assert steps is not None
@@ -130,19 +136,19 @@ def diffusion_generate(
     canvases = []
     for step in range(steps):
         masked = x == backend.mask_id
-        logits = shifted(backend.evaluate(x, present).logits)[masked]
+        logits = shift_logits(backend.evaluate(x, present).logits)[masked]
         share = 1 - times[step + 1] / times[step] if step < steps - 1 else 1
-        x = chosen_tokens(backend, x, logits, masked, share, options)
+        x = commit_tokens(backend, x, logits, masked, share, options)
         canvases.append(x)
     return canvases
 
 
-def shifted(logits: torch.Tensor) -> torch.Tensor:
-    """Align logits [b, t, v] with the tokens they predict."""
+def shift_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Align logits [b, t, v] with the tokens that they predict."""
     return torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
 
 
-def chosen_tokens(
+def commit_tokens(
     backend: TorchBackend,
     x: torch.Tensor,
     logits: torch.Tensor,
@@ -150,7 +156,10 @@ def chosen_tokens(
     share: torch.Tensor | int,
     options: GenerationOptions,
 ) -> torch.Tensor:
-    """Return rows [b, t] with a share of their masks decided, by the logits [m, v] of these: the most confident."""
+    """Commit the most confident share of the masks of rows [b, t].
+
+    `logits` are those of the masked positions [m, v].
+    """
     confidence, tokens = draw_tokens(logits, options)
     count = int(masked.sum() / len(x) * share)
     if not count:
@@ -166,7 +175,7 @@ def chosen_tokens(
 def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch.Tensor, torch.Tensor]:
     """Return confidence and token of each masked position [m, v], in the dtype of the logits.
 
-    As published: temperature, then top_p, then top_k, then the measure of `alg`.
+    The order is the published one: temperature, top_p, top_k, then the confidence of `alg`.
     """
     if options.temperature > 0:
         logits = logits / options.temperature
@@ -174,7 +183,7 @@ def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch
     if options.top_p is not None and options.top_p < 1:
         values, order = torch.sort(logits, descending=True)
         removed = torch.softmax(values, dim=-1).cumsum(dim=-1) > options.top_p
-        # The token that crosses the border stays.
+        # The token that crosses the border is kept.
         removed = torch.cat([torch.zeros_like(removed[:, :1]), removed[:, :-1]], dim=1)
         logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), least)
     if options.top_k is not None:
@@ -183,8 +192,8 @@ def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch
     probs = torch.softmax(logits, dim=-1)
     confidence, tokens = probs.max(dim=-1)
     if options.temperature > 0:
-        # It refuses probabilities that do not add up to 1, as in bfloat16 they may not: the published loop is then
-        # greedy for that step, and tells nobody.
+        # Categorical refuses probabilities that do not add up to 1, which happens in bfloat16. The
+        # published loop then silently takes the most likely tokens in that step.
         with suppress(ValueError):
             tokens = Categorical(probs=probs).sample()
             confidence = probs.gather(1, tokens[:, None])[:, 0]

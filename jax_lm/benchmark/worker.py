@@ -1,10 +1,11 @@
-"""A backend, JAX or PyTorch, measured in a process of its own: so neither pays for the other.
+"""Measure a backend, JAX or PyTorch, in a process of its own.
 
-`run_worker` starts that process and waits; what comes back is a typed record. Entry of the process:
+Neither is charged for what the other imports and allocates. `run_worker` starts that process and
+returns its result, a row. The process runs
 
     python -m jax_lm.benchmark.worker FOLDER
 
-with request.json in the folder. PyTorch's backend is `torch_reference`, and `torch_blocks`.
+with request.json in the folder. PyTorch's backend is in `torch_reference` and `fast_dllm`.
 """
 
 import json
@@ -15,7 +16,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -26,30 +27,32 @@ from jaxtyping import Int
 from safetensors.numpy import load_file, save_file
 
 from jax_lm.benchmark.backend import Backend, JaxBackend, greedy_options, output_names, random_prompts
-from jax_lm.benchmark.machine import Machine, largest_resident_bytes, resident_bytes
-from jax_lm.benchmark.records import plain_data, read_record
+from jax_lm.benchmark.machine import about, largest_resident_bytes, resident_bytes
 from jax_lm.benchmark.settings import Cell
-from jax_lm.benchmark.speed import GenerationTime, time_generation
+from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import without_stored_compilations
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.reports.tables import Row
 
 REQUEST, RESULT, OUTPUTS = "request.json", "result.json", "outputs.safetensors"
 GREEDY = Cell(batch=2, prompt_tokens=16, new_tokens=32)
-"""The greedy answers that are compared."""
+"""The greedy generation that is compared."""
 
 TORCH_PACKAGES = ("torch", "transformers")
 ERROR_WIDTH = 300
-"""Characters of an error that are passed on."""
+"""Characters of a worker's error that are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRequest:
-    """What a worker is to do.
+    """Request to a worker.
 
     Attributes:
         device: where PyTorch computes, "cpu" or "cuda"; JAX takes its default.
+        cells: generations to time.
         repeats: timed calls per cell, of which the median counts.
-        numbers: rows and tokens of random input for which the outputs of every module are kept; None is none.
+        compared_shape: rows and tokens of random input for which the outputs of every module are
+            kept; none by default.
     """
 
     backend: Literal["jax", "pytorch"]
@@ -58,55 +61,34 @@ class WorkerRequest:
     device: str = "cpu"
     cells: tuple[Cell, ...] = ()
     repeats: int = 3
-    numbers: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerResult:
-    """What a worker measured.
-
-    Attributes:
-        backend: jax or pytorch.
-        packages: versions of what PyTorch's backend needs; empty for JAX.
-        memory: what the bytes are of, in words.
-        load_bytes, peak_bytes: largest memory after loading, and at the end.
-        greedy: greedy tokens [b, n], where outputs are kept.
-    """
-
-    backend: str
-    about: Machine
-    dtype: str
-    device: str
-    packages: dict[str, str] = field(default_factory=dict)
-    load_seconds: float
-    memory: str
-    load_bytes: int
-    peak_bytes: int
-    cells: tuple[GenerationTime, ...]
-    greedy: tuple[tuple[int, ...], ...] = ()
+    compared_shape: tuple[int, int] | None = None
 
 
 def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarray, "b t"]:
-    """Draw the random rows [b, t] for which outputs are compared."""
+    """Draw the random rows for which outputs are compared."""
     return random_prompts(config, *shape, seed=1)
 
 
-def compared_outputs(
-    backend: Backend, shape: tuple[int, int]
-) -> tuple[dict[str, np.ndarray], tuple[tuple[int, ...], ...]]:
-    """Compute what backends are compared by: outputs of every module, and greedy tokens [b, n].
+def compared_outputs(backend: Backend, shape: tuple[int, int]) -> tuple[dict[str, np.ndarray], list[list[int]]]:
+    """Return the outputs of every module by name, and greedy tokens [b, n].
 
-    The tokens are all of `GREEDY` where the context is long enough.
+    The generation is `GREEDY`, shortened if the context is shorter.
     """
     config = backend.config
     new_tokens = min(GREEDY.new_tokens, config.max_position_embeddings - GREEDY.prompt_tokens)
     prompts = random_prompts(config, GREEDY.batch, GREEDY.prompt_tokens, seed=2)
     outputs = backend.module_outputs(comparison_ids(config, shape), output_names(config))
-    return outputs, tuple(map(tuple, backend.generate(prompts, greedy_options(new_tokens)).tokens.tolist()))
+    return outputs, backend.generate(prompts, greedy_options(new_tokens)).tokens.tolist()
 
 
-def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
-    """Load, time, and keep outputs in a file. Runs in the process of the backend."""
+def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
+    """Load and time a backend in this process, and save its outputs in a file if they are compared.
+
+    Returns:
+        A row. `packages` are the versions of PyTorch's packages. `load_bytes` and `peak_bytes` are
+        the peak memory after loading and at the end; `memory` says of what. `greedy` are the greedy
+        tokens [b, n] if outputs are compared.
+    """
     load, is_torch = backend_loader(request), request.backend == "pytorch"
     before, start = resident_bytes(), time.perf_counter()
     backend = load()
@@ -116,36 +98,35 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> WorkerResult:
         on_device = backend.device_peak()
         return largest_resident_bytes() - before if on_device is None else on_device
 
-    load_bytes, about = peak(), Machine.here()
+    load_bytes, machine = peak(), about()
     with without_stored_compilations():
-        cells = tuple(time_generation(backend, cell, request.repeats, with_forward=True) for cell in request.cells)
-    peak_bytes, greedy = peak(), ()
-    if request.numbers:
-        found, greedy = compared_outputs(backend, request.numbers)
-        save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, outputs)
-    return WorkerResult(
-        backend=request.backend,
-        about=about,
-        dtype=request.dtype,
-        device=request.device if is_torch else about.device,
-        packages={name: version(name) for name in TORCH_PACKAGES} if is_torch else {},
-        load_seconds=load_seconds,
-        memory="process, above what it had before loading" if backend.device_peak() is None else "device",
-        load_bytes=load_bytes,
-        peak_bytes=peak_bytes,
-        cells=cells,
-        greedy=greedy,
-    )
+        cells = [time_generation(backend, cell, request.repeats, with_forward=True) for cell in request.cells]
+    row = {
+        "backend": request.backend,
+        "about": machine,
+        "dtype": request.dtype,
+        "device": request.device if is_torch else machine["device"],
+        "packages": {name: version(name) for name in TORCH_PACKAGES} if is_torch else {},
+        "load_seconds": load_seconds,
+        "memory": "process, above what it had before loading" if backend.device_peak() is None else "device",
+        "load_bytes": load_bytes,
+        "peak_bytes": peak(),
+        "cells": cells,
+    }
+    if request.compared_shape:
+        tensors, row["greedy"] = compared_outputs(backend, request.compared_shape)
+        save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, outputs)
+    return row
 
 
 def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
-    """Return what loads the backend; what happens once per process has then happened."""
+    """Return a function that loads the backend, after doing what happens once per process."""
     folder = Path(request.folder)
     config = DreamForCausalLM.read_config(folder)
     if request.backend == "jax":
         jax.devices()
         return lambda: JaxBackend.load(folder, request.dtype)
-    from jax_lm.benchmark.torch_blocks import TorchLoops
+    from jax_lm.benchmark.fast_dllm import TorchLoops
 
     TorchLoops.warm_up(request.device)
     return lambda: TorchLoops(folder, config, request.dtype, device=request.device)
@@ -153,31 +134,35 @@ def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
 
 def run_worker(
     request: WorkerRequest, *, environment: Mapping[str, str] | None = None, limit: float | None = None
-) -> tuple[WorkerResult, dict[str, np.ndarray]]:
-    """Have a backend measured in its own process, in `limit` seconds: what it measured, and outputs by module.
+) -> tuple[Row, dict[str, np.ndarray]]:
+    """Measure a backend in its own process; returns its row, and outputs by module.
 
     Raises:
-        ValueError: it failed, or took too long; the message ends with its error.
+        ValueError: the process failed or took more than `limit` seconds; the message ends with its
+            error.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        (folder / REQUEST).write_text(json.dumps(plain_data(request)), encoding="utf-8")
+        (folder / REQUEST).write_text(json.dumps(asdict(request)), encoding="utf-8")
         command = [sys.executable, "-m", "jax_lm.benchmark.worker", temporary]
         variables = os.environ | (environment or {})
         try:
             done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired as error:
-            raise ValueError(f"the {request.backend} side took more than {limit:g} s") from error
+            raise ValueError(f"the {request.backend} backend took more than {limit:g} s") from error
         if done.returncode:
             killed = f" by signal {-done.returncode}, perhaps for its memory" if done.returncode < 0 else ""
-            raise ValueError(f"the {request.backend} side ended{killed}: {last_error(done.stderr)}")
-        result = read_record(WorkerResult, json.loads((folder / RESULT).read_text(encoding="utf-8")))
-        return result, load_file(folder / OUTPUTS) if request.numbers else {}
+            raise ValueError(f"the {request.backend} backend ended{killed}: {last_error(done.stderr)}")
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return result, load_file(folder / OUTPUTS) if request.compared_shape else {}
 
 
-def last_error(said: str) -> str:
-    """Return in one line the error that a traceback ends with; of anything else the last line."""
-    lines = said.strip().splitlines() or ["it wrote nothing"]
+def last_error(output: str) -> str:
+    """Return in one line the error at the end of a traceback.
+
+    Of any other output it is the last line.
+    """
+    lines = output.strip().splitlines() or ["it wrote nothing"]
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     ending = [line for line in lines[frames[-1] :] if not line.startswith("  ")] if frames else []
     return textwrap.shorten(" ".join(ending or lines[-1:]), ERROR_WIDTH, placeholder=" ...")
@@ -185,9 +170,10 @@ def last_error(said: str) -> str:
 
 def main(folder: Path) -> None:
     """Read the request, measure, write the result."""
-    request = read_record(WorkerRequest, json.loads((folder / REQUEST).read_text(encoding="utf-8")))
-    result = measure_backend(request, folder / OUTPUTS)
-    (folder / RESULT).write_text(json.dumps(plain_data(result)), encoding="utf-8")
+    data = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    request = WorkerRequest(**data | {"cells": tuple(Cell(**cell) for cell in data["cells"])})
+    row = measure_backend(request, folder / OUTPUTS)
+    (folder / RESULT).write_text(json.dumps(row), encoding="utf-8")
 
 
 if __name__ == "__main__":

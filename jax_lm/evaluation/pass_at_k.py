@@ -12,7 +12,6 @@ NINETY_FIVE = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
 
 ALL = "all"
-RATE_COLUMNS = ("problems", "count", "samples", "passed", "measure", "estimate", "95 % interval")
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -57,12 +56,6 @@ class Rate:
     problems: int
     samples: int
     passed: int
-
-    def cells(self) -> list[str]:
-        """Format it for a table with the columns RATE_COLUMNS."""
-        interval = f"{self.low:.1%} to {self.high:.1%}"
-        counts = [str(self.problems), str(self.samples), str(self.passed)]
-        return [self.group, *counts, f"pass@{self.k}", f"{self.value:.1%}", interval]
 
 
 def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rate]:

@@ -1,7 +1,8 @@
-"""Line charts, bar charts and heat maps as SVG: coordinates here, drawing in the templates of `pages`.
+"""Draw line charts, bar charts and heat maps as SVG.
 
-All templates but Markdown's escape their values, and each page is one self-contained HTML file. Colours follow the page
-that they stand in (`currentColor`), so that they can be read on dark and on light.
+Coordinates are computed here and drawn by the templates in `pages`. All templates but Markdown's
+escape their values, and each page is one self-contained HTML file. Pictures take their colour from
+the page (`currentColor`), so that they are readable on dark and on light.
 """
 
 import math
@@ -30,10 +31,13 @@ BAR, GAP = 18, 6
 TICKS = 5
 PAGES.globals.update(area=AREA, x_label="", y_label="")
 MANY = 10
-"""Up to so many values along the axis have their own number."""
+"""Up to this number of values along the axis, each value has its own label."""
 
 PICTURE_COLOR = "#333"
-"""Of text and axes in a picture that stands alone; in a page they have the colour of its text."""
+"""Colour of text and axes in a picture that stands alone.
+
+Within a page it is the colour of the text.
+"""
 
 Series = Mapping[str, Sequence[tuple[float | int, float | int | None]]]
 
@@ -54,7 +58,7 @@ def rounded_up(value: float | int) -> float:
 
 
 def round_ticks(low: float | int, high: float | int) -> list[float]:
-    """Find the multiples of 1, 2, 5, 10, 20, … in an interval: about `TICKS` of them."""
+    """Return about `TICKS` multiples of 1, 2, 5, 10, 20, … in an interval."""
     step = rounded_up((high - low) / TICKS)
     return [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
@@ -62,7 +66,10 @@ def round_ticks(low: float | int, high: float | int) -> list[float]:
 def line_chart(
     title: str, x_label: str, y_label: str, series: Series, *, bottom: float | int = 0.0, top: float | int = 1.0
 ) -> str:
-    """Draw lines over a common axis; the vertical one runs from `bottom` to `top`. What is nan or None is left out."""
+    """Draw lines over a common axis; the vertical one runs from `bottom` to `top`.
+
+    Values that are nan or None are left out.
+    """
     drawn = {
         name: [(x, y) for x, y in points if y is not None and not math.isnan(y)] for name, points in series.items()
     }
@@ -91,7 +98,10 @@ def line_chart(
 
 
 def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray, "rows columns"], length: int) -> str:
-    """Draw rows from top to bottom; the darker a cell, the larger its value, of the largest in the picture."""
+    """Draw rows of cells from top to bottom.
+
+    The larger a value relative to the largest one, the darker its cell.
+    """
     rows, columns = values.shape
     width, height = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
     shares = values / (float(values.max()) or 1.0)
@@ -128,5 +138,5 @@ def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
 
 
 def write_picture(path: Path, picture: str) -> None:
-    """Write an SVG that stands alone, whole or not at all."""
+    """Write an SVG that stands alone; the file is whole or not there."""
     write_whole(path, picture.replace("currentColor", PICTURE_COLOR))

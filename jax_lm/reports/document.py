@@ -1,12 +1,14 @@
 """A report of several sections, as Markdown and as one self-contained page without scripts.
 
-Plain data in, text out: knows no model and no measurement.
+Turns plain data into text; knows no model and no measurement.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -19,7 +21,7 @@ from jax_lm.reports.charts import render, write_picture
 
 @dataclass(frozen=True)
 class Verdict:
-    """A criterion, and whether it is met; `met` is None where it could not be measured."""
+    """A criterion, and whether it is met; `met` is None if it could not be measured."""
 
     name: str
     wanted: str
@@ -39,14 +41,14 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One heading and what stands below it, in this order.
+    """A heading and its content, in this order.
 
     Attributes:
         text: one paragraph.
         columns, rows: a table.
         picture: an SVG.
-        name: of the picture's file; without one, the picture stands in the page alone.
-        listing: texts by what they are, shown as they are: what a model wrote.
+        name: file name of the picture; without one, only the page shows it.
+        listing: texts by their titles, shown verbatim: what a model wrote.
         points: a list.
     """
 
@@ -69,7 +71,7 @@ class Document:
         metadata: what its numbers depend on, by name.
         verdicts: whether its criteria are met.
         sections: what was measured.
-        details: what the page shows when it is opened, and Markdown leaves out.
+        details: sections that the page shows folded, and Markdown leaves out.
     """
 
     title: str
@@ -80,7 +82,7 @@ class Document:
 
     @property
     def score(self) -> str:
-        """Count of verdicts met, missed and not measured, in one line."""
+        """The number of verdicts that are met, missed and not measured, in one line."""
         counts, total = Counter(verdict.mark for verdict in self.verdicts), len(self.verdicts)
         return f"{counts['met']} of {total} met, {counts['missed']} missed, {counts['not measured']} not measured"
 
@@ -89,11 +91,16 @@ class Document:
         return text.rstrip("\n") + "\n"
 
     def page(self) -> str:
-        """Render one HTML file; every text in it is escaped, pictures are drawn by us."""
+        """Render one HTML file. Every text in it is escaped; pictures are drawn by us."""
         return render("document.html", document=self)
 
-    def write(self, folder: Path, name: str) -> None:
-        """Write `name`.md, `name`.html and the pictures, each whole or not at all."""
+    def write(self, folder: Path, name: str, data: Any = None) -> None:
+        """Write `name`.md, `name`.html and the pictures, and `name`.json if there are data.
+
+        Each file is whole or not there.
+        """
+        if data is not None:
+            write_whole(folder / f"{name}.json", json.dumps(data, indent=1) + "\n")
         for section in self.sections:
             if section.picture and section.name:
                 write_picture(folder / f"{section.name}.svg", section.picture)
@@ -102,7 +109,7 @@ class Document:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Format a Markdown table, line by line."""
+    """Return a Markdown table, line by line."""
 
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"
@@ -111,7 +118,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def print_report(document: Document, *, with_sections: bool = False) -> None:
-    """Print what a report depends on, and its verdicts or its tables."""
+    """Print the metadata, and the verdicts or the tables."""
     console = Console(highlight=False)
     for name, text in document.metadata.items():
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)

@@ -1,4 +1,7 @@
-"""A generated text that a notebook shows as the replay of its canvas. Knows no model."""
+"""A generated text that a notebook shows as the replay of its canvas.
+
+Knows no model.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,10 +12,10 @@ from jax_lm.results import Generation
 
 
 class ReplayedText(str):
-    """A text, and how its canvas was filled: a string to Python, a replay to a notebook.
+    """A string that a notebook shows as a replay of how its canvas was filled.
 
     Attributes:
-        replay: what the page shows; None for a text that was made from another one.
+        replay: what the notebook shows; None for a text that was derived from another one.
     """
 
     replay: "Replay | None" = None
@@ -25,11 +28,14 @@ class ReplayedText(str):
 
     @property
     def full(self) -> "ReplayedText":
-        """The text behind its prompt."""
+        """The text with its prompt."""
         return self if self.replay is None else ReplayedText.of(self.replay.prompt + self, self.replay)
 
     def _repr_html_(self) -> str | None:
-        """Show the replay in a frame of its own, whose page reaches nothing; None if there is nothing to replay."""
+        """Return a frame with a page that has no access to anything else.
+
+        None if there is nothing to replay.
+        """
         if self.replay is None or not self.replay.pieces:
             return None
         page = escape(self.replay.page(), quote=True)
@@ -40,13 +46,13 @@ class ReplayedText(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What was decided when.
+    """The order in which the tokens of a text were committed.
 
     Attributes:
         prompt: given text.
-        pieces: the text of each decided token, up to the stop token.
-        commit_step: step at which each was decided.
-        confidence: probability of each when it was decided.
+        pieces: the text of each committed token, up to the stop token.
+        commit_step: step at which each token was committed.
+        confidence: probability of each token when it was committed.
         temperature: of the draws.
     """
 
@@ -58,7 +64,7 @@ class Replay:
 
     @classmethod
     def of(cls, prompt: str, row: Generation, decode: Callable[[Sequence[int]], str], temperature: float) -> "Replay":
-        """Take what a generation tells."""
+        """Return the replay of a generation."""
         pieces = tuple(decode([token]) for token in row.token_ids)
         confidence = tuple(round(value, 4) for value in row.confidence)
         return cls(
@@ -66,7 +72,7 @@ class Replay:
         )
 
     def page(self) -> str:
-        """Write the page of the decoding analysis with this trace alone."""
+        """Return the page of the decoding analysis with this trace alone."""
         trace = {
             "name": "generation",
             "sample": 0,

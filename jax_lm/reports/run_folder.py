@@ -1,6 +1,6 @@
-"""The folder of a run that may be killed and goes on: its settings, its JSON lines, files that are whole or not there.
+"""The folder of a run that may be killed and resumed: its settings and its JSON lines.
 
-Knows nothing of models; what it holds is plain data. `settings.json` is written once and compared ever after.
+Knows nothing of models; holds plain data. `settings.json` is written once and compared afterwards.
 """
 
 import fcntl
@@ -22,11 +22,18 @@ Log = TypeVar("Log", bound="RunLog")
 
 
 class RunLog(ABC):
-    """JSON lines of a run in its folder, which one process holds at a time; complete lines survive a kill.
+    """JSON lines of a run in its folder; complete lines survive a kill.
 
-    A subclass names its file and its records, and says in `take` what a record means. The folder is made if it does not
-    exist; None keeps nothing on disk. Settings are what the results depend on. ValueError: the folder belongs to a run
-    with other settings, is in use, or is damaged.
+    One process at a time holds the folder, which is created if it does not exist. A subclass names
+    its
+    file and its records, and interprets a record in `take`.
+
+    Args:
+        folder: None keeps nothing on disk.
+        settings: everything that the results depend on.
+
+    Raises:
+        ValueError: the folder belongs to a run with other settings, is in use, or is damaged.
     """
 
     name: ClassVar[str]
@@ -41,7 +48,7 @@ class RunLog(ABC):
         self.file = path.open("a+", encoding="utf-8")
         try:
             lock(self.file, folder)
-            # As they will be read: tuples become lists.
+            # As JSON reads them back: tuples become lists.
             require_same(folder, self.name, json.loads(json.dumps(settings)))
             self.replay(path)
         except (OSError, ValueError):
@@ -49,7 +56,7 @@ class RunLog(ABC):
             raise
 
     def replay(self, path: Path) -> None:
-        """Take the complete lines; cut off one that was being written when the run was killed."""
+        """Take the complete lines, and truncate one that was incomplete when the run was killed."""
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
@@ -64,10 +71,10 @@ class RunLog(ABC):
 
     @abstractmethod
     def take(self, record: Record) -> None:
-        """Follow one record, of an earlier run or of this one."""
+        """Apply one record, of an earlier run or of this one."""
 
     def append(self, record: Record) -> None:
-        """Keep a record, on disk before this returns."""
+        """Write a record to disk, then take it."""
         if self.file is not None:
             self.file.write(json.dumps(record) + "\n")
             self.file.flush()
@@ -86,7 +93,7 @@ class RunLog(ABC):
 
 
 def lock(file: IO[str], folder: Path) -> None:
-    """Take the file for this process until either ends; ValueError if another process has it."""
+    """Lock the file for this process; ValueError if another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -94,7 +101,11 @@ def lock(file: IO[str], folder: Path) -> None:
 
 
 def require_same(folder: Path, name: str, wanted: Record) -> None:
-    """Write the settings of a new run; ValueError names the first that differs from an old run."""
+    """Write the settings of a new run, or compare them with those of an earlier one.
+
+    Raises:
+        ValueError: a setting differs; the message names the first one.
+    """
     path = folder / SETTINGS
     if not path.exists():
         if (folder / name).stat().st_size:
@@ -102,18 +113,18 @@ def require_same(folder: Path, name: str, wanted: Record) -> None:
         write_whole(path, json.dumps(wanted, indent=2) + "\n")
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(held, dict):
         raise ValueError(f"{path} holds no settings")
-    if difference := differing_setting(found, wanted):
+    if difference := differing_setting(held, wanted):
         begun = f"out={str(folder)!r} was begun with {difference}"
         raise ValueError(f"{begun}: give another folder, or the same settings")
 
 
 def differing_setting(held: Record, wanted: Record, ignored: Collection[str] = ()) -> str | None:
-    """Name the first setting in which two runs differ, with both values; None if they agree.
+    """Return the first setting in which two runs differ, with both values; None if they agree.
 
     A setting that one of them lacks counts as None. Settings within settings have dotted names.
     """
@@ -134,7 +145,7 @@ def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 def file_digest(path: Path) -> str:
-    """Digest a file's bytes by SHA-256; ValueError if it cannot be read."""
+    """Return the SHA-256 digest of a file's bytes; ValueError if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -142,7 +153,10 @@ def file_digest(path: Path) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Digest names, sizes and a mebibyte from the middle of each weight file: another training has another digest."""
+    """Return a digest of the weight files of a folder, so that another training has another digest.
+
+    It covers names, sizes and a mebibyte from the middle of each file.
+    """
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size

@@ -1,6 +1,7 @@
-"""A run of named steps: what each found is kept, one that fails stops no other, and a killed run goes on.
+"""A run of named steps that keeps the result of each, survives failures and can be resumed.
 
-Knows nothing of what the steps do. steps.jsonl in its folder has a line when a step begins, and one when it ends.
+Knows nothing of what the steps do. steps.jsonl in its folder has a line when a step begins, and one
+when it ends.
 """
 
 import math
@@ -15,16 +16,29 @@ from jax_lm.reports.run_folder import Record, RunLog
 
 BEGUN, STOPPED, DONE, FAILED, LEFT_OUT = "begun", "stopped", "done", "failed", "left out"
 PATIENCE = 2
-"""A step that ended the whole process so many times is not tried again: likely the system killed it for its memory."""
+"""A step that ended the whole process this many times is not tried again.
+
+Most likely the system killed it for its memory.
+"""
+
+
+Found = Mapping[str, Record]
+"""Results of the steps that are done, by name."""
 
 
 class LeftOut(Exception):  # noqa: N818
-    """A step does not apply here; its text says why."""
+    """Raised by a step that does not apply here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do; `action` returns what it found, as plain data, and gets what the steps before it found."""
+    """Something to measure.
+
+    Attributes:
+        name: in steps.jsonl.
+        title: in reports and progress bars.
+        action: gets the results of the steps before, and returns its own as plain data.
+    """
 
     name: str
     title: str
@@ -33,7 +47,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step is done, failed or left out: what it found or why not, and the seconds that it took."""
+    """How a step ended.
+
+    Attributes:
+        state: done, failed or left out.
+        found: its result if it is done.
+        reason: why it failed or was left out.
+        seconds: how long it took.
+    """
 
     state: str
     found: Record = field(default_factory=dict)
@@ -42,7 +63,7 @@ class Outcome:
 
 
 class Steps(RunLog):
-    """Steps of a folder, and how those that were tried ended."""
+    """The steps of a folder, and how those that were tried ended."""
 
     name, kind = "steps.jsonl", "step"
 
@@ -67,14 +88,16 @@ class Steps(RunLog):
         seconds: float = math.inf,
         on_step: Callable[[int, int, str], None] | None = None,
     ) -> list[str]:
-        """Do what is not done yet, in order; after so many seconds none begins. Returns the names of what is left.
+        """Run the steps that are not done, in order; returns the names of those that are left.
 
-        A step that failed or was left out in an earlier run is tried again, after those that were not tried.
+        After `seconds`, no step begins. Steps that failed or were left out in an earlier run are
+        tried
+        again, after those that were not tried.
         """
         start = time.perf_counter()
         waiting = sorted((step for step in steps if self.state(step) != DONE), key=lambda step: self.state(step) != "")
         done = len(steps) - len(waiting)
-        # One at least, or a run of no time would never end.
+        # At least one step runs, or repeating a run of no time would never end.
         while waiting and (done == len(steps) - len(waiting) or time.perf_counter() - start <= seconds):
             if on_step:
                 on_step(len(steps) - len(waiting), len(steps), waiting[0].title)
@@ -84,12 +107,12 @@ class Steps(RunLog):
         return [step.name for step in waiting]
 
     def state(self, step: Step) -> str:
-        """How a step ended; empty if it was not tried."""
+        """Return how a step ended; an empty string if it was not tried."""
         outcome = self.outcomes.get(step.name)
         return "" if outcome is None else outcome.state
 
     def attempt(self, step: Step) -> None:
-        """Run one step; whatever it raises is its outcome."""
+        """Run one step; an exception becomes its outcome."""
         if self.unfinished.get(step.name, 0) >= PATIENCE:
             reason = f"ended the whole process {PATIENCE} times: perhaps the system killed it for its memory"
             self.outcomes[step.name] = Outcome(FAILED, reason=reason)
@@ -111,7 +134,7 @@ class Steps(RunLog):
 
 
 def described(error: Exception) -> str:
-    """Describe an error in one line; of a defect also where it happened."""
+    """Describe an error in one line; a defect also by where it happened."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ValueError | OSError):
         return text

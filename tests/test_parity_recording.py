@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from jax_lm.benchmark.parity import check_parity
-from jax_lm.benchmark.recording import CASES, record_reference
+from jax_lm.benchmark.parity_recording import CASES, record_reference
 from jax_lm.benchmark.settings import RecordingShape
 from jax_lm.checkpoints.huggingface import CheckpointError
 

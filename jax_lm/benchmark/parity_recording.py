@@ -1,7 +1,7 @@
-"""Record the PyTorch reference on a checkpoint, in the format that `parity` checks.
+"""Record the outputs of the PyTorch reference on a checkpoint, in the format that `parity` checks.
 
-What is recorded is `torch_reference`, with the attention mask written out. Needs torch and transformers (extra
-`parity`).
+The reference is `torch_reference` with the attention mask written out. Needs torch and transformers
+(extra `parity`).
 """
 
 import json
@@ -71,7 +71,7 @@ def reference_outputs(
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Compute everything that is recorded: tensors by name, and the settings of each generation.
 
-    The backend computes in float32; afterwards it is left in bfloat16.
+    The backend computes in float32 and is left in bfloat16.
     """
     generator = torch.Generator().manual_seed(shape.seed)
     length = shape.prompt_tokens + shape.max_new_tokens

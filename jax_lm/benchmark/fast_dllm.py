@@ -1,9 +1,10 @@
-"""Fast-dLLM's block-wise decoding with its dual cache, in PyTorch: what a user of PyTorch has that is faster.
+"""Fast-dLLM's block-wise decoding with its dual cache, in PyTorch: faster than the published loop.
 
-Restated from its semantics (arXiv 2505.22618): a block begins with a pass over the whole canvas, which commits its
-first token; then only the block's rows are computed again, their keys and values written over the old ones. Where the
-published code draws a token at every position of that pass, this draws the one it takes: it is not slower than what it
-stands for. Needs torch and transformers (extra `parity`).
+Restated from its semantics (arXiv 2505.22618): a block begins with a pass over the whole canvas,
+which commits its first token. Then only the rows of the block are recomputed, and their keys and
+values overwrite the old ones. The published code draws a token at every position of the first
+pass; this draws only the one that is committed, so it is not slower than the published code. Needs
+torch and transformers (extra `parity`).
 """
 
 from typing import Any
@@ -12,12 +13,12 @@ import numpy as np
 import torch
 
 from jax_lm.benchmark.backend import Answers
-from jax_lm.benchmark.torch_reference import EPSILON, TorchBackend, chosen_tokens, draw_tokens, shifted
+from jax_lm.benchmark.torch_reference import EPSILON, TorchBackend, commit_tokens, draw_tokens, shift_logits
 from jax_lm.options import GenerationOptions
 
 
 class DualCache:
-    """Keys and values [b, h, t, d] of every layer, of which a block's are written over."""
+    """Keys and values [b, h, t, d] of every layer; those of a block are overwritten."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -26,9 +27,11 @@ class DualCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, **others: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep those of a pass over the whole canvas, or write those of a block into them; what attention sees.
+        """Store the keys and values of a pass, and return those that attention reads.
 
-        What else transformers passes, which differs by its version, says nothing here.
+        Before `start` is set, a pass is over the whole canvas; afterwards over the block that
+        begins there.
+        `others` depend on the version of transformers and are not needed.
         """
         if self.start is None:
             self.layers.append((keys, values))
@@ -38,34 +41,23 @@ class DualCache:
         return self.layers[layer]
 
 
-class FastDllm:
-    """A checkpoint in PyTorch that answers block by block, one token per step."""
-
-    def __init__(self, backend: TorchBackend) -> None:
-        self.backend = backend
-
-    def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
-        """Answer prompts [b, t] from seed 0; blocks, of the length in `options`, must divide the answers."""
-        torch.manual_seed(0)
-        x, passes = block_generate(self.backend, self.backend.tensor(prompts), options)
-        return Answers(x[:, prompts.shape[1] :].cpu().numpy(), passes)
-
-
 class TorchLoops(TorchBackend):
-    """A checkpoint in PyTorch that answers as published, or as Fast-dLLM where the options have a cache."""
+    """A checkpoint in PyTorch that answers as published, or as Fast-dLLM if the options have a cache."""
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
-        """Answer prompts [b, t] from seed 0."""
+        """Answer prompts [b, t] from seed 0; blocks must divide the answers."""
         if options.decoding.resolved.cache == "none":
             return super().generate(prompts, options)
-        return FastDllm(self).generate(prompts, options)
+        torch.manual_seed(0)
+        x, passes = block_generate(self, self.tensor(prompts), options)
+        return Answers(x[:, prompts.shape[1] :].cpu().numpy(), passes)
 
 
 @torch.no_grad()
 def block_generate(
     backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions
 ) -> tuple[torch.Tensor, int]:
-    """Run Fast-dLLM's loop; returns the canvas [b, t], and how many passes it took."""
+    """Run Fast-dLLM's loop; returns the canvas [b, t] and the number of passes."""
     length, width = options.decoding.resolved.block_length, prompts.shape[1]
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
     times = torch.linspace(1, EPSILON, length + 1, device=x.device)
@@ -73,21 +65,21 @@ def block_generate(
     for start in range(width, width + options.max_new_tokens, length):
         block, cache = slice(start, start + length), DualCache()
         logits = evaluate_rows(backend, x, 0, cache)
-        x[:, start] = draw_tokens(shifted(logits)[:, start], options)[1]
+        x[:, start] = draw_tokens(shift_logits(logits)[:, start], options)[1]
         cache.start = start
-        # Fewer steps than tokens are a short call to warm up.
+        # A call with fewer steps than tokens is a short warm-up.
         for step in range(1, min(length, options.num_steps or length)):
             logits = evaluate_rows(backend, x[:, block], start, cache)
             masked = x[:, block] == backend.mask_id
             share = 1 - times[step + 1] / times[step] if step < length - 1 else 1
-            x[:, block] = chosen_tokens(backend, x[:, block], shifted(logits)[masked], masked, share, options)
+            x[:, block] = commit_tokens(backend, x[:, block], shift_logits(logits)[masked], masked, share, options)
             passes += 1
         passes += 1
     return x, passes
 
 
 def evaluate_rows(backend: TorchBackend, ids: torch.Tensor, start: int, cache: Any) -> torch.Tensor:
-    """Compute logits [b, n, v] of the rows from `start` on, which see all that the cache holds."""
+    """Compute logits [b, n, v] of the rows from `start` on, which attend to the whole cache."""
     positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
     options = {"position_ids": positions, "past_key_values": cache, "use_cache": True}
     return backend.model(ids, attention_mask={"full_attention": None}, **options).logits
