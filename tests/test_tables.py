@@ -11,7 +11,7 @@ ROWS = [
 def test_a_table_has_a_column_for_each_plain_value():
     section = table_section("Parts", ROWS, name="parts")
     assert section.columns == ["seconds", "peak GiB", "tokens per second", "fits"]
-    assert section.rows == [["0.123", "0.50", "", ""], ["12", "", "1,234.6", "yes"]]
+    assert section.rows == [["0.123", "0.5", "", ""], ["12", "", "1,234.6", "yes"]]
     assert table_section("Parts", ROWS, leave_out=("fits", "peak_bytes")).columns == ["seconds", "tokens per second"]
 
 

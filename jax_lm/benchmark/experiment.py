@@ -5,7 +5,8 @@ a
 run that was killed, and continues after a step that failed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -64,18 +65,14 @@ def found_limits(found: Found) -> MachineLimits | None:
     return MachineLimits(**found["environment"]["limits"]) if "environment" in found else None
 
 
-def unless_out_of_memory(
-    row: Row, measure: Callable[[], Row], config: DreamConfig, planned: PlannedStep, mesh: MeshShape
-) -> Row:
-    """Extend a row by what `measure` returns, or by `out_of_memory` if it does not fit.
-
-    `planned` is what `measure` computes; the message says how much memory that takes.
-    """
+@contextmanager
+def note_out_of_memory(row: Row, config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
+    """Write why the planned step does not fit to `out_of_memory` of the row, if it does not."""
     try:
         with explained(config, planned, mesh):
-            return row | measure()
+            yield
     except OutOfMemoryError as error:
-        return row | {"out_of_memory": str(error)}
+        row["out_of_memory"] = str(error)
 
 
 class ExperimentSteps:
@@ -168,36 +165,32 @@ class ExperimentSteps:
             "peak_bytes": PeakMemory().read(),
         }
 
+    def note_out_of_memory(self, row: Row, batch: int, width: int) -> AbstractContextManager[None]:
+        """Write to the row why a batch of that width does not fit, if it does not."""
+        engine = self.engine
+        return note_out_of_memory(row, engine.config, engine.job(batch=batch, canvas=width), engine.mesh_shape)
+
     def forward(self, found: Found) -> Row:
         """Time forward passes with the logits of every position.
 
-        They stand next to the roofline of the measured limits.
+        `roofline` is the share of the measured limits that they reach, if those are known.
         """
-        engine, limits = self.engine, found_limits(found)
+        engine, rows = self.engine, []
         width = min(FORWARD_TOKENS, engine.config.max_position_embeddings)
-        rows: list[Row] = []
         for batch in self.settings.batch_sizes:
-            measure = partial(self.time_forward, batch, width, limits)
-            planned = engine.job(batch=batch, canvas=width)
-            rows.append(unless_out_of_memory({"batch": batch}, measure, engine.config, planned, engine.mesh_shape))
-            if "out_of_memory" in rows[-1]:
+            row: Row = {"batch": batch}
+            rows.append(row)
+            with self.note_out_of_memory(row, batch, width):
+                [figures] = engine.benchmark_inference((batch,), width, 3 * self.settings.repeats).values()
+                row["seconds"] = figures["avg_time_seconds"]
+                row["tokens_per_second"] = batch * width / row["seconds"]
+            if "out_of_memory" in row:
                 break
+            if limits := found_limits(found):
+                cost = forward_cost(engine.config, self.dtype, batch=batch, rows=width, canvas=width, head_rows=width)
+                row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.mesh_shape.size
+                row["limit"] = cost.limit(limits)
         return {"width": width, "rows": rows}
-
-    def time_forward(self, batch: int, width: int, limits: MachineLimits | None) -> Row:
-        """Time forward passes of one batch size.
-
-        `roofline` is the share of the machine's limits that they reach, if those are known.
-        """
-        engine = self.engine
-        [figures] = engine.benchmark_inference((batch,), width, 3 * self.settings.repeats).values()
-        seconds = figures["avg_time_seconds"]
-        row = {"seconds": seconds, "tokens_per_second": batch * width / seconds}
-        if limits is None:
-            return row
-        cost = forward_cost(engine.config, self.dtype, batch=batch, rows=width, canvas=width, head_rows=width)
-        share = cost.seconds(limits) / seconds / engine.mesh_shape.size
-        return row | {"roofline": share, "limit": cost.limit(limits)}
 
     def batch(self, found: Found) -> Row:
         """Decode four prompts together and one by one, greedily: the answers must be the same."""
@@ -220,13 +213,13 @@ class ExperimentSteps:
         """
         if size > 1 and "seconds" not in found.get(f"stress {size // 2}", {}):
             raise LeftOut(f"batch {size // 2} did not run")
-        prompts, row = [PROMPTS[index % len(PROMPTS)] for index in range(size)], {"size": size}
-        try:
-            seconds = time_call(lambda: self.decode(prompts, STRESS_TOKENS), 1).seconds
-        except OutOfMemoryError as error:
-            return row | {"out_of_memory": str(error)}
-        rate = size * STRESS_TOKENS / seconds
-        return row | {"seconds": seconds, "tokens_per_second": rate, "peak_bytes": PeakMemory().read()}
+        prompts = [PROMPTS[index % len(PROMPTS)] for index in range(size)]
+        row: Row = {"size": size}
+        with self.note_out_of_memory(row, size, STRESS_TOKENS):
+            row["seconds"] = time_call(lambda: self.decode(prompts, STRESS_TOKENS), 1).seconds
+            row["tokens_per_second"] = size * STRESS_TOKENS / row["seconds"]
+            row["peak_bytes"] = PeakMemory().read()
+        return row
 
     def cpu(self, found: Found) -> Row:
         """Time a short generation here, and in a process that sees no accelerator.

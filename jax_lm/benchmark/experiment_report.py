@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from jax_lm.benchmark.comparison import differences_within, worst
 from jax_lm.benchmark.machine import MACHINE_LINES, machine_lines
-from jax_lm.benchmark.speed import NOT_SHOWN
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Found, Outcome, Step
 from jax_lm.reports.tables import GIB, Row, row_chart, table_section
@@ -22,6 +21,9 @@ NEAR = 0.75
 
 It is 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms where a block takes 3.3.
 """
+
+COMPILATIONS = ("compilations", "compile_seconds")
+"""Values that the tables leave out: the time of the first call is shown."""
 
 DEFECT = "A defect: report it with steps.jsonl."
 
@@ -47,7 +49,7 @@ class Criterion(NamedTuple):
         """Judge the outcome of the step."""
         outcome = outcomes.get(self.step, Outcome("not reached"))
         if outcome.state == DONE:
-            return Verdict(self.name, self.wanted, *self.judge(outcome.found))
+            return Verdict(self.name, self.wanted, *self.judge(outcome.found), self.advice)
         why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
         return Verdict(self.name, self.wanted, why, None)
 
@@ -228,12 +230,15 @@ def charted_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) 
     The file of the chart has the title as its name.
     """
     picture, name = row_chart(y_title, rows, x, "tokens_per_second", by), title.lower()
-    return table_section(title, rows, leave_out=NOT_SHOWN, picture=picture, name=name)
+    return table_section(title, rows, leave_out=COMPILATIONS, picture=picture, name=name)
 
 
 SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
     "single": lambda rows: table_section(
-        "One prompt", rows, leave_out=("prompt", "text"), listing=listing({rows[0]["prompt"]: rows[0]["text"]})
+        "One prompt",
+        rows,
+        leave_out=("prompt", "text", *COMPILATIONS),
+        listing=listing({rows[0]["prompt"]: rows[0]["text"]}),
     ),
     "forward": forward_section,
     "batch": lambda rows: table_section("Four prompts together", rows, listing=listing(rows[0]["texts"])),
@@ -284,7 +289,7 @@ def experiment_report(
             *sections,
             Section(title="Steps", columns=("step", "", "s", ""), rows=rows),
             Section(title="Issues", points=issues(outcomes, verdicts) or ["none"]),
-            Section(title="Next steps", points=advice(verdicts, criteria) or ["none"]),
+            Section(title="Next steps", points=next_steps(verdicts) or ["none"]),
         ],
     )
 
@@ -321,9 +326,8 @@ def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list
     return points + [f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in missed]
 
 
-def advice(verdicts: Sequence[Verdict], criteria: Sequence[Criterion]) -> list[str]:
+def next_steps(verdicts: Sequence[Verdict]) -> list[str]:
     """List the advice of each criterion that was missed, then the criteria that were not measured."""
-    by_name = {criterion.name: criterion.advice for criterion in criteria}
-    points = [by_name[each.name] for each in verdicts if each.met is False]
+    points = [each.advice for each in verdicts if each.met is False]
     points += [f"Measure what is not: {each.name}." for each in verdicts if each.met is None]
     return list(dict.fromkeys(points))

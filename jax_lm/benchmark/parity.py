@@ -93,7 +93,14 @@ def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = Non
         yield check_tokenizer(folder / "tokenizer_cases.json", tokenizer)
 
 
-def read_golden(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+class Golden(dict[str, np.ndarray]):
+    """Recorded tensors by name."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        raise CheckpointError(f"the recorded tensors lack {name!r}")
+
+
+def read_golden(folder: Path) -> tuple[Golden, dict[str, Any]]:
     """Read recorded tensors and cases; CheckpointError names what is missing or damaged."""
     golden, cases = read_recording(folder, "golden.safetensors", "cases.json")
     if "generate" not in cases:
@@ -101,7 +108,7 @@ def read_golden(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return golden, cases
 
 
-def read_recording(folder: Path, tensors: str, settings: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read_recording(folder: Path, tensors: str, settings: str) -> tuple[Golden, dict[str, Any]]:
     """Read a file of tensors and a file of settings from a folder with a checkpoint.
 
     Raises:
@@ -111,16 +118,9 @@ def read_recording(folder: Path, tensors: str, settings: str) -> tuple[dict[str,
         if not (folder / name).exists():
             raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
     try:
-        return load_file(folder / tensors), json.loads((folder / settings).read_text(encoding="utf-8"))
+        return Golden(load_file(folder / tensors)), json.loads((folder / settings).read_text(encoding="utf-8"))
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
-
-
-def recorded(golden: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """Return a recorded tensor; CheckpointError if there is none of that name."""
-    if name not in golden:
-        raise CheckpointError(f"golden.safetensors lacks {name!r}")
-    return golden[name]
 
 
 def at_most(name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e") -> ParityFinding:
@@ -155,14 +155,14 @@ def check_forward(
         states = list(model.model.hidden_states(ids))
         return states, model.logits(states[-1])
 
-    states, logits = outputs(model, jnp.asarray(recorded(golden, "forward.input_ids")))
+    states, logits = outputs(model, jnp.asarray(golden["forward.input_ids"]))
     for layer, state in enumerate(states):
         name = f"forward.hidden_states.{layer}"
-        yield largest_difference(name, state, recorded(golden, name), tolerance)
-    yield largest_difference("forward.logits", logits, recorded(golden, "forward.logits"), tolerance)
-    mask = recorded(golden, "padded.attention_mask")
-    padded = logits_of(model, jnp.asarray(recorded(golden, "padded.input_ids")), jnp.asarray(mask))
-    yield largest_difference("padded.logits", padded, recorded(golden, "padded.logits"), tolerance, mask == 1)
+        yield largest_difference(name, state, golden[name], tolerance)
+    yield largest_difference("forward.logits", logits, golden["forward.logits"], tolerance)
+    mask = golden["padded.attention_mask"]
+    padded = logits_of(model, jnp.asarray(golden["padded.input_ids"]), jnp.asarray(mask))
+    yield largest_difference("padded.logits", padded, golden["padded.logits"], tolerance, mask == 1)
 
 
 @nnx.jit
@@ -174,9 +174,9 @@ def logits_of(model: DreamForCausalLM, ids: jax.Array, mask: jax.Array | None = 
 def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
     """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
-    ours = np.asarray(logits_of(model, jnp.asarray(recorded(golden, "forward.input_ids"))))
-    theirs = recorded(golden, "forward_bf16.logits").astype(np.float32)
-    exact = recorded(golden, "forward.logits")
+    ours = np.asarray(logits_of(model, jnp.asarray(golden["forward.input_ids"])))
+    theirs = golden["forward_bf16.logits"].astype(np.float32)
+    exact = golden["forward.logits"]
     mean = float(np.abs(ours - theirs).mean())
     yield at_most("bfloat16 logits, mean", mean, BF16_MEAN_DIFFERENCE, ".3f", "")
     yield top1_agreement("bfloat16", ours, theirs, BF16_TOP1)
@@ -190,7 +190,7 @@ def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[P
     Random weights, as recorded here, are the worst case.
     """
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
-    ids, exact = recorded(golden, "forward.input_ids"), recorded(golden, "forward.logits")
+    ids, exact = golden["forward.input_ids"], golden["forward.logits"]
     ours = np.asarray(logits_of(model, jnp.asarray(ids)))
     error = float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
     yield at_most("int8 logits, relative error", error, INT8_ERROR, ".2%", ".0%")
@@ -216,7 +216,7 @@ def recorded_options(case: Mapping[str, Any]) -> GenerationOptions:
 
 def recorded_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Canvas:
     """Return a canvas of the prompts of a recorded case."""
-    prompts, mask = recorded(golden, f"{name}.input_ids"), golden.get(f"{name}.attention_mask")
+    prompts, mask = golden[f"{name}.input_ids"], golden.get(f"{name}.attention_mask")
     return Canvas.after(prompts, mask, case["max_new_tokens"])
 
 
@@ -232,9 +232,9 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     name, options = f"generate.{case['case']}", recorded_options(case)
     canvas = recorded_canvas(name, case, golden)
     state = sampler.generate(canvas, options, strict_reference=True)
-    ours, theirs = state.history(sampler.mask_id), recorded(golden, f"{name}.history")
+    ours, theirs = state.history(sampler.mask_id), golden[f"{name}.history"]
     ties: int | None = None
-    if not np.array_equal(np.asarray(state.tokens), recorded(golden, f"{name}.sequences")):
+    if not np.array_equal(np.asarray(state.tokens), golden[f"{name}.sequences"]):
         measured = f"sequences differ, {first_divergence(ours, theirs)}"
     elif np.array_equal(ours, theirs):
         measured, ties = "equal", 0
@@ -263,7 +263,7 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
     settings = {**case, "alg": "maskgit_plus", "alg_temp": 0.0, "steps": None if is_cached else case["steps"]}
     options = replace(recorded_options(settings), decoding=decoding)
     state = sampler.generate(recorded_canvas(name, case, golden), options, strict_reference=True)
-    differing = int((np.asarray(state.tokens) != recorded(golden, f"{name}.sequences")).sum())
+    differing = int((np.asarray(state.tokens) != golden[f"{name}.sequences"]).sum())
     title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
     return ParityFinding(
         title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing

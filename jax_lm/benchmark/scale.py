@@ -9,6 +9,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxtyping import Array
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, random_canvas, random_model, random_prompts
-from jax_lm.benchmark.experiment import found_limits, measure_environment, unless_out_of_memory
+from jax_lm.benchmark.experiment import found_limits, measure_environment, note_out_of_memory
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell, ExperimentSettings, ScaleSettings
 from jax_lm.benchmark.speed import time_and_memory, time_forwards
@@ -31,13 +32,11 @@ from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions
 from jax_lm.planning.memory import PlannedStep, device_bytes, parameter_count
-from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.steps import Found, LeftOut, Step
 from jax_lm.reports.tables import Row
 from jax_lm.serving.engine import STEPS_PER_CALL
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
-from jax_lm.sharding import MeshShape
 
 LORA_RANK = 16
 UPDATES: dict[str, dict[str, Any]] = {
@@ -96,9 +95,9 @@ class ScaleSteps:
         jax.block_until_ready(sampler.params)
         return sampler
 
-    def unless_out_of_memory(self, row: Row, measure: partial[Row], batch: int) -> Row:
-        """Extend a row by a measurement at this batch size, or by why it does not fit."""
-        return unless_out_of_memory(row, measure, self.config, self.planned(batch=batch), self.mesh_shape)
+    def note_out_of_memory(self, row: Row, batch: int) -> AbstractContextManager[None]:
+        """Write to the row why this batch size does not fit, if it does not."""
+        return note_out_of_memory(row, self.config, self.planned(batch=batch), self.mesh_shape)
 
     def environment(self, found: Found) -> Row:
         """Describe devices and versions, and measure the machine's limits."""
@@ -125,44 +124,36 @@ class ScaleSteps:
         """
         if (limits := found_limits(found)) is None:
             raise LeftOut("the machine's limits are not known")
-        return self.unless_out_of_memory({"batch": batch}, partial(self.time_passes, batch, limits), batch)
-
-    def time_passes(self, batch: int, limits: MachineLimits) -> Row:
-        """Time the passes of one batch size."""
+        row: Row = {"batch": batch}
         canvas = random_canvas(self.config, self.cell("exact", batch), seed=0)
-        return {"rows": time_forwards(self.sampler, canvas, limits, repeats=self.settings.repeats)}
+        with self.note_out_of_memory(row, batch):
+            row["rows"] = time_forwards(self.sampler, canvas, limits, repeats=self.settings.repeats)
+        return row
 
     def decoding(self, preset: str, batch: int, found: Found) -> Row:
         """Decode with the published settings of a preset."""
-        measure = partial(self.time_decoding, self.cell(preset, batch))
-        return self.unless_out_of_memory({"preset": preset, "batch": batch}, measure, batch)
-
-    def time_decoding(self, cell: Cell) -> Row:
-        """Time a generation, and its average forward pass."""
-        row = time_and_memory(JaxBackend(self.sampler), cell, self.settings.repeats)
-        return row | {"seconds_per_forward": row["seconds"] / row["forwards"]}
+        row: Row = {"preset": preset, "batch": batch}
+        with self.note_out_of_memory(row, batch):
+            row |= time_and_memory(JaxBackend(self.sampler), self.cell(preset, batch), self.settings.repeats)
+            row["seconds_per_forward"] = row["seconds"] / row["forwards"]
+        return row
 
     def serving(self, clients: int, found: Found) -> Row:
         """Serve clients that send a request as soon as the last one is answered.
 
         This is what the engine does, without texts and HTTP.
         """
-        return self.unless_out_of_memory({"clients": clients}, partial(self.time_clients, clients), clients)
-
-    def time_clients(self, clients: int) -> Row:
-        """Time the requests of clients, after one request that compiles."""
-        width = self.scale.canvas + BLOCK_LENGTH
-        slots = Slots(self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=())
-        numbers = itertools.count()
-        self.answer(slots, numbers, 1)
-        start = time.perf_counter()
-        seconds = self.answer(slots, numbers, EACH_CLIENT * clients)
-        return {
-            "requests": len(seconds),
-            "tokens_per_second": len(seconds) * self.settings.new_tokens / (time.perf_counter() - start),
-            "median_seconds": float(np.median(seconds)),
-            "longest_seconds": max(seconds),
-        }
+        row: Row = {"clients": clients}
+        width, numbers = self.scale.canvas + BLOCK_LENGTH, itertools.count()
+        with self.note_out_of_memory(row, clients):
+            slots = Slots(self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=())
+            self.answer(slots, numbers, 1)
+            start = time.perf_counter()
+            seconds = self.answer(slots, numbers, EACH_CLIENT * clients)
+            rate = len(seconds) * self.settings.new_tokens / (time.perf_counter() - start)
+            row |= {"requests": len(seconds), "tokens_per_second": rate}
+            row |= {"median_seconds": float(np.median(seconds)), "longest_seconds": max(seconds)}
+        return row
 
     def answer(self, slots: Slots, numbers: Iterator[int], count: int) -> list[float]:
         """Answer `count` requests; returns the seconds that each took.
@@ -230,21 +221,16 @@ class ScaleSteps:
         self.__dict__.pop("sampler", None)
         planned = self.planned(batch=self.scale.training_rows, **UPDATES[name])
         mesh = planned.default_mesh(self.config, len(jax.devices()))
-        row = {"name": name, "rows": planned.batch, "mesh": str(mesh)}
-        return unless_out_of_memory(row, partial(self.time_update, planned, mesh), self.config, planned, mesh)
-
-    def time_update(self, planned: PlannedStep, mesh: MeshShape) -> Row:
-        """Time updates of one kind."""
+        row: Row = {"name": name, "rows": planned.batch, "mesh": str(mesh)}
         memory = PeakMemory()
         memory.start()
-        [program] = step_programs(self.config, planned, mesh.mesh(), GenerationOptions()).values()
-        timing = time_call(update_call(program, self.config.vocab_size), self.settings.repeats)
-        return {
-            "first_seconds": timing.first_seconds,
-            "seconds": timing.seconds,
-            "tokens_per_second": planned.batch * planned.canvas / timing.seconds,
-            "peak_bytes": memory.read(),
-        }
+        with note_out_of_memory(row, self.config, planned, mesh):
+            [program] = step_programs(self.config, planned, mesh.mesh(), GenerationOptions()).values()
+            timing = time_call(update_call(program, self.config.vocab_size), self.settings.repeats)
+            rate = planned.batch * planned.canvas / timing.seconds
+            row |= {"first_seconds": timing.first_seconds, "seconds": timing.seconds, "tokens_per_second": rate}
+            row["peak_bytes"] = memory.read()
+        return row
 
 
 def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:

@@ -21,12 +21,21 @@ from jax_lm.reports.charts import render, write_picture
 
 @dataclass(frozen=True)
 class Verdict:
-    """A criterion, and whether it is met; `met` is None if it could not be measured."""
+    """A criterion, and whether it is met.
+
+    Attributes:
+        name: the condition.
+        wanted: its bound, in words.
+        measured: what was measured, in words.
+        met: None if it could not be measured.
+        advice: what to do if it is missed.
+    """
 
     name: str
     wanted: str
     measured: str
     met: bool | None
+    advice: str = ""
 
     @property
     def mark(self) -> str:

@@ -14,6 +14,7 @@ Row = dict[str, Any]
 
 GIB = 2**30
 SHARES = ("roofline", "overhead")
+DIFFERENCES = ("relative", "largest")
 
 
 def table_section(
@@ -59,9 +60,11 @@ def cell_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("bytes"):
-        return f"{value / GIB:.2f}"
+        return f"{value / GIB:.3g}"
     if name in SHARES:
         return f"{value:.0%}"
+    if name in DIFFERENCES:
+        return f"{value:.1e}"
     if name.endswith("per_second"):
         return f"{value:,.1f}"
     return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
