@@ -9,7 +9,7 @@ is peaked. Contestants take turns, so that a busy machine slows all; medians aft
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from jax_lm.diffusion.candidates import SamplingParams, confidence, draw, filter
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.document import table
+from jax_lm.reports.tables import Row, table_section
 
 HEADS = {"flat": 1.0, "peaked": 10.0}
 SPREAD = 0.45
@@ -55,16 +56,14 @@ class Arguments:
     out: Path | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """Median seconds, and their ratio to those with top_k 50."""
-
-    what: str
-    dtype: str
-    logits: str
-    filters: str
-    seconds: float
-    ratio: float
+COLUMNS = {
+    "what": "{what}",
+    "dtype": "{dtype}",
+    "logits": "{logits}",
+    "filters": "{filters}",
+    "seconds": "{seconds:.3f}",
+    "of top_k 50": "{ratio:.2f}",
+}
 
 
 def settings(new_tokens: int, preset: str) -> dict[str, GenerationOptions]:
@@ -114,9 +113,10 @@ def time_generations(arguments: Arguments, dtype: str, logits: str) -> list[Row]
 
 
 def rows_of(what: str, dtype: str, logits: str, names: list[str], seconds: list[float]) -> list[Row]:
-    """Rows of one comparison."""
+    """Return the median seconds of each setting, and their ratio to those of the first one."""
+    case = {"what": what, "dtype": dtype, "logits": logits}
     return [
-        Row(what=what, dtype=dtype, logits=logits, filters=name, seconds=each, ratio=each / seconds[0])
+        case | {"filters": name, "seconds": each, "ratio": each / seconds[0]}
         for name, each in zip(names, seconds, strict=True)
     ]
 
@@ -128,11 +128,11 @@ def main(arguments: Arguments) -> None:
     for dtype in arguments.dtypes:
         for logits in HEADS:
             rows += time_generations(arguments, dtype, logits)
-    cells = [[r.what, r.dtype, r.logits, r.filters, f"{r.seconds:.3f}", f"{r.ratio:.2f}"] for r in rows]
-    print(*table(["what", "dtype", "logits", "filters", "seconds", "of top_k 50"], cells), sep="\n")
+    section = table_section("Sampling", rows, COLUMNS)
+    print(*table(section.columns, section.rows), sep="\n")
     print(f"load before: {load:.1f} on {os.cpu_count()} cores")
     if arguments.out:
-        result = about() | {"load": load, "rows": [asdict(row) for row in rows]}
+        result = about() | {"load": load, "rows": rows}
         arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

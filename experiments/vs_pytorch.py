@@ -48,7 +48,7 @@ from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.config import SHAPES
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import table
-from jax_lm.reports.tables import Row
+from jax_lm.reports.tables import Row, table_section
 
 OPTIONS = {
     "readme": published_options,
@@ -57,6 +57,15 @@ OPTIONS = {
 }
 """`readme`: what a user of the model card gets, its hidden top_k of 50 included; the others filter by none."""
 
+TIMES = {
+    "contestant": "{name}",
+    "batch": "{batch}",
+    "new_tokens": "{new_tokens}",
+    "forwards": "{forwards}",
+    "seconds": "{seconds:,.3f}",
+    "tokens_per_second": "{tokens_per_second:,.3f}",
+}
+RATIOS = {"comparison": "{comparison}", "ratio": "{ratio:.2f}", "target": "{target:g}", "": "{verdict}"}
 PUBLISHED, FAST_DLLM = "PyTorch", "Fast-dLLM"
 PEERS = {"exact": PUBLISHED, "fast": FAST_DLLM}
 """Presets, and what a user of PyTorch would run instead."""
@@ -129,7 +138,7 @@ def contestants(arguments: Arguments) -> dict[str, Contestant]:
 
 
 def ratios(times: dict[str, Row], arguments: Arguments) -> list[dict[str, Any]]:
-    """The comparisons that are asked for, as tokens per second over tokens per second; some have a target."""
+    """Return the comparisons: tokens per second over tokens per second, and the target of the ratio."""
     size, long = f"{arguments.batch} {arguments.new_tokens}", f"1 {arguments.long_new_tokens}"
     many, one = f"{arguments.many} {arguments.new_tokens}", f"1 {arguments.new_tokens}"
     comparisons = [
@@ -192,24 +201,14 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """What was measured, and the ratios with their targets."""
-    names = ("name", "batch", "new_tokens", "forwards", "seconds", "tokens_per_second")
-    rows = [[f"{row[name]:,.3f}" if "second" in name else str(row[name]) for name in names] for row in result["rows"]]
-    lines = table(("contestant", *names[1:]), rows)
-    verdicts = [
-        ["", ""]
-        if row["target"] is None
-        else [f"{row['target']:g}", "met" if row["ratio"] >= row["target"] else "missed"]
-        for row in result["ratios"]
-    ]
-    ratio_rows = [
-        [row["comparison"], f"{row['ratio']:.2f}", *verdict]
-        for row, verdict in zip(result["ratios"], verdicts, strict=True)
-    ]
+    """Return the table of times, and the ratios with their targets."""
+    ratios = [row | {"verdict": "met" if row["ratio"] >= row["target"] else "missed"} for row in result["ratios"]]
+    times = table_section("Times", result["rows"], TIMES)
+    targets = table_section("Ratios", ratios, RATIOS)
     facts = ", ".join(f"{name} {value}" for name, value in result["about"].items() if name != "command")
     agreed = f"greedy tokens of exact equal to PyTorch's: {result['greedy_agreement']:.1%}"
     last = f"{result['arguments']['dtype']}; {agreed}; {facts}"
-    return "\n".join([*lines, "", *table(("comparison", "ratio", "target", ""), ratio_rows), "", last])
+    return "\n".join([*table(times.columns, times.rows), "", *table(targets.columns, targets.rows), "", last])
 
 
 def main(arguments: Arguments) -> None:
