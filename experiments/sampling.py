@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from jax_lm.benchmark.backend import JaxBackend, published_options, random_model, random_prompts
+from jax_lm.benchmark.backend import JaxBackend, model_card_options, random_model, random_prompts
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.config import SHAPES
@@ -68,7 +68,7 @@ COLUMNS = {
 
 def settings(new_tokens: int, preset: str) -> dict[str, GenerationOptions]:
     """The settings that are compared; the first is what the others are compared with."""
-    published = published_options(new_tokens, preset)
+    published = model_card_options(new_tokens, preset)
     greedy = replace(published, temperature=0.0, top_p=None, top_k=None)
     return {"top_k 50, top_p 0.95": published, "top_p 0.95": replace(published, top_k=None), "greedy, none": greedy}
 

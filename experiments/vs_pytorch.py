@@ -36,7 +36,7 @@ from jax_lm.benchmark.backend import (
     Answers,
     JaxBackend,
     greedy_options,
-    published_options,
+    model_card_options,
     random_model,
     random_prompts,
 )
@@ -51,8 +51,8 @@ from jax_lm.reports.document import table
 from jax_lm.reports.tables import Row, table_section
 
 OPTIONS = {
-    "readme": published_options,
-    "nucleus": lambda *sizes: replace(published_options(*sizes), top_k=None),
+    "readme": model_card_options,
+    "nucleus": lambda *sizes: replace(model_card_options(*sizes), top_k=None),
     "greedy": lambda *sizes: replace(greedy_options(*sizes), top_k=None),
 }
 """`readme`: what a user of the model card gets, its hidden top_k of 50 included; the others filter by none."""

@@ -17,7 +17,7 @@ from jax_lm.reports.charts import (
     heat_chart,
     line_chart,
     round_ticks,
-    rounded_up,
+    round_up,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -49,7 +49,7 @@ def test_an_axis_may_end_elsewhere():
     assert lines == [[low, middle], [TOP, low]]
     assert [float(circle.get("cy")) for circle in root.iter(f"{SVG}circle")] == [low, middle, TOP, low]
     assert "5,000" in [text.text for text in root.iter(f"{SVG}text")]
-    assert [rounded_up(value) for value in (0, 0.03, 1, 1.01, 7, 1234)] == [1, 0.05, 1, 2, 10, 2000]
+    assert [round_up(value) for value in (0, 0.03, 1, 1.01, 7, 1234)] == [1, 0.05, 1, 2, 10, 2000]
 
 
 @pytest.mark.parametrize(

@@ -47,15 +47,15 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
 
     monkeypatch.setattr(experiment.ExperimentSteps, "decode", without_memory)
     assert cli.main([*arguments, "--out", str(out)]) == 1
-    found = json.loads((out / "results.json").read_text())
-    assert list(found) == STEPS
+    results = json.loads((out / "results.json").read_text())
+    assert list(results) == STEPS
     failed = [name for name, state in states(out).items() if state == "failed"]
     left_out = [name for name, state in states(out).items() if state == "left out"]
     assert (failed, [name for name in left_out if name != "quality"]) == (["batch"], ["cpu", "recorded", "pytorch"])
-    assert found["stress 2"]["found"] == {"size": 2, "out_of_memory": "out of memory: 2 x 64 tokens"}
-    assert found["single"]["found"]["recompilations"] == 0
-    assert found["single"]["found"]["same_text"]
-    rows = found["forward"]["found"]["rows"]
+    assert results["stress 2"]["row"] == {"size": 2, "out_of_memory": "out of memory: 2 x 64 tokens"}
+    assert results["single"]["row"]["recompilations"] == 0
+    assert results["single"]["row"]["same_text"]
+    rows = results["forward"]["row"]["rows"]
     assert [(row["batch"], row["roofline"] > 0) for row in rows] == [(1, True), (2, True)]
     report = (out / "report.md").read_text()
     assert "batch failed: RuntimeError: lost the device" in report
@@ -71,7 +71,7 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
     again = [json.loads(line)["step"] for line in lines(out)[before:]]
     assert [name for name in dict.fromkeys(again) if name != "quality"] == ["batch", "cpu", "recorded", "pytorch"]
     assert states(out)["batch"] == "done"
-    assert json.loads((out / "results.json").read_text())["batch"]["found"]["equal"] == 4
+    assert json.loads((out / "results.json").read_text())["batch"]["row"]["equal"] == 4
     assert "batch failed" not in (out / "report.md").read_text()
     capsys.readouterr()
     assert cli.main([*arguments, "--out", str(out), "--repeats", "2"]) == 2

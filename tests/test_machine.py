@@ -19,5 +19,5 @@ def test_plain_data_names_versions_and_device():
 
 def test_commands_can_be_typed_again():
     words = ["/venv/jax_lm/__main__.py", "bench", "--only", "exact, draft 4"]
-    assert machine.typed_command(words) == "diffucoder bench --only 'exact, draft 4'"
-    assert machine.typed_command(["experiments/full_width.py"]) == "full_width.py"
+    assert machine.command_line(words) == "diffucoder bench --only 'exact, draft 4'"
+    assert machine.command_line(["experiments/full_width.py"]) == "full_width.py"

@@ -1,6 +1,6 @@
 """What the rates depend on, the published scores, and that a page holds what a model wrote as text."""
 
-from jax_lm.evaluation.report import evaluation_report, published
+from jax_lm.evaluation.report import evaluation_report, paper_scores
 
 SETTINGS = {"suite": "humaneval", "model": "m", "prompts": "base", "problems": 2, "n": 2, "dtype": "float32"}
 
@@ -32,9 +32,9 @@ def test_metadata_says_what_was_not_counted():
 
 
 def test_published_scores_stand_beside_the_run():
-    assert published("humaneval+")["DiffuCoder cpGRPO"] == 68.3
-    assert published("mbpp")["DiffuCoder Base"] == 74.2
-    assert published("infilling") == {}
+    assert paper_scores("humaneval+")["DiffuCoder cpGRPO"] == 68.3
+    assert paper_scores("mbpp")["DiffuCoder Base"] == 74.2
+    assert paper_scores("infilling") == {}
     rows = report_of(RECORDS).sections[1].rows
     assert rows[0] == ["this run", "50.0", "12.5 to 87.5"]
     assert ["DiffuCoder Base", "67.1"] in [row[:2] for row in rows]

@@ -54,17 +54,17 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkey
     found = json.loads((out / "results.json").read_text())
     assert list(found) == NAMES
     assert [name for name, each in found.items() if each["state"] != "done"] == ["torch"]
-    passes = {row["window"]: row for row in found["passes 1"]["found"]["rows"]}
+    passes = {row["window"]: row for row in found["passes 1"]["row"]["rows"]}
     assert [(name, row["rows"], row["head_rows"]) for name, row in passes.items()] == [
         ("canvas", 64, 32), ("refresh", 64, 32), ("window", 33, 32)
     ]  # fmt: skip
-    exact = found["decoding exact 1"]["found"]
+    exact = found["decoding exact 1"]["row"]
     assert exact["tokens_per_second"] == pytest.approx(32 / exact["seconds"])
     assert (exact["recompilations"], exact["forwards"] in (31, 32)) == (0, True)
-    assert found["serving 2"]["found"]["requests"] == 4
-    assert found["training sft"]["found"]["out_of_memory"] == "out of memory: as if"
+    assert found["serving 2"]["row"]["requests"] == 4
+    assert found["training sft"]["row"]["out_of_memory"] == "out of memory: as if"
     report = (out / "report.md").read_text()
-    assert "| [-] | beside PyTorch | at least as fast | left out: torch not installed" in report
+    assert "| [-] | generation compared with PyTorch | at least as fast | left out: torch not installed" in report
     assert "| [ ] | an update of adapters | fits | out of memory: as if (missed) |" in report
     assert {path.name for path in out.glob("*.svg")} == {"decoding.svg", "serving.svg"}
     before = (out / "steps.jsonl").read_text()

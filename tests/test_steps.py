@@ -17,11 +17,11 @@ class Work:
         self.calls, self.fail = [], {}
 
     def step(self, name):
-        def action(found):
+        def action(done):
             self.calls.append(name)
             if name in self.fail:
                 raise self.fail[name]
-            return {"seen": sorted(found)}
+            return {"seen": sorted(done)}
 
         return Step(name, name.title(), action)
 
@@ -42,7 +42,7 @@ def test_a_failure_stops_nothing_and_is_tried_again(work, tmp_path):
     assert [outcomes[name].state for name in "abcde"] == [DONE, FAILED, LEFT_OUT, FAILED, DONE]
     assert outcomes["b"].reason.startswith("RuntimeError: no memory (test_steps.py, line ")
     assert [outcomes["c"].reason, outcomes["d"].reason] == ["not here", "d=1: too small"]
-    assert outcomes["e"].found == {"seen": ["a"]}
+    assert outcomes["e"].row == {"seen": ["a"]}
     work.fail, work.calls = {}, []
     outcomes = work.run(tmp_path, "a", "b", "c", "d", "e")
     assert work.calls == ["b", "c", "d"]

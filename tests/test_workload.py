@@ -35,5 +35,5 @@ def test_random_model_has_the_shapes_and_the_spread_of_a_fresh_one(tiny_config, 
 
 def test_random_model_generates(tiny_config):
     canvas = backend.random_canvas(tiny_config, Cell(batch=1, prompt_tokens=8, new_tokens=8), seed=0)
-    state = Sampler(backend.random_model(tiny_config, "float32")).generate(canvas, backend.published_options(8))
+    state = Sampler(backend.random_model(tiny_config, "float32")).generate(canvas, backend.model_card_options(8))
     assert not np.asarray(state.masked).any()

@@ -28,7 +28,7 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import on_mesh
 
 
-def published_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
+def model_card_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
     """Return the published settings of DiffuCoder: temperature 0.2, one token per step.
 
     With a preset that commits by probability, the number of steps depends on the model.
@@ -41,7 +41,7 @@ def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
 
     Nothing is drawn, and there is no nucleus, whose border would depend on rounding.
     """
-    return replace(published_options(new_tokens, preset), temperature=0.0, top_p=None)
+    return replace(model_card_options(new_tokens, preset), temperature=0.0, top_p=None)
 
 
 def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: Mesh | None = None) -> DreamForCausalLM:
@@ -75,7 +75,7 @@ def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -
     return ids if config.mask_token_id is None else ids + (ids >= config.mask_token_id).astype(np.int32)
 
 
-def padded_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
+def pad_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
     """Return a canvas of prompts of one length, each with a hole behind it.
 
     It is padded on the left to the width to which `inference` pads requests.
@@ -91,7 +91,7 @@ def random_canvas(config: DreamConfig, cell: Cell, *, seed: int) -> Canvas:
         ValueError: they do not fit the context.
     """
     cell.require_room(config.max_position_embeddings)
-    return padded_canvas(random_prompts(config, cell.batch, cell.prompt_tokens, seed=seed), cell.new_tokens)
+    return pad_canvas(random_prompts(config, cell.batch, cell.prompt_tokens, seed=seed), cell.new_tokens)
 
 
 LAYER_OUTPUTS = ("input_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo"), "post_attention_layernorm", "mlp")
@@ -156,7 +156,7 @@ class JaxBackend:
 
         No token ends an answer early, so that the work is the same for every prompt.
         """
-        state = self.sampler.generate(padded_canvas(prompts, options.max_new_tokens), options, seed=0)
+        state = self.sampler.generate(pad_canvas(prompts, options.max_new_tokens), options, seed=0)
         return Answers(np.asarray(state.tokens)[:, -options.max_new_tokens :], int(state.forwards))
 
     def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, Float[np.ndarray, "b t _"]]:

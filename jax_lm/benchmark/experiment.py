@@ -1,8 +1,7 @@
 """The steps of the accelerator experiment: each measures one thing and returns a row.
 
 The entry is `diffucoder experiment`. `experiment_report` makes the report; `reports.steps` resumes
-a
-run that was killed, and continues after a step that failed.
+a run that was killed, and continues after a step that failed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from jax_lm.benchmark.parity import TOLERANCE, check_parity
 from jax_lm.benchmark.settings import Cell, ExperimentSettings
 from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import time_call, without_stored_compilations
-from jax_lm.benchmark.worker import WorkerRequest, compared_outputs, run_worker
+from jax_lm.benchmark.worker import WorkerRequest, outputs_to_compare, run_worker
 from jax_lm.config import DreamConfig
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
@@ -31,7 +30,7 @@ from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import OutOfMemoryError, PlannedStep, device_bytes, explained, forward_cost
 from jax_lm.planning.roofline import MachineLimits
-from jax_lm.reports.steps import Found, LeftOut, Step
+from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row
 from jax_lm.results import DecodedBatch
 from jax_lm.sharding import MeshShape
@@ -60,9 +59,9 @@ def measure_environment(dtype: str) -> Row:
     }
 
 
-def found_limits(found: Found) -> MachineLimits | None:
+def read_limits(done: Rows) -> MachineLimits | None:
     """Return the limits that the step `environment` measured; None if it failed."""
-    return MachineLimits(**found["environment"]["limits"]) if "environment" in found else None
+    return MachineLimits(**done["environment"]["limits"]) if "environment" in done else None
 
 
 @contextmanager
@@ -118,16 +117,16 @@ class ExperimentSteps:
         options = GenerationOptions(max_new_tokens=tokens, temperature=temperature, early_stop=False)
         return self.engine.decode([Template.completion(prompt, tokens) for prompt in prompts], options)
 
-    def environment(self, found: Found) -> Row:
+    def environment(self, done: Rows) -> Row:
         """Describe devices and versions, and measure the machine's limits."""
         return measure_environment("bfloat16" if self.settings.dtype == INT8 else self.settings.dtype or "float32")
 
-    def checkpoint(self, found: Found) -> Row:
+    def checkpoint(self, done: Rows) -> Row:
         """Verify the checkpoint as `diffucoder verify` does."""
         checks = [asdict(check) for check in verify(self.folder)]
         return {"checks": checks, "passed": all(check["passed"] for check in checks)}
 
-    def loading(self, found: Found) -> Row:
+    def loading(self, done: Rows) -> Row:
         """Load the model: time and memory."""
         engine = self.engine
         return {
@@ -140,7 +139,7 @@ class ExperimentSteps:
             "peak_bytes": PeakMemory().read(),
         }
 
-    def single(self, found: Found) -> Row:
+    def single(self, done: Rows) -> Row:
         """Complete one prompt several times with the published settings.
 
         The first call compiles, later ones must not.
@@ -170,7 +169,7 @@ class ExperimentSteps:
         engine = self.engine
         return note_out_of_memory(row, engine.config, engine.job(batch=batch, canvas=width), engine.mesh_shape)
 
-    def forward(self, found: Found) -> Row:
+    def forward(self, done: Rows) -> Row:
         """Time forward passes with the logits of every position.
 
         `roofline` is the share of the measured limits that they reach, if those are known.
@@ -186,13 +185,13 @@ class ExperimentSteps:
                 row["tokens_per_second"] = batch * width / row["seconds"]
             if "out_of_memory" in row:
                 break
-            if limits := found_limits(found):
+            if limits := read_limits(done):
                 cost = forward_cost(engine.config, self.dtype, batch=batch, rows=width, canvas=width, head_rows=width)
                 row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.mesh_shape.size
                 row["limit"] = cost.limit(limits)
         return {"width": width, "rows": rows}
 
-    def batch(self, found: Found) -> Row:
+    def batch(self, done: Rows) -> Row:
         """Decode four prompts together and one by one, greedily: the answers must be the same."""
         tokens = self.settings.new_tokens
         together = time_call(lambda: self.decode(PROMPTS, tokens), 1)
@@ -206,12 +205,12 @@ class ExperimentSteps:
             "texts": dict(zip(PROMPTS, texts, strict=True)),
         }
 
-    def stress(self, size: int, found: Found) -> Row:
+    def stress(self, size: int, done: Rows) -> Row:
         """Decode a batch of this size.
 
         Running out of memory is a result; larger batches are then left out.
         """
-        if size > 1 and "seconds" not in found.get(f"stress {size // 2}", {}):
+        if size > 1 and "seconds" not in done.get(f"stress {size // 2}", {}):
             raise LeftOut(f"batch {size // 2} did not run")
         prompts = [PROMPTS[index % len(PROMPTS)] for index in range(size)]
         row: Row = {"size": size}
@@ -221,7 +220,7 @@ class ExperimentSteps:
             row["peak_bytes"] = PeakMemory().read()
         return row
 
-    def cpu(self, found: Found) -> Row:
+    def cpu(self, done: Rows) -> Row:
         """Time a short generation here, and in a process that sees no accelerator.
 
         `ratio` says how many times as long the latter takes.
@@ -234,13 +233,13 @@ class ExperimentSteps:
         [there] = result["cells"]
         return {"here": here, "cpu": there, "ratio": there["seconds"] / here["seconds"]}
 
-    def recorded(self, found: Found) -> Row:
+    def recorded(self, done: Rows) -> Row:
         """Check recorded outputs on this device."""
         if self.settings.recorded is None:
             raise LeftOut("no folder with recorded outputs was given (--recorded)")
         return {"findings": [asdict(each) for each in check_parity(self.settings.recorded, tolerance=TOLERANCE)]}
 
-    def pytorch(self, found: Found) -> Row:
+    def pytorch(self, done: Rows) -> Row:
         """Compare every module's output and greedy tokens with those of PyTorch on the CPU."""
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
@@ -248,7 +247,7 @@ class ExperimentSteps:
             raise LeftOut("int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them")
         shape = comparison.COMPARED_SHAPE
         theirs, outputs = self.run_on_cpu("pytorch", compared_shape=shape)
-        ours, greedy = compared_outputs(JaxBackend(self.engine.sampler), shape)
+        ours, greedy = outputs_to_compare(JaxBackend(self.engine.sampler), shape)
         return {
             "differences": comparison.find_differences(ours, outputs),
             "tolerance": comparison.TOLERANCES[self.dtype],
@@ -256,7 +255,7 @@ class ExperimentSteps:
             "torch": theirs["packages"]["torch"],
         }
 
-    def quality(self, found: Found) -> Row:
+    def quality(self, done: Rows) -> Row:
         """Run small functions that the model writes, decoded greedily, in the sandbox."""
         try:
             tier = choose_tier("auto")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jax_lm.benchmark.comparison import differences_within, worst
 from jax_lm.benchmark.machine import MACHINE_LINES, machine_lines
 from jax_lm.reports.document import Document, Section, Verdict
-from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Found, Outcome, Step
+from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Rows, Step
 from jax_lm.reports.tables import GIB, Row, row_chart, table_section
 
 SHOWN_PROGRAMS = 4
@@ -49,7 +49,7 @@ class Criterion(NamedTuple):
         """Judge the outcome of the step."""
         outcome = outcomes.get(self.step, Outcome("not reached"))
         if outcome.state == DONE:
-            return Verdict(self.name, self.wanted, *self.judge(outcome.found), self.advice)
+            return Verdict(self.name, self.wanted, *self.judge(outcome.row), self.advice)
         why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
         return Verdict(self.name, self.wanted, why, None)
 
@@ -81,8 +81,8 @@ def judge_batch_gain(row: Row) -> tuple[str, bool]:
     if len(timed) < 2:
         return f"{len(timed)} batch size fits", False
     first, last = timed[0], timed[-1]
-    gain, factor = last["tokens_per_second"] / first["tokens_per_second"], last["batch"] / first["batch"]
-    return f"{gain:.2f} times, batch {last['batch']} over batch {first['batch']}", gain >= 0.25 * factor
+    gain, factor = (last["tokens_per_second"] / first["tokens_per_second"], last["batch"] / first["batch"])
+    return (f"{gain:.2f} times, batch {last['batch']} over batch {first['batch']}", gain >= 0.25 * factor)
 
 
 def judge_roofline(row: Row) -> tuple[str, bool]:
@@ -187,7 +187,7 @@ SCALE_CRITERIA: tuple[Criterion, ...] = (
               "`diffucoder plan --step sft --lora-rank 16` says what fits."),
     Criterion("a coupled-GRPO update of adapters", "fits", "training grpo-lora", judge_update,
               "`diffucoder plan --step grpo --lora-rank 16` says what fits."),
-    Criterion("beside PyTorch", "at least as fast", "torch", judge_torch, "Report it with steps.jsonl."),
+    Criterion("generation compared with PyTorch", "at least as fast", "torch", judge_torch, "Report it with steps.jsonl."),
 )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def quality_section(rows: list[Row]) -> Section:
     return table_section("Quality", row["attempts"], leave_out=("program",), text=text, listing=texts)
 
 
-def charted_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
+def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
     """Return a table with a chart of its tokens per second.
 
     The file of the chart has the title as its name.
@@ -248,14 +248,14 @@ SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
     "quality": quality_section,
     "recorded": lambda rows: table_section("Parity with recorded outputs of PyTorch", rows[0]["findings"]),
     "pytorch": pytorch_section,
-    "stress": partial(charted_section, "Stress", "size", "Tokens per second under stress", ""),
+    "stress": partial(chart_section, "Stress", "size", "Tokens per second under stress", ""),
     "passes": lambda rows: table_section(
         "Forward passes",
         [each for row in rows for each in row.get("rows", [row])],
         text="Every position of the block is masked. The bound is the roofline of the limits measured here.",
     ),
-    "decoding": partial(charted_section, "Decoding", "batch", "Tokens per second", "preset"),
-    "serving": partial(charted_section, "Serving", "clients", "Tokens per second, served", ""),
+    "decoding": partial(chart_section, "Decoding", "batch", "Tokens per second", "preset"),
+    "serving": partial(chart_section, "Serving", "clients", "Tokens per second, served", ""),
     "torch": lambda rows: table_section(
         "PyTorch {torch} ({device}) on this device".format_map(rows[0]), rows[0]["rows"]
     ),
@@ -272,11 +272,11 @@ def experiment_report(
     Raises:
         ValueError: a row lacks a value, because another version of this program wrote it.
     """
-    found = {step: outcome.found for step, outcome in outcomes.items() if outcome.state == DONE}
+    done = {step: outcome.row for step, outcome in outcomes.items() if outcome.state == DONE}
     try:
         verdicts = [criterion.verdict(outcomes) for criterion in criteria]
-        sections = measured_sections(found)
-        metadata = experiment_metadata(found, name)
+        sections = step_sections(done)
+        metadata = experiment_metadata(done, name)
     except KeyError as error:
         raise ValueError(f"a step of an earlier run lacks {error}: give another folder") from error
     endings = [(step.title, outcomes.get(step.name, Outcome("not reached"))) for step in steps]
@@ -294,20 +294,20 @@ def experiment_report(
     )
 
 
-def measured_sections(found: Found) -> list[Section]:
+def step_sections(rows: Rows) -> list[Section]:
     """Return a section for every kind of step that has one and is done."""
     by_kind: dict[str, list[Row]] = {}
-    for step, row in found.items():
+    for step, row in rows.items():
         by_kind.setdefault(step.split()[0], []).append(row)
     return [section(by_kind[kind]) for kind, section in SECTIONS.items() if kind in by_kind]
 
 
-def experiment_metadata(found: Found, name: str) -> dict[str, str]:
+def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
     """Describe model and environment."""
     metadata: dict[str, str] = {"model": name}
-    if model := found.get("loading", found.get("weights")):
+    if model := rows.get("loading", rows.get("weights")):
         metadata["model"] += ", {parameters:,} parameters, {dtype}, mesh {mesh}".format_map(model)
-    if environment := found.get("environment"):
+    if environment := rows.get("environment"):
         limits, memory = environment["limits"], environment.get("device_bytes")
         metadata |= machine_lines(environment["about"]) | {
             "limits measured": f"{limits['matmul_flops'] / 1e9:,.0f} GFLOP/s in {environment['limits_dtype']}, "

@@ -82,7 +82,7 @@ class PeakMemory:
         return f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
 
 
-def typed_command(words: Sequence[str]) -> str:
+def command_line(words: Sequence[str]) -> str:
     """Return a command line as it can be typed again."""
     name = Path(words[0]).name
     return shlex.join(["diffucoder" if name == "__main__.py" else name, *words[1:]])
@@ -93,7 +93,7 @@ def about() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "date": datetime.date.today().isoformat(),
-        "command": typed_command(sys.argv),
+        "command": command_line(sys.argv),
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),
@@ -125,11 +125,10 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
     """Measure the rate of a large square product and the bandwidth of a copy.
 
     Both are compiled by XLA, as the model is. The fastest of several calls counts, not the median:
-    a
-    moment in which the machine is busy must not lower a limit.
+    a moment in which the machine is busy must not lower a limit.
 
     Args:
-        dtype: of the operands of the product.
+        dtype: dtype of the operands of the product.
         copy_bytes: size of the array that is copied.
     """
 

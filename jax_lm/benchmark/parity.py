@@ -208,13 +208,13 @@ def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
     return float(np.exp(-np.take_along_axis(log_probs, ids[:, 1:, None], axis=-1).mean()))
 
 
-def recorded_options(case: Mapping[str, Any]) -> GenerationOptions:
+def case_options(case: Mapping[str, Any]) -> GenerationOptions:
     """Return the options of a recorded case."""
     names = ("max_new_tokens", "alg", "alg_temp", "temperature", "top_p", "top_k")
     return GenerationOptions(num_steps=case["steps"], **{name: case[name] for name in names})
 
 
-def recorded_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Canvas:
+def case_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Canvas:
     """Return a canvas of the prompts of a recorded case."""
     prompts, mask = golden[f"{name}.input_ids"], golden.get(f"{name}.attention_mask")
     return Canvas.after(prompts, mask, case["max_new_tokens"])
@@ -224,13 +224,11 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     """Compare final sequences, and the canvas after every step.
 
     If several positions have exactly the same confidence, their order is unspecified: it depends on
-    the
-    device and on the length of the canvas in `torch.topk`. A history that diverges there is
-    replayed
-    step by step from the recorded canvases, and must agree in everything else.
+    the device and on the length of the canvas in `torch.topk`. A history that diverges there is
+    replayed step by step from the recorded canvases, and must agree in everything else.
     """
-    name, options = f"generate.{case['case']}", recorded_options(case)
-    canvas = recorded_canvas(name, case, golden)
+    name, options = f"generate.{case['case']}", case_options(case)
+    canvas = case_canvas(name, case, golden)
     state = sampler.generate(canvas, options, strict_reference=True)
     ours, theirs = state.history(sampler.mask_id), golden[f"{name}.history"]
     ties: int | None = None
@@ -261,8 +259,8 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
         first_token="force" if is_cached else "rule",
     )
     settings = {**case, "alg": "maskgit_plus", "alg_temp": 0.0, "steps": None if is_cached else case["steps"]}
-    options = replace(recorded_options(settings), decoding=decoding)
-    state = sampler.generate(recorded_canvas(name, case, golden), options, strict_reference=True)
+    options = replace(case_options(settings), decoding=decoding)
+    state = sampler.generate(case_canvas(name, case, golden), options, strict_reference=True)
     differing = int((np.asarray(state.tokens) != golden[f"{name}.sequences"]).sum())
     title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
     return ParityFinding(
@@ -292,7 +290,7 @@ def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, hist
         if (theirs.sum(axis=1) != ours.sum(axis=1)).any() or (after[both] != taken[both]).any():
             return None
         for row in range(len(after)):
-            only_theirs, only_ours = scores[row, theirs[row] & ~both[row]], scores[row, ours[row] & ~both[row]]
+            only_theirs, only_ours = (scores[row, theirs[row] & ~both[row]], scores[row, ours[row] & ~both[row]])
             if not np.array_equal(np.sort(only_theirs), np.sort(only_ours)):
                 return None
             ties += len(only_ours)
@@ -339,14 +337,14 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
     low, high = settings["epsilon_low"], settings["epsilon_high"]
     form = PolicyLoss(epsilon=low, epsilon_high=high, beta=settings["beta"], kl_clamp=math.inf)
     for iteration, ratio in enumerate(settings["mask_ratios"]):
-        batch, copies = recorded_batch(golden, iteration, ratio, settings["config"]["mask_token_id"])
-        (loss, (scores, kl)), gradients = differentiated(graph, params, batch, copies, form=form, chunk=size)
+        batch, copies = iteration_batch(golden, iteration, ratio, settings["config"]["mask_token_id"])
+        (loss, (scores, kl)), gradients = loss_and_gradients(graph, params, batch, copies, form=form, chunk=size)
         name = f"iteration {iteration}"
         theirs = golden["per_token_logps"][:, iteration]
         yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest_difference(f"{name}, KL", kl, golden[f"kl.{iteration}"], LOSS_TOLERANCE)
-        norm, expected = float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0])
+        norm, expected = (float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0]))
         yield at_most(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
         by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
@@ -356,7 +354,7 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
 
 
 @partial(jax.jit, static_argnames=("graph", "form", "chunk"))
-def differentiated(
+def loss_and_gradients(
     graph: nnx.GraphDef, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
 ) -> tuple[tuple, dict]:
     """Compute (loss, (scores, KL)) and gradients of the recorded rows with given copies."""
@@ -375,7 +373,7 @@ def differentiated(
     return jax.value_and_grad(loss_of, has_aux=True)(params)
 
 
-def recorded_batch(
+def iteration_batch(
     golden: Mapping[str, np.ndarray], iteration: int, ratio: float, mask_id: int
 ) -> tuple[dict[str, jax.Array], Copies]:
     """Return the recorded rows of an inner iteration, and their copies with the recorded masks."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jax_lm.benchmark.parity import recorded_options
+from jax_lm.benchmark.parity import case_options
 from jax_lm.benchmark.settings import RecordingShape
 from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
@@ -88,7 +88,7 @@ def reference_outputs(
     for number, case in enumerate(CASES):
         case = DEFAULTS | case | {"case": number, "max_new_tokens": shape.max_new_tokens}
         mask = present if case["padded"] else None
-        history = diffusion_generate(backend, prompts, recorded_options(case), mask)
+        history = diffusion_generate(backend, prompts, case_options(case), mask)
         name = f"generate.{number}"
         golden |= {f"{name}.input_ids": prompts.numpy(), f"{name}.sequences": history[-1].numpy()}
         golden[f"{name}.history"] = torch.stack(history).numpy()

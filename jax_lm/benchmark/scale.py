@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, random_canvas, random_model, random_prompts
-from jax_lm.benchmark.experiment import found_limits, measure_environment, note_out_of_memory
+from jax_lm.benchmark.experiment import measure_environment, note_out_of_memory, read_limits
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell, ExperimentSettings, ScaleSettings
 from jax_lm.benchmark.speed import time_and_memory, time_forwards
@@ -32,7 +32,7 @@ from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions
 from jax_lm.planning.memory import PlannedStep, device_bytes, parameter_count
-from jax_lm.reports.steps import Found, LeftOut, Step
+from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row
 from jax_lm.serving.engine import STEPS_PER_CALL
 from jax_lm.serving.sequence import Sequence
@@ -99,11 +99,11 @@ class ScaleSteps:
         """Write to the row why this batch size does not fit, if it does not."""
         return note_out_of_memory(row, self.config, self.planned(batch=batch), self.mesh_shape)
 
-    def environment(self, found: Found) -> Row:
+    def environment(self, done: Rows) -> Row:
         """Describe devices and versions, and measure the machine's limits."""
         return measure_environment(self.dtype)
 
-    def weights(self, found: Found) -> Row:
+    def weights(self, done: Rows) -> Row:
         """Make the weights."""
         start = time.perf_counter()
         assert self.sampler
@@ -117,12 +117,12 @@ class ScaleSteps:
             "peak_bytes": PeakMemory().read(),
         }
 
-    def passes(self, batch: int, found: Found) -> Row:
+    def passes(self, batch: int, done: Rows) -> Row:
         """Time a forward pass and a step by the rows that they recompute.
 
         They stand next to the bound of the measured limits.
         """
-        if (limits := found_limits(found)) is None:
+        if (limits := read_limits(done)) is None:
             raise LeftOut("the machine's limits are not known")
         row: Row = {"batch": batch}
         canvas = random_canvas(self.config, self.cell("exact", batch), seed=0)
@@ -130,7 +130,7 @@ class ScaleSteps:
             row["rows"] = time_forwards(self.sampler, canvas, limits, repeats=self.settings.repeats)
         return row
 
-    def decoding(self, preset: str, batch: int, found: Found) -> Row:
+    def decoding(self, preset: str, batch: int, done: Rows) -> Row:
         """Decode with the published settings of a preset."""
         row: Row = {"preset": preset, "batch": batch}
         with self.note_out_of_memory(row, batch):
@@ -138,7 +138,7 @@ class ScaleSteps:
             row["seconds_per_forward"] = row["seconds"] / row["forwards"]
         return row
 
-    def serving(self, clients: int, found: Found) -> Row:
+    def serving(self, clients: int, done: Rows) -> Row:
         """Serve clients that send a request as soon as the last one is answered.
 
         This is what the engine does, without texts and HTTP.
@@ -184,12 +184,11 @@ class ScaleSteps:
             key=np.asarray(jax.random.key_data(jax.random.key(number))),
         )
 
-    def torch(self, found: Found) -> Row:
+    def torch(self, done: Rows) -> Row:
         """Decode one row with PyTorch on the same kind of device, with the same weights.
 
         PyTorch runs in a process of its own. `exact` is compared with the published loop, `fast`
-        with
-        Fast-dLLM's dual cache.
+        with Fast-dLLM's dual cache.
         """
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
@@ -211,11 +210,11 @@ class ScaleSteps:
         rows = []
         for theirs in result["cells"]:
             row = {"preset": theirs["preset"], "torch_seconds": theirs["seconds"]}
-            ours = found.get(f"decoding {theirs['preset']} 1", {}).get("seconds")
+            ours = done.get(f"decoding {theirs['preset']} 1", {}).get("seconds")
             rows.append(row if ours is None else row | {"seconds": ours, "times": theirs["seconds"] / ours})
         return {"torch": result["packages"]["torch"], "device": result["device"], "rows": rows}
 
-    def training(self, name: str, found: Found) -> Row:
+    def training(self, name: str, done: Rows) -> Row:
         """Take training updates on all devices."""
         # Two models at once would not fit where one does.
         self.__dict__.pop("sampler", None)

@@ -194,7 +194,7 @@ class FrontierSetting:
 def frontier_settings() -> dict[str, FrontierSetting]:
     """Return all settings of the frontier by name, each rule from careful to hasty."""
 
-    def windowed(**options: Any) -> Decoding:
+    def in_window(**options: Any) -> Decoding:
         return Decoding(preset="fast", **options)
 
     settings = {"exact": FrontierSetting("steps, whole canvas", Decoding())}
@@ -202,26 +202,26 @@ def frontier_settings() -> dict[str, FrontierSetting]:
         settings[f"exact, {count} per step"] = FrontierSetting("steps, whole canvas", Decoding(), tokens_per_step=count)
     for count in (1, 2, 3, 4):
         name = "fast" if count == 1 else f"fast, {count} per step"
-        settings[name] = FrontierSetting("steps, window", windowed(), tokens_per_step=count)
+        settings[name] = FrontierSetting("steps, window", in_window(), tokens_per_step=count)
     for draft in (2, 4, 8):
         settings[f"exact, draft {draft}"] = FrontierSetting("draft, whole canvas", Decoding(), draft=draft)
     for draft in (2, 4, 8):
-        settings[f"fast, draft {draft}"] = FrontierSetting("draft, window", windowed(), draft=draft)
+        settings[f"fast, draft {draft}"] = FrontierSetting("draft, window", in_window(), draft=draft)
     for threshold in (0.98, 0.95, 0.9, 0.8, 0.7, 0.5):
-        decoding = windowed(commit="threshold", threshold=threshold)
+        decoding = in_window(commit="threshold", threshold=threshold)
         settings[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
     settings["threshold 0.9, draft 4"] = FrontierSetting("threshold, draft", Decoding(preset="turbo"), draft=4)
     for branches in (2, 4, 8):
-        decoding = windowed(commit="threshold", threshold=0.95)
+        decoding = in_window(commit="threshold", threshold=0.95)
         settings[f"threshold 0.95, lookahead {branches}"] = FrontierSetting("lookahead", decoding, lookahead=branches)
     for factor in (0.1, 0.3, 1.0):
-        decoding = windowed(commit="factor", factor=factor)
+        decoding = in_window(commit="factor", factor=factor)
         settings[f"factor {factor}"] = FrontierSetting("factor, window", decoding)
     for decay in (0.2, 0.5):
-        decoding = windowed(commit="dynamic", threshold=0.9, decay=decay)
+        decoding = in_window(commit="dynamic", threshold=0.9, decay=decay)
         settings[f"dynamic 0.9, decay {decay}"] = FrontierSetting("dynamic, window", decoding)
     for bound in (0.0, 0.001, 0.01, 0.1, 0.3, 1.0):
-        decoding = windowed(commit="entropy", entropy_bound=bound)
+        decoding = in_window(commit="entropy", entropy_bound=bound)
         settings[f"entropy {bound}"] = FrontierSetting("entropy, window", decoding)
     decoding = Decoding(commit="entropy", entropy_bound=0.1, block_length=0)
     settings["entropy 0.1, whole canvas"] = FrontierSetting("entropy, whole canvas", decoding)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jax_lm.benchmark.backend import Answers, Backend, JaxBackend, published_options, random_canvas, random_prompts
+from jax_lm.benchmark.backend import Answers, Backend, JaxBackend, model_card_options, random_canvas, random_prompts
 from jax_lm.benchmark.machine import PeakMemory, machine_lines
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
@@ -91,7 +91,7 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
         return time_call(call, repeats).seconds
 
     for preset, names in (("exact", ("canvas",)), ("fast", ("refresh", "window"))):
-        options = published_options(canvas.region.length, preset)
+        options = model_card_options(canvas.region.length, preset)
         if options.decoding.resolved.cache != "none":
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
         block = next(canvas.blocks(options.decoding.block_columns(canvas.region.length)))
@@ -130,7 +130,7 @@ def time_generation(backend: Backend, cell: Cell, repeats: int, *, with_forward:
         minus the median. If asked for, `forward_seconds` is that of a forward pass over as many
         tokens, with the logits of every position.
     """
-    options, length = published_options(cell.new_tokens, cell.preset), cell.prompt_tokens
+    options, length = model_card_options(cell.new_tokens, cell.preset), cell.prompt_tokens
     # One token shorter if that falls into the same bucket: then the padding differs, and the shape does not.
     shorter = length - (length > 1 and (length + cell.new_tokens) % WIDTH_BUCKET != 1)
     first, other = (
@@ -182,7 +182,7 @@ def measure_speed(
     backend, cells = JaxBackend(sampler), workload.cells(presets)
     for cell in cells:
         cell.require_room(sampler.config.max_position_embeddings)
-    report, total = on_progress or (lambda done, total: None), len(cells) + len(workload.batch_sizes)
+    report, total = (on_progress or (lambda done, total: None), len(cells) + len(workload.batch_sizes))
     longest = Cell(batch=1, prompt_tokens=max(workload.prompt_tokens), new_tokens=max(workload.new_tokens))
     generations: list[Row] = []
     forwards: list[Row] = []

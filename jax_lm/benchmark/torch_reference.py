@@ -61,7 +61,7 @@ class TorchBackend:
         attention: Literal["eager", "sdpa"] = "sdpa",
     ) -> None:
         assert config.mask_token_id is not None
-        self.config, self.device, self.mask_id, self.attention = config, device, config.mask_token_id, attention
+        self.config, self.device, self.mask_id, self.attention = (config, device, config.mask_token_id, attention)
         self.model: Any = load_qwen2(folder, config, getattr(torch, dtype), attention).to(device).eval()
 
     @staticmethod

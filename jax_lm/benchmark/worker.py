@@ -69,7 +69,7 @@ def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarra
     return random_prompts(config, *shape, seed=1)
 
 
-def compared_outputs(backend: Backend, shape: tuple[int, int]) -> tuple[dict[str, np.ndarray], list[list[int]]]:
+def outputs_to_compare(backend: Backend, shape: tuple[int, int]) -> tuple[dict[str, np.ndarray], list[list[int]]]:
     """Return the outputs of every module by name, and greedy tokens [b, n].
 
     The generation is `GREEDY`, shortened if the context is shorter.
@@ -114,7 +114,7 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
         "cells": cells,
     }
     if request.compared_shape:
-        tensors, row["greedy"] = compared_outputs(backend, request.compared_shape)
+        tensors, row["greedy"] = outputs_to_compare(backend, request.compared_shape)
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, outputs)
     return row
 

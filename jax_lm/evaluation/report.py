@@ -57,15 +57,15 @@ def evaluation_report(
         metadata=evaluation_metadata(settings, records, total),
         sections=[
             table_section(f"Rates of {suite}", [vars(rate) for rate in measured], RATES),
-            *published_sections(suite, measured),
+            *paper_sections(suite, measured),
         ],
         details=[attempt_section(record) for record in order],
     )
 
 
-def published_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
+def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
     """Return a table of this run's pass@1 and the published ones; empty if either is missing."""
-    own, scores = [rate for rate in measured if rate.k == 1], published(suite)
+    own, scores = [rate for rate in measured if rate.k == 1], paper_scores(suite)
     if not own or not scores:
         return []
     size = 378 if suite.startswith("mbpp") else 164
@@ -121,7 +121,7 @@ def count_outcomes(outcomes: Iterable[str]) -> str:
     return ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(counts.items()))
 
 
-def published(suite: str) -> dict[str, float]:
+def paper_scores(suite: str) -> dict[str, float]:
     """Return the published pass@1 of a suite in percent by model; empty if there is none."""
     if suite not in PUBLISHED_SUITES:
         return {}

@@ -51,7 +51,7 @@ def number(value: float | int) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def rounded_up(value: float | int) -> float:
+def round_up(value: float | int) -> float:
     """Round up to the next of 1, 2, 5, 10, 20, …: where an axis may end."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
@@ -59,7 +59,7 @@ def rounded_up(value: float | int) -> float:
 
 def round_ticks(low: float | int, high: float | int) -> list[float]:
     """Return about `TICKS` multiples of 1, 2, 5, 10, 20, … in an interval."""
-    step = rounded_up((high - low) / TICKS)
+    step = round_up((high - low) / TICKS)
     return [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 

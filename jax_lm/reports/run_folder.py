@@ -25,8 +25,7 @@ class RunLog(ABC):
     """JSON lines of a run in its folder; complete lines survive a kill.
 
     One process at a time holds the folder, which is created if it does not exist. A subclass names
-    its
-    file and its records, and interprets a record in `take`.
+    its file and its records, and interprets a record in `take`.
 
     Args:
         folder: None keeps nothing on disk.

@@ -1,4 +1,4 @@
-"""A run of named steps that keeps the result of each, survives failures and can be resumed.
+"""A run of named steps that keeps the row of each, survives failures and can be resumed.
 
 Knows nothing of what the steps do. steps.jsonl in its folder has a line when a step begins, and one
 when it ends.
@@ -22,8 +22,8 @@ Most likely the system killed it for its memory.
 """
 
 
-Found = Mapping[str, Record]
-"""Results of the steps that are done, by name."""
+Rows = Mapping[str, Record]
+"""Rows of the steps that are done, by name."""
 
 
 class LeftOut(Exception):  # noqa: N818
@@ -37,7 +37,7 @@ class Step:
     Attributes:
         name: in steps.jsonl.
         title: in reports and progress bars.
-        action: gets the results of the steps before, and returns its own as plain data.
+        action: takes the rows of the steps before, and returns its own.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Outcome:
 
     Attributes:
         state: done, failed or left out.
-        found: its result if it is done.
+        row: what it measured if it is done.
         reason: why it failed or was left out.
         seconds: how long it took.
     """
 
     state: str
-    found: Record = field(default_factory=dict)
+    row: Record = field(default_factory=dict)
     reason: str = ""
     seconds: float = 0.0
 
@@ -79,7 +79,7 @@ class Steps(RunLog):
             return
         self.unfinished[name] = 0
         if state != STOPPED:
-            self.outcomes[name] = Outcome(state, record["found"], record["reason"], record["seconds"])
+            self.outcomes[name] = Outcome(state, record["row"], record["reason"], record["seconds"])
 
     def run(
         self,
@@ -91,8 +91,7 @@ class Steps(RunLog):
         """Run the steps that are not done, in order; returns the names of those that are left.
 
         After `seconds`, no step begins. Steps that failed or were left out in an earlier run are
-        tried
-        again, after those that were not tried.
+        tried again, after those that were not tried.
         """
         start = time.perf_counter()
         waiting = sorted((step for step in steps if self.state(step) != DONE), key=lambda step: self.state(step) != "")
@@ -118,22 +117,22 @@ class Steps(RunLog):
             self.outcomes[step.name] = Outcome(FAILED, reason=reason)
             return
         self.append({"step": step.name, "state": BEGUN})
-        found = {name: outcome.found for name, outcome in self.outcomes.items() if outcome.state == DONE}
+        done = {name: outcome.row for name, outcome in self.outcomes.items() if outcome.state == DONE}
         start = time.perf_counter()
         try:
-            state, result, reason = DONE, step.action(found), ""
+            state, row, reason = DONE, step.action(done), ""
         except LeftOut as error:
-            state, result, reason = LEFT_OUT, {}, str(error)
+            state, row, reason = LEFT_OUT, {}, str(error)
         except KeyboardInterrupt:
             self.append({"step": step.name, "state": STOPPED})
             raise
         except Exception as error:  # a step's failure is a result of the run
-            state, result, reason = FAILED, {}, described(error)
+            state, row, reason = FAILED, {}, describe(error)
         seconds = round(time.perf_counter() - start, 3)
-        self.append({"step": step.name, "state": state, "found": result, "reason": reason, "seconds": seconds})
+        self.append({"step": step.name, "state": state, "row": row, "reason": reason, "seconds": seconds})
 
 
-def described(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Describe an error in one line; a defect also by where it happened."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ValueError | OSError):

@@ -7,7 +7,7 @@ unit, as in `seconds`, `peak_bytes` and `tokens_per_second`. Knows no measuremen
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax_lm.reports.charts import line_chart, rounded_up
+from jax_lm.reports.charts import line_chart, round_up
 from jax_lm.reports.document import Section
 
 Row = dict[str, Any]
@@ -83,5 +83,5 @@ def row_chart(title: str, rows: Iterable[Row], x: str, y: str, by: str = "", **a
             lines.setdefault(row.get(by, heading(y)), []).append((row[x], row[y]))
     if not lines:
         return ""
-    top = rounded_up(max(value for points in lines.values() for _, value in points))
+    top = round_up(max(value for points in lines.values() for _, value in points))
     return line_chart(title, heading(x), heading(y), lines, **({"top": top} | axis))

@@ -92,7 +92,7 @@ def choose_model(arguments: Bench) -> dict[str, Any]:
     The dtype is chosen by the device if none is given.
     """
     if arguments.random_shape:
-        config, name = SHAPES[arguments.random_shape], f"random weights of the shape {arguments.random_shape}"
+        config, name = (SHAPES[arguments.random_shape], f"random weights of the shape {arguments.random_shape}")
     else:
         config = DreamForCausalLM.read_config(huggingface.resolve(arguments.model or BUILTIN_MODEL))
         name = arguments.model or "built-in model"
@@ -148,7 +148,7 @@ def run_experiment(arguments: Experiment) -> int:
     """
     settings, scale, out = arguments.settings, arguments.scale, arguments.out
     if arguments.full:
-        steps, criteria, seconds = ScaleSteps(settings, scale).steps(), SCALE_CRITERIA, 60 * scale.minutes
+        steps, criteria, seconds = (ScaleSteps(settings, scale).steps(), SCALE_CRITERIA, 60 * scale.minutes)
         name = f"random weights of the shape {scale.random_shape}"
         identity = {"full": True, **asdict(settings), **asdict(scale)}
         # Runs of different lengths share a folder.
@@ -156,7 +156,7 @@ def run_experiment(arguments: Experiment) -> int:
     else:
         if settings.recorded is not None:
             read_golden(settings.recorded)
-        folder, name = huggingface.resolve(settings.model or BUILTIN_MODEL), settings.model or "built-in model"
+        folder, name = (huggingface.resolve(settings.model or BUILTIN_MODEL), settings.model or "built-in model")
         steps, criteria, seconds = ExperimentSteps(folder, settings).steps(), CRITERIA, math.inf
         identity = asdict(settings) | {
             "recorded": None if settings.recorded is None else str(settings.recorded),
