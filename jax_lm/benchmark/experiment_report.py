@@ -187,7 +187,8 @@ SCALE_CRITERIA: tuple[Criterion, ...] = (
               "`diffucoder plan --step sft --lora-rank 16` says what fits."),
     Criterion("a coupled-GRPO update of adapters", "fits", "training grpo-lora", judge_update,
               "`diffucoder plan --step grpo --lora-rank 16` says what fits."),
-    Criterion("generation compared with PyTorch", "at least as fast", "torch", judge_torch, "Report it with steps.jsonl."),
+    Criterion("generation compared with PyTorch", "at least as fast", "torch", judge_torch,
+              "Report it with steps.jsonl."),
 )  # fmt: skip
 
 
