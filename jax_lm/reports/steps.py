@@ -127,12 +127,12 @@ class Steps(RunLog):
             self.append({"step": step.name, "state": STOPPED})
             raise
         except Exception as error:  # a step's failure is a result of the run
-            state, row, reason = FAILED, {}, describe(error)
+            state, row, reason = FAILED, {}, error_text(error)
         seconds = round(time.perf_counter() - start, 3)
         self.append({"step": step.name, "state": state, "row": row, "reason": reason, "seconds": seconds})
 
 
-def describe(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Describe an error in one line; a defect also by where it happened."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ValueError | OSError):
