@@ -19,7 +19,7 @@ from serving import call, listening, started
 
 from jax_lm.serving.api import PAGE, PAGE_FILES
 from jax_lm.serving.engine import EngineOptions
-from jax_lm.serving.guard import RequestLimits
+from jax_lm.serving.middleware import RequestLimits
 from untrusted import run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
