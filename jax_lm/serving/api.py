@@ -360,16 +360,16 @@ class Server:
             async for event in stream.events(1):
                 if event.reason and not event.is_answer:
                     raise failure(event.reason)
-                state = {"text": event.text, "forwards": event.forwards}
+                text, forwards = {"text": event.text}, {"forwards": event.forwards}
                 if event.commits:
                     commits = [
                         {name: getattr(commit, name) for name in COMMIT_FIELDS}
                         for commit in event.commits
                     ]
-                    yield data(state | {"commits": commits}, "commits")
+                    yield data(text | forwards | {"commits": commits}, "commits")
                 if event.reason:
                     end = {"finish_reason": event.reason, "tokens": len(event.tokens)}
-                    yield data(state | end, "done")
+                    yield data(text | end | forwards, "done")
 
         return self.stream_response(submitted, pieces(), error_event="error")
 

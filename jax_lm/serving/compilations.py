@@ -72,10 +72,10 @@ class Compilations:
         self.thread = threading.Thread()
 
     def warm_up(self) -> bool:
-        """Compile the urgent shapes and start on those needed soon; False if cancelled first."""
+        """Compile the urgent shapes and start on those needed soon; False if cancelled before."""
         for shape in self.urgent:
             self.compile(*shape)
-        if self.is_cancelled:
+        if not all(slots.sizes for slots, _ in self.urgent):
             return False
         # Not only when idle: otherwise a burst of requests at start-up would be served one at a
         # time indefinitely.

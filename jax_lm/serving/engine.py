@@ -170,7 +170,6 @@ class Engine:
         """End jobs with the reason `cancelled`, unless they have ended already."""
         for job in jobs:
             job.is_cancelled = True
-        self.queue.wake()
 
     def refuse_new(self, grace: float) -> None:
         """Accept no more jobs; those left after `grace` seconds end with the reason `shutdown`."""

@@ -79,11 +79,6 @@ class JobQueue:
                 self.waiting.remove(job)
             self.running.pop(job.sequence, None)
 
-    def wake(self) -> None:
-        """Let `wait` return early."""
-        with self.changed:
-            self.changed.notify()
-
     def wait(self, seconds: float | None) -> bool:
         """Wait for a job or for the queue to close; False if neither happens in this time."""
         with self.changed:

@@ -153,20 +153,11 @@ class DecodingBody(Part):
         )
 
     @model_validator(mode="after")
-    def check_steps(self) -> "DecodingBody":
+    def check_limits(self) -> "DecodingBody":
         if self.length == 0 and self.needs_tokens:
             raise ValueError("max_tokens=0: must be at least 1, or 0 with the echo of a completion")
         if self.threshold is not None and self.entropy_bound is not None:
             raise ValueError("entropy_bound: give either threshold or entropy_bound")
-        by_probability = (
-            not (self.threshold is self.entropy_bound is None) or self.preset == "turbo"
-        )
-        if by_probability and self.steps is not None:
-            raise ValueError(
-                "steps: preset turbo, threshold and entropy_bound decide the number of steps"
-            )
-        if self.steps is not None and self.length is not None and self.steps > self.length:
-            raise ValueError(f"steps: {self.steps}: more than the {self.length} tokens to decide")
         return self
 
 
