@@ -1,4 +1,4 @@
-"""Make the automaton of a regular expression or a JSON schema, in a process of its own.
+"""Make the automaton of a regular expression or a JSON schema, in a separate process.
 
     python -m jax_lm.grammar.automaton regex < expression > automaton.json
 

@@ -1,7 +1,7 @@
 """Grammars of regular expressions and JSON schemas, for the answer alone; ends are the shortest.
 
 A schema becomes an expression, and an expression an automaton over bytes, both by outlines-core
-(the extra `grammar`). The automaton is made in a process of its own because that of a short
+(the extra `grammar`). The automaton is made in a separate process because that of a short
 expression can fill any memory. Keywords of a schema that its expression would ignore are refused
 by name.
 """
@@ -96,7 +96,7 @@ class RegularGrammar:
 
 
 def make_automaton(kind: str, text: str, name: str, seconds: float) -> dict[str, Any]:
-    """Make an automaton in a process of its own, with limits of time, memory and size.
+    """Make an automaton in a separate process, with limits of time, memory and size.
 
     Raises:
         ValueError: there is none, or it takes too much.

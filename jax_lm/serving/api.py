@@ -12,7 +12,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,7 +22,8 @@ from jax_lm.serving.engine import Engine
 from jax_lm.serving.errors import HANDLERS, Refusal, failure, invalid, request_id
 from jax_lm.serving.infill import InfillBody, cut_to_fit, infill_answer
 from jax_lm.serving.jobs import Event, EventStream, Job
-from jax_lm.serving.middleware import SCRIPTS, Guard, RequestLimits
+from jax_lm.serving.middleware import Guard, RequestLimits
+from jax_lm.serving.page_files import add_page
 from jax_lm.serving.preparation import Preparation
 from jax_lm.serving.responses import AnswerFormat, ChatFormat
 from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
@@ -454,25 +454,3 @@ def data(content: dict[str, Any] | str, event: str | None = None) -> str:
 
 def status_response(status: str, good: str) -> Response:
     return JSONResponse({"status": status}, 200 if status == good else 503)
-
-
-PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    **{path: (path[1:], "text/javascript; charset=utf-8") for path in SCRIPTS},
-}
-
-
-def add_page(app: FastAPI) -> None:
-    """Serve the files of the page, which are read once."""
-    for path, (name, kind) in PAGE_FILES.items():
-        app.get(path, include_in_schema=False)(page_file((PAGE / name).read_bytes(), kind))
-
-
-def page_file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
-    async def send() -> Response:
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
-
-    return send

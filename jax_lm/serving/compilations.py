@@ -2,7 +2,7 @@
 
 A shape is a group of slots (one width, with or without a KV cache) and a number of sequences. The
 widest slots hold every sequence, so that their shape for one sequence is compiled before anything
-is served. All other shapes only make answers faster and are compiled on a thread of their own.
+is served. All other shapes only make answers faster and are compiled on another thread.
 """
 
 import logging
@@ -32,7 +32,7 @@ Shape = tuple[Slots | GrowingSlots, int]
 """Slots, and how many sequences they decode together."""
 
 
-class Compilations:
+class CompileScheduler:
     """Compiles the shapes of an engine: the necessary ones first, others when they are useful.
 
     Args:

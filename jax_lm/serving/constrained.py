@@ -1,6 +1,6 @@
 """Sequences under a grammar: decoded in the slots like any other, and repaired there.
 
-Each sequence has a `Repair` of its own, so that it shares steps with the others in the batch.
+Each sequence has its own `Repair`, so that it shares steps with the others in the batch.
 Threads read the texts, and a sequence is held until they are done: the engine's thread never
 waits for a grammar. Knows neither queue nor HTTP.
 """

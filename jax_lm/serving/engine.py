@@ -20,7 +20,7 @@ from typing import Any
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 from jax_lm.serving.admission import sequence_of
-from jax_lm.serving.compilations import Compilations
+from jax_lm.serving.compilations import CompileScheduler
 from jax_lm.serving.constrained import Repairs
 from jax_lm.serving.growing import GrowingSlots
 from jax_lm.serving.jobs import AnySequence, Event, Job, Listener, Request
@@ -120,7 +120,7 @@ class Engine:
                 for width in widths
             ]
         self.queue = JobQueue(options.queue, options.slots)
-        self.compilations = Compilations(inference, self.groups, self.context, options.slots)
+        self.compilations = CompileScheduler(inference, self.groups, self.context, options.slots)
         self.repairs = Repairs(inference.sampler, widths)
         self.ready, self.stopped = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)

@@ -62,10 +62,10 @@ def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
             the kind of the grammar instead.
     """
     message = str(problem)
-    param = message.split("=")[0].split(":")[0]
+    param = schemas.field_of(message)
     if grammar_field is not None and param in ("grammar", "regex", "json_schema"):
         message, param = f"{grammar_field}: {message.removeprefix('grammar: ')}", grammar_field
-    return Refusal(400, message, param=param if param.isidentifier() else None)
+    return Refusal(400, message, param=param)
 
 
 async def on_refusal(http: Request, problem: Any) -> Response:
@@ -81,7 +81,7 @@ async def on_invalid_body(http: Request, problem: Any) -> Response:
     first = problem.errors()[0]
     if first["type"] == "json_invalid":
         return Refusal(400, "the body is not JSON").response
-    message, param = schemas.describe_error(first)
+    message, param = schemas.error_line(first)
     return Refusal(400, message, param=param).response
 
 

@@ -15,7 +15,7 @@ SHARES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class Metrics:
-    """All metrics, in a registry of their own so that one process can hold several servers."""
+    """All metrics, in their own registry so that one process can hold several servers."""
 
     def __init__(self, slots: int = 16) -> None:
         self.registry = CollectorRegistry()

@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from jax_lm.serving.errors import Refusal
 from jax_lm.serving.metrics import Metrics
+from jax_lm.serving.page_files import PAGE_FILES
 
 logger = logging.getLogger("jax_lm.serving.access")
 
@@ -31,8 +32,7 @@ MIN_KEY = 16
 PATIENCE = 8
 """A body is read up to this many times the limit before the client is told that it is too long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SCRIPTS = ("/page.js", "/canvas.js", "/python.js", "/replay.js")
-OPEN_PATHS = ("/", "/icon.svg", "/page.css", *SCRIPTS, "/health", "/ready")
+OPEN_PATHS = (*PAGE_FILES, "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEADERS = {

@@ -358,7 +358,7 @@ class DenoiseBody(DecodingBody):
         return self
 
 
-def describe_error(problem: Mapping[str, Any]) -> tuple[str, str | None]:
+def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     """Describe an error of pydantic in one line: the field, its value, what is allowed.
 
     Returns:
@@ -366,7 +366,7 @@ def describe_error(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     """
     parts = [str(part) for part in problem["loc"]]
     parts = [part for part in parts if part != "body" and not part.startswith("#")]
-    place = ".".join(parts).encode("ascii", "backslashreplace").decode()
+    field = ".".join(parts).encode("ascii", "backslashreplace").decode()
     kind, value = problem["type"], problem.get("input")
     templates = {
         "missing": "must be given",
@@ -381,9 +381,14 @@ def describe_error(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     else:
         message = problem["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "must be")
-    if place and isinstance(value, str | int | float) and kind != "extra_forbidden":
-        return f"{place}={reprlib.repr(value)}: {message}", place
-    if place:
-        return f"{place}: {message}", place
-    param = message.split(":")[0].split("=")[0]
-    return message, param if param.isidentifier() else None
+    if not field:
+        return message, field_of(message)
+    if isinstance(value, str | int | float) and kind != "extra_forbidden":
+        return f"{field}={reprlib.repr(value)}: {message}", field
+    return f"{field}: {message}", field
+
+
+def field_of(message: str) -> str | None:
+    """Return the field with which an error message begins, as in "top_k=0: must be positive"."""
+    field = re.split("[=:]", message)[0]
+    return field if field.isidentifier() else None
