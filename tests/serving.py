@@ -10,7 +10,7 @@ import uvicorn
 
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
-from jax_lm.serving.guard import RequestLimits
+from jax_lm.serving.middleware import RequestLimits
 
 OPTIONS = EngineOptions(slots=1, queue=12, context=96, max_tokens=80, timeout=60.0)
 """One slot compiles least; what several do is the matter of test_engine.py."""
@@ -41,7 +41,7 @@ def started(inference, options=OPTIONS, **arguments):
     engine.start()
     try:
         assert engine.ready.wait(500)
-        engine.compiling.join()
+        engine.compilations.thread.join()
         yield engine
     finally:
         engine.close(grace=0.0)

@@ -18,8 +18,8 @@ from serving import OPTIONS, call, listening, started
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.api import ServerSettings
 from jax_lm.serving.engine import Engine
-from jax_lm.serving.guard import RequestLimits
 from jax_lm.serving.jobs import Job
+from jax_lm.serving.middleware import RequestLimits
 from jax_lm.tokenizer import MASK
 
 GREEDY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
@@ -266,7 +266,7 @@ def test_wrong_options_are_refused_by_name(address, param):
         ),
         ({"surprise": 1}, "surprise: this server does not have it"),
         ({"top_k": 51}, "top_k=51: must be less than or equal to 50"),
-        ({"max_tokens": 0}, "max_tokens=0: must be at least 1; 0 goes with a completion's echo alone"),
+        ({"max_tokens": 0}, "max_tokens=0: must be at least 1, or 0 with the echo of a completion"),
     ],
 )
 def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
@@ -325,7 +325,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(tiny_inference):
         assert call(address, "GET", "/ready")[0] == 503
         first = threading.Thread(target=call, args=(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY))
         first.start()
-        while not engine.waiting:
+        while not engine.queue.waiting:
             time.sleep(0.01)
         status, headers, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)
         assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "queue_full")
@@ -349,7 +349,7 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, body):
     if body:
         connection.getresponse().read(20)
     else:
-        while not engine.running:
+        while not engine.queue.running:
             time.sleep(0.005)
     connection.sock.close()
     connection.close()
@@ -361,11 +361,11 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, body):
 
 
 def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
-    def look(self, tokenizer):
+    def next_event(self):
         raise RuntimeError("secret detail")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Job, "look", look)
+        patch.setattr(Job, "next_event", next_event)
         status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)
         assert (status, body["error"]["type"]) == (500, "server_error")
         assert "secret" not in json.dumps(body)

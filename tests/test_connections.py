@@ -13,7 +13,7 @@ pytest.importorskip("uvicorn")
 
 from serving import call
 
-from jax_lm.serving.connections import ConnectionLimits, neighbourhood
+from jax_lm.serving.connections import ConnectionLimits, client_of
 from jax_lm.serving.engine import Engine
 from jax_lm.serving.http import HttpServer, ListenOptions
 
@@ -177,7 +177,7 @@ def test_other_addresses_keep_their_room():
     ],
 )
 def test_who_counts_as_one_client(peer, name):
-    assert neighbourhood(peer) == name
+    assert client_of(peer) == name
 
 
 def test_as_many_as_files_may_be_open():

@@ -15,8 +15,9 @@ from serving import Ear, started
 
 from jax_lm.benchmark.timer import compilations
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.serving.engine import ClosingError, Engine, EngineOptions, QueueFullError
-from jax_lm.serving.jobs import Job, Request, without_beginning
+from jax_lm.serving.engine import Engine, EngineOptions
+from jax_lm.serving.jobs import Job, Request, without_stop_beginning
+from jax_lm.serving.queue import RejectedError
 from jax_lm.serving.slots import Slots
 
 OPTIONS = replace(ONE_SLOT, slots=4)
@@ -99,7 +100,7 @@ def test_a_drawn_answer_depends_on_seed_and_index_alone(engine):
 
 
 def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
-    assert not engine.shapes
+    assert not engine.compilations.pending
     before = compilations().count
     kinds = [
         GREEDY,
@@ -163,8 +164,14 @@ def test_an_answer_that_nothing_ends_fills_its_canvas(engine, alone):
         sequence.tokens[sequence.hole.start : sequence.hole.start + len(ids)] = ids
         sequence.masked[:] = False
         sequence.stop_ids = (written,) if early_stop else ()
-        job = Job(request=ask(engine, PROMPTS[0], options), sequence=sequence, listen=ear, deadline=0.0)
-        event = job.look(engine.tokenizer)
+        job = Job(
+            request=ask(engine, PROMPTS[0], options),
+            sequence=sequence,
+            tokenizer=engine.tokenizer,
+            listen=ear,
+            deadline=0.0,
+        )
+        event = job.next_event()
         assert len(event.tokens) == count
         assert event.reason == ("stop" if early_stop else "length")
 
@@ -173,7 +180,7 @@ def test_an_answer_that_nothing_ends_fills_its_canvas(engine, alone):
     ("text", "expected"), [("ab", "ab"), ("ab\n", "ab"), ("ab\n\n", "ab"), ("ab\n\ndef", "ab\n\ndef"), ("", "")]
 )
 def test_what_may_become_a_stop_text_is_held_back(text, expected):
-    assert without_beginning(text, ("\n\nclass", "\n\n\n")) == expected
+    assert without_stop_beginning(text, ("\n\nclass", "\n\n\n")) == expected
 
 
 def test_a_cancelled_job_leaves_and_the_others_go_on(engine, alone):
@@ -197,10 +204,10 @@ def test_a_job_ends_when_its_time_is_over(engine, alone):
 def test_what_does_not_fit_the_queue_is_refused_whole(fresh):
     engine = fresh(queue=3)
     engine.submit([ask(engine, PROMPTS[0])] * 2, Ear())
-    with pytest.raises(QueueFullError) as refusal:
+    with pytest.raises(RejectedError, match="queue_full") as refusal:
         engine.submit([ask(engine, PROMPTS[0])] * 2, Ear())
     assert refusal.value.retry_after >= 1
-    assert len(engine.waiting) == 2
+    assert len(engine.queue.waiting) == 2
     engine.submit([ask(engine, PROMPTS[0])], Ear())
     with pytest.raises(ValueError, match="at most 3"):
         engine.submit([ask(engine, PROMPTS[0])] * 4, Ear())
@@ -227,22 +234,22 @@ def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
         release.wait(60)
 
     monkeypatch.setattr(FaultySlots, "instead_of_compiling", staticmethod(compile_slowly))
-    engine.shapes.append((engine.groups[0], 1))
+    engine.compilations.pending.append((engine.groups[0], 1))
     try:
         assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
         assert begun.wait(10)
         assert answers(engine, [ask(engine, PROMPTS[1])]) == alone[1:2]
-        assert engine.compiling.is_alive()
+        assert engine.compilations.thread.is_alive()
     finally:
         release.set()
 
 
 def test_what_a_lone_sequence_needs_is_compiled_first(fresh):
-    wide = fresh(context=128, queue=4)
-    assert [(slots.columns, size) for slots, size in wide.urgent] == [(128, 1), (160, 1)]
+    compilations = fresh(context=128, queue=4).compilations
+    assert [(slots.columns, size) for slots, size in compilations.urgent] == [(128, 1), (160, 1)]
     # Then what a crowd needs, and then again few and narrow ones first.
-    assert [(slots.columns, size) for slots, size in wide.soon] == [(128, 4), (160, 4)]
-    rest = [(slots.columns, size) for slots, size in wide.shapes]
+    assert [(slots.columns, size) for slots, size in compilations.soon] == [(128, 4), (160, 4)]
+    rest = [(slots.columns, size) for slots, size in compilations.pending]
     assert rest == [(96, 1), (96, 1), (96, 4), (96, 4)]
 
 
@@ -255,10 +262,11 @@ def test_what_nobody_asks_for_is_not_compiled(fresh, engine, alone, monkeypatch)
             done.set()
 
     # What the other engine has compiled is found again.
-    wide.urgent, wide.soon, wide.pause = [], [], 0.05
+    compilations = wide.compilations
+    compilations.urgent, compilations.soon, compilations.pause = [], [], 0.05
     for slots, ready in zip(wide.groups[2:], engine.groups, strict=True):
         slots.sizes = list(ready.sizes)
-    monkeypatch.setattr(wide, "compile", record)
+    monkeypatch.setattr(compilations, "compile", record)
     wide.start()
     try:
         assert answers(wide, [ask(wide, PROMPTS[0])]) == alone[:1]
@@ -267,7 +275,7 @@ def test_what_nobody_asks_for_is_not_compiled(fresh, engine, alone, monkeypatch)
         wide.close(0.0)
     narrow, narrow_with_cache, *_ = wide.groups
     assert made == [(narrow, 1), (narrow, 4)]
-    left = {slots for slots, _ in wide.shapes}
+    left = {slots for slots, _ in compilations.pending}
     assert narrow not in left
     assert narrow_with_cache in left
 
@@ -317,14 +325,14 @@ def test_a_call_of_the_device_that_fails_once_costs_nobody_the_answer(engine, al
 
 
 def test_an_answer_that_cannot_be_read_fails_alone(engine, alone, monkeypatch):
-    real, bad, good = Job.look, Ear(), Ear()
+    real, bad, good = Job.next_event, Ear(), Ear()
 
-    def look(self, tokenizer):
+    def next_event(self):
         if self.listen is bad:
             raise RuntimeError("unreadable")
-        return real(self, tokenizer)
+        return real(self)
 
-    monkeypatch.setattr(Job, "look", look)
+    monkeypatch.setattr(Job, "next_event", next_event)
     engine.submit([ask(engine, PROMPTS[0])], bad)
     (job,) = engine.submit([ask(engine, PROMPTS[1])], good)
     assert next(iter(bad.finished().values())).reason == "error"
@@ -370,7 +378,7 @@ def test_shutdown_finishes_what_is_there(fresh, alone):
     engine.close(grace=60.0)
     ends = ear.finished(5)
     assert [ends[job].text for job in jobs] == alone
-    with pytest.raises(ClosingError):
+    with pytest.raises(RejectedError, match="shutdown"):
         engine.submit([ask(engine, PROMPTS[0])], Ear())
 
 
@@ -407,7 +415,7 @@ def test_what_the_device_still_holds_is_given_up_once(engine, alone, monkeypatch
 def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):
     release = threading.Event()
     engine = fresh()
-    monkeypatch.setattr(engine, "compile", lambda *shape: release.wait(60))
+    monkeypatch.setattr(engine.compilations, "compile", lambda *shape: release.wait(60))
     engine.start()
     assert not engine.close(grace=0.0, wait=0.2)
     release.set()
@@ -434,18 +442,18 @@ def test_a_compilation_that_fails_is_tried_again(engine, alone, monkeypatch):
         done.set()
 
     monkeypatch.setattr(FaultySlots, "instead_of_compiling", staticmethod(compile_at_last))
-    monkeypatch.setattr(engine, "pause", 0.05)
-    engine.shapes.append((engine.groups[0], 1))
+    monkeypatch.setattr(engine.compilations, "pause", 0.05)
+    engine.compilations.pending.append((engine.groups[0], 1))
     # Wakes the engine's thread, which waits for ever once nothing is left to compile.
     assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
     assert done.wait(20)
     assert not failures
-    assert not engine.shapes
+    assert not engine.compilations.pending
 
 
 def test_a_defect_of_the_loop_leaves_nobody_waiting(fresh, monkeypatch):
     engine = fresh()
-    engine.urgent.clear()
+    engine.compilations.urgent.clear()
     monkeypatch.setattr(engine, "admit", lambda: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     ear = Ear()
@@ -453,5 +461,5 @@ def test_a_defect_of_the_loop_leaves_nobody_waiting(fresh, monkeypatch):
     engine.start()
     assert next(iter(ear.finished().values())).reason == "shutdown"
     assert engine.stopped.wait(5)
-    with pytest.raises(ClosingError):
+    with pytest.raises(RejectedError, match="shutdown"):
         engine.submit([ask(engine, PROMPTS[0])], Ear())

@@ -15,7 +15,7 @@ from serving import listening, started
 from test_api import GREEDY, PROMPT
 
 from jax_lm.serving.jobs import TokenLogProb
-from jax_lm.serving.responses import name
+from jax_lm.serving.responses import token_name
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +115,8 @@ def test_what_does_not_fit_is_refused(client, options, message):
 
 
 def test_bytes_that_are_no_text_are_spelled_out():
-    assert name(TokenLogProb(text="\ufffd", content=b"\xe2\x82", value=-1.0)) == "bytes:\\xe2\\x82"
-    assert name(TokenLogProb(text="a", content=b"a", value=-1.0)) == "a"
+    assert token_name(TokenLogProb(text="\ufffd", content=b"\xe2\x82", value=-1.0)) == "bytes:\\xe2\\x82"
+    assert token_name(TokenLogProb(text="a", content=b"a", value=-1.0)) == "a"
 
 
 def test_bytes_of_tokens_add_up_to_the_text(tiny_inference):

@@ -17,9 +17,9 @@ from playwright import sync_api
 from playwright.sync_api import expect
 from serving import call, listening, started
 
-from jax_lm.serving.api import PAGE, PAGE_FILES
 from jax_lm.serving.engine import EngineOptions
-from jax_lm.serving.guard import RequestLimits
+from jax_lm.serving.middleware import RequestLimits
+from jax_lm.serving.page_files import PAGE, PAGE_FILES
 from untrusted import run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -27,7 +27,7 @@ from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.serving import admission, line
+from jax_lm.serving import admission, preparation
 from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.slots import Slots
@@ -203,7 +203,7 @@ def test_the_official_client(client):
         for event in stream:
             told += event.delta if event.type == "content.delta" else ""
     Owner.model_validate_json(told)
-    with pytest.raises(openai.BadRequestError, match="'minimum' is not kept to"):
+    with pytest.raises(openai.BadRequestError, match="'minimum' is not supported"):
         client.chat.completions.create(
             response_format={
                 "type": "json_schema",
@@ -294,21 +294,20 @@ def test_what_is_told_on_the_way_is_never_taken_back(engine):
         ids = [token.token_id for token in end.tokens]
         assert engine.tokenizer.decode(ids, skip_special_tokens=True) == end.text
         assert len(ear.events) > 3, "told in pieces"
-    assert not engine.repairs.courses
-    assert not engine.repairs.asked
+    assert not engine.repairs.pending
 
 
 @pytest.fixture
 def slow(monkeypatch):
     """Grammars that answer when they are let go; tells when one is asked."""
-    asked, release, real = threading.Event(), threading.Event(), Constraint.wrong_from
+    asked, release, real = threading.Event(), threading.Event(), Constraint.find_error
 
-    def wrong_from(self, ids, least):
+    def find_error(self, ids, least):
         asked.set()
         assert release.wait(60)
         return real(self, ids, least)
 
-    monkeypatch.setattr(Constraint, "wrong_from", wrong_from)
+    monkeypatch.setattr(Constraint, "find_error", find_error)
     yield asked, release
     release.set()
 
@@ -351,7 +350,7 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, slow, body):
     content = json.dumps(ASKED | {"grammar": "json_object", **body})
     connection.request("POST", "/v1/completions", content, {"Content-Type": "application/json"})
     assert asked.wait(30)
-    (sequence,) = [each for each in engine.running if isinstance(each, ConstrainedSequence)]
+    (sequence,) = [each for each in engine.queue.running if isinstance(each, ConstrainedSequence)]
     connection.sock.close()
     connection.close()
     deadline = time.monotonic() + 20
@@ -359,8 +358,8 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, slow, body):
         time.sleep(0.02)
     assert ends.get() == before + 1
     # Whatever still reads for it is told to leave it.
-    assert sequence.constraint.given_up.is_set()
-    assert sequence not in engine.repairs.courses
+    assert sequence.repair.constraint.given_up.is_set()
+    assert sequence not in engine.repairs.pending
     assert not any(sequence in slots.sequences for slots in engine.groups)
     release.set()
     assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
@@ -371,7 +370,7 @@ def test_a_grammar_that_takes_too_long_ends_with_its_request(engine, slow):
     options = GenerationOptions(max_new_tokens=8, grammar="json_object")
     engine.submit([Request(before=(5,), options=options)], ear, seconds=0.5)
     assert next(iter(ear.finished().values())).reason == "timeout"
-    assert not engine.running
+    assert not engine.queue.running
 
 
 def test_a_grammar_that_fails_fails_alone(engine, address, monkeypatch):
@@ -379,7 +378,7 @@ def test_a_grammar_that_fails_fails_alone(engine, address, monkeypatch):
         raise RuntimeError("secret detail")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Constraint, "wrong_from", broken)
+        patch.setattr(Constraint, "find_error", broken)
         status, _, answer = call(address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"})
         assert (status, "secret" in json.dumps(answer)) == (500, False)
         assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
@@ -432,8 +431,8 @@ def test_a_hostile_expression_stalls_nobody(address, monkeypatch):
         assert time.monotonic() - begun > 3.5
 
 
-def test_a_line_that_is_full_is_429(address, monkeypatch):
-    monkeypatch.setattr(line, "LONGEST_LINE", 0)
+def test_too_many_requests_to_prepare_are_429(address, monkeypatch):
+    monkeypatch.setattr(preparation, "MAX_WAITING", 0)
     status, headers, answer = call(address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"})
     assert (status, answer["error"]["code"]) == (429, "queue_full")
     assert int(headers["retry-after"]) >= 1
@@ -462,10 +461,10 @@ REFUSALS = [
     ),
     (
         schema({"type": "integer", "minimum": 1}),
-        "response_format: json_schema: 'minimum' is not kept to; leave it out, or",
+        "response_format: json_schema: 'minimum' is not supported; leave it out, or",
     ),
     (schema({"type": "frog"}), "response_format: json_schema="),
-    (schema({"not": {}}), "response_format: json_schema: 'not' is not kept to"),
+    (schema({"not": {}}), "response_format: json_schema: 'not' is not supported"),
     (schema([]), "response_format.json_schema.schema: must be"),
     (schema(PERSON, strict="yes"), "response_format.json_schema.strict='yes': must be a valid boolean"),
     ({"grammar": "cobol"}, "grammar='cobol': must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA"),
@@ -474,7 +473,7 @@ REFUSALS = [
     ({"grammar": "regex:(a"}, "grammar: regex='(a': Failed to build DFA"),
     ({"grammar": "json_schema:{"}, "grammar: json_schema: not JSON"),
     ({"grammar": "regex:" + "a" * 20_001}, "grammar: regex='aaaa"),
-    ({"grammar": "python", "prompt": "x = )"}, "grammar: no text of at most 48 tokens is known that is right at this"),
+    ({"grammar": "python", "prompt": "x = )"}, "grammar: no text of at most 48 tokens is known that is valid here"),
     (
         {"grammar": "json_object", "response_format": {"type": "json_object"}},
         "grammar: give either grammar or response_",

@@ -54,7 +54,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import ALGS, CACHES, COMMIT_RULES, GROWTHS, PRESETS, Decoding, GenerationOptions
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
-from jax_lm.serving.guard import RequestLimits
+from jax_lm.serving.middleware import RequestLimits
 from jax_lm.templates import Template
 
 Case = dict[str, Any]
@@ -458,7 +458,7 @@ def listening(inference: DiffuCoderInference, **settings: int) -> Iterator[tuple
     engine = Engine(inference, options)
     engine.start()
     engine.ready.wait()
-    engine.compiling.join()
+    engine.compilations.thread.join()
     app = create_app(engine, ServerSettings(model="tiny"), RequestLimits())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

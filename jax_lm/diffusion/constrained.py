@@ -1,16 +1,19 @@
-"""Repair: rows whose texts must meet a constraint are decoded as ever, and again from the first token that breaks it.
+"""Decode answers that must meet a grammar.
 
-What is decoded right is left as it is. Of anything else, the tokens before the first wrong one stay, that one is chosen
-anew among those that leave an end within the canvas, and all after it is decoded once more. Each repair decides at
-least one token for good, so that the last one ends with a text that meets the constraint.
+An answer is decoded as if there were no grammar, and repaired afterwards: tokens before the first
+error stay, the token there is chosen again among those that leave a valid end within the hole, and
+everything after it is decoded again. `Repair` is this loop for one answer, used by the server
+too; `meet` drives it for a batch. Every round decides at least one token for good, so that the
+loop ends, with an answer that meets the grammar.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -21,20 +24,68 @@ from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 
-def constraints_of(canvas: Canvas, options: GenerationOptions, tokenizer: DiffuCoderTokenizer) -> list[Constraint]:
-    """What the grammar of the options asks of each row; ValueError for rows of several holes."""
+class Repair:
+    """Repairs one answer until it meets its constraint.
+
+        while (kept := repair.check(decoded_ids)) is not None:
+            # Mask the answer from token `kept` on, and compute candidates for that token.
+            token = repair.choose(key, log_probs, candidates)
+            # Decide token `kept`, and decode the rest of the answer again.
+
+    Attributes:
+        ids: tokens that stay.
+    """
+
+    def __init__(self, constraint: Constraint, temperature: float) -> None:
+        self.constraint, self.temperature = constraint, temperature
+        self.ids: list[int] = []
+
+    def check(self, ids: Int[np.ndarray, "t"]) -> int | None:
+        """Return how many tokens of a decoded answer stay; None if it meets the constraint."""
+        answer = self.constraint.answer(ids.tolist())
+        kept = self.constraint.find_error(answer, len(self.ids))
+        self.ids = answer[:kept]
+        return kept
+
+    def choose(
+        self, key: Key[Array, ""], log_probs: Float[np.ndarray, "c"], ids: Int[np.ndarray, "c"]
+    ) -> int:
+        """Decide the token after those that stay: draw candidates until one can be completed.
+
+        Without temperature, candidates are tried by their probability.
+        """
+        if self.temperature:
+            log_probs = log_probs + np.asarray(jax.random.gumbel(key, log_probs.shape))
+        order = np.argsort(-log_probs, kind="stable")
+        token = self.constraint.next_token(self.ids, ids[order].tolist())
+        self.ids = [*self.ids, token]
+        return token
+
+
+def constraints_of(
+    canvas: Canvas, options: GenerationOptions, tokenizer: DiffuCoderTokenizer
+) -> list[Constraint]:
+    """Return the constraint of each row, none without a grammar.
+
+    Raises:
+        ValueError: a row has several holes, or no valid text fits its hole.
+    """
     if options.grammar is None:
         return []
-    grammar, found = find_grammar(options.grammar), []
-    for tokens, holes, present in zip(canvas.tokens, canvas.holes, canvas.attention_mask, strict=True):
-        start, end = np.flatnonzero(holes)[[0, -1]]
-        room = int(end - start) + 1
-        if not holes[start : end + 1].all():
+    grammar, constraints = find_grammar(options.grammar), []
+    for tokens, holes, present in zip(
+        canvas.tokens, canvas.holes, canvas.attention_mask, strict=True
+    ):
+        columns = np.flatnonzero(holes)
+        start, end = columns[0], columns[-1] + 1
+        if len(columns) < end - start:
             raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
-        texts = (tokens[:start][present[:start]], tokens[end + 1 :])
-        before, after = (tokenizer.decode(part.tolist(), skip_special_tokens=True) for part in texts)
-        found.append(Constraint(grammar, tokenizer, room, before, after))
-    return found
+        before, after = (
+            tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+            for ids in (tokens[:start][present[:start]], tokens[end:])
+        )
+        constraints.append(Constraint(grammar, tokenizer, len(columns), before, after))
+    return constraints
 
 
 def meet(
@@ -45,64 +96,51 @@ def meet(
     options: GenerationOptions,
     stop_ids: tuple[int, ...],
 ) -> SamplerState:
-    """Repair decoded rows of one hole each until every one meets its constraint.
+    """Repair decoded rows of one hole each until all meet their constraints.
 
     Args:
         state: as `Sampler.generate` left it.
-        constraints: of the rows.
-        options, stop_ids: as they were decoded.
+        constraints: one per row.
+        options, stop_ids: as for the first decoding.
     """
-    options, least = options.changed(grammar=None), [0] * len(constraints)
+    options = options.changed(grammar=None)
+    repairs = [Repair(constraint, options.temperature) for constraint in constraints]
     while True:
-        tokens = np.array(state.tokens)
-        reopened = np.zeros_like(canvas.holes)
-        choices: dict[int, tuple[list[int], int]] = {}
-        for row, constraint in enumerate(constraints):
+        tokens, reopened = np.array(state.tokens), np.zeros_like(canvas.holes)
+        for row, repair in enumerate(repairs):
             hole = np.flatnonzero(canvas.holes[row])
-            ids = constraint.answer(tokens[row, hole].tolist())
-            if (kept := constraint.wrong_from(ids, least[row])) is not None:
+            if (kept := repair.check(tokens[row, hole])) is not None:
                 reopened[row, hole[kept:]] = True
-                choices[row], least[row] = (ids[:kept], int(hole[kept])), kept + 1
-        if not choices:
+        if not reopened.any():
             return state
-        state = reopen(state, reopened, sampler.mask_id)
-        log_probs, ids = (np.asarray(part) for part in sampler.candidates(canvas, state, options))
-        state = state._replace(forwards=state.forwards + 1)
-        for row, (before, column) in choices.items():
-            place = column - canvas.region.start
+        state = overwrite(
+            state, reopened, tokens=sampler.mask_id, masked=True, commit_step=NEVER, confidence=0.0
+        )
+        log_probs, ids = map(np.asarray, sampler.candidates(canvas, state, options))
+        decided, confidence = np.zeros_like(reopened), np.zeros(tokens.shape, np.float32)
+        for row in np.flatnonzero(reopened.any(axis=1)).tolist():
+            column = int(np.argmax(reopened[row]))
+            place = row, column - canvas.region.start
             key = jax.random.fold_in(state.keys[row], state.step)
-            order = drawn_order(key, log_probs[row, place], options.temperature)
-            token = constraints[row].next_token(before, ids[row, place, order].tolist())
-            probability = np.exp(log_probs[row, place][ids[row, place] == token]).sum()
-            state = decide(state, row, column, token, float(probability))
-        state = state._replace(step=state.step + 1)
+            token = repairs[row].choose(key, log_probs[place], ids[place])
+            decided[row, column], tokens[row, column] = True, token
+            confidence[row, column] = np.exp(log_probs[place][ids[place] == token]).sum()
+        state = overwrite(
+            state,
+            decided,
+            tokens=tokens,
+            masked=False,
+            commit_step=state.step,
+            confidence=confidence,
+        )
+        state = state._replace(forwards=state.forwards + 1, step=state.step + 1)
         if np.asarray(state.masked).any():
             state = sampler.generate(canvas, options, stop_ids=stop_ids, state=state)
 
 
-def reopen(state: SamplerState, which: np.ndarray, mask_id: int) -> SamplerState:
-    """Mask columns that were decided."""
-    return state._replace(
-        tokens=jnp.where(which, mask_id, state.tokens),
-        masked=state.masked | which,
-        commit_step=jnp.where(which, NEVER, state.commit_step),
-        confidence=jnp.where(which, 0.0, state.confidence),
-    )
-
-
-def decide(state: SamplerState, row: int, column: int, token: int, probability: float) -> SamplerState:
-    """Decide one column of one row."""
-    return state._replace(
-        tokens=state.tokens.at[row, column].set(token),
-        masked=state.masked.at[row, column].set(False),
-        commit_step=state.commit_step.at[row, column].set(state.step),
-        confidence=state.confidence.at[row, column].set(probability),
-    )
-
-
-def drawn_order(key: Key[Array, ""], log_probs: Float[np.ndarray, "c"], temperature: float) -> Int[np.ndarray, "c"]:
-    """Order candidates as they are drawn one after another, or by their probability at temperature 0."""
-    if temperature == 0:
-        return np.argsort(-log_probs, kind="stable")
-    gumbel = jax.random.gumbel(key, log_probs.shape)
-    return np.argsort(-(log_probs + np.asarray(gumbel)), kind="stable")
+def overwrite(state: SamplerState, columns: Bool[np.ndarray, "b t"], **values: Any) -> SamplerState:
+    """Set fields of a state in these columns."""
+    fields = {
+        name: jnp.where(columns, value, getattr(state, name)) for name, value in values.items()
+    }
+    return state._replace(**fields)

@@ -1,11 +1,12 @@
-"""Grammars: which texts an answer may become, and by which text the beginning of one becomes whole.
+"""Grammars: which texts are valid answers, and how the beginning of one can be completed.
 
     grammar = find_grammar("python")
     grammar.completion("def f(x):\\n    return (x")   # ")"
-    grammar.completion("def f(x]")                    # None: nothing makes it whole
+    grammar.completion("def f(x]")                    # None: no text completes it
 
-A canvas has a fixed number of tokens, so that "is this the beginning of a right text" is not enough: it must also
-end within what is left. Hence a grammar is asked for the end itself. Texts only: no token, no model, no JAX.
+A canvas has a fixed number of tokens, so it is not enough that a text is the beginning of a valid
+one: it must also end within the tokens that are left. Hence a grammar returns the end itself.
+Knows texts, but no tokens, no model and no JAX.
 """
 
 import reprlib
@@ -21,24 +22,28 @@ class Grammar(Protocol):
     """A set of texts.
 
     Attributes:
-        reads_prompt: whether a text is prompt and answer together, as a program is, or the answer alone.
+        reads_prompt: whether texts are prompt and answer together, as for programs, or the answer
+            alone.
     """
 
     reads_prompt: bool
 
     def completion(self, text: str, after: str = "") -> str | None:
-        """Find a short text for between `text` and `after` with which they are right; None if none is known."""
+        """Find a short text to put between `text` and `after`; None if none is known."""
         ...
 
 
 def find_grammar(name: str, seconds: float | None = None) -> Grammar:
-    """Find a grammar by its name (`jax_lm.options.GRAMMARS`); ValueError for another, or one that cannot be made.
+    """Find a grammar by its name (`jax_lm.options.GRAMMARS`).
 
     Args:
-        seconds: what preparing it may take, if other than `regular.SECONDS`.
+        seconds: time limit for preparing it; None is `regular.SECONDS`.
+
+    Raises:
+        ValueError: an unknown name, or a grammar that cannot be prepared.
     """
     kind, _, text = name.partition(":")
-    # Imported where it is asked for: no business of most commands.
+    # Imported on demand: most commands need no parser.
     if name == "python":
         from jax_lm.grammar.python import PythonGrammar
 

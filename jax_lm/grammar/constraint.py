@@ -1,6 +1,7 @@
-"""A constraint: one answer, as tokens, under a grammar. Knows tokens and text; who decodes asks it.
+"""A constraint: one answer, as tokens, that must meet a grammar. Knows tokens and text.
 
-What it lets through always has an end that fits in what is left of the hole, and it knows that end.
+Every beginning of an answer that a constraint accepts has an end that fits the rest of the hole,
+and the constraint knows that end.
 """
 
 import threading
@@ -15,7 +16,7 @@ REPLACEMENT = "\ufffd"
 
 
 class GivenUpError(Exception):
-    """Nobody wants to know any more."""
+    """Raised when a search is no longer needed."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,14 @@ class Constraint:
     """A grammar for a hole of `room` tokens between two texts.
 
     Attributes:
-        stops: texts that end an answer, before them; what stands there must be right as it is, so that none of them
-            stands in an answer that was decided for here.
-        known: a right answer, remembered since a search from further on need not find its end again.
-        given_up: set by whoever asks, on any thread, to end a search by GivenUpError.
+        stops: texts that end an answer. The text before a stop text must be valid by itself, so
+            no answer is completed with a text that contains one.
+        known: a valid answer. It is remembered because a search from a later token may not find
+            its end again.
+        given_up: set by any thread to end a search with GivenUpError.
 
     Raises:
-        ValueError: no right text of so many tokens is known.
+        ValueError: no valid text of at most `room` tokens is known.
     """
 
     grammar: Grammar
@@ -42,54 +44,60 @@ class Constraint:
     given_up: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
-        rest = self.searched([])
+        rest = self.search([])
         if rest is None:
-            raise ValueError(f"grammar: no text of at most {self.room} tokens is known that is right at this place")
+            raise ValueError(
+                f"grammar: no text of at most {self.room} tokens is known that is valid here"
+            )
         self.known[:] = rest
 
     def answer(self, ids: Iterable[int]) -> list[int]:
-        """Leave out a stop token, and what follows it."""
+        """Return the ids before the first stop token."""
         stops = self.tokenizer.stop_ids
         return list(takewhile(lambda token: token not in stops, ids))
 
     def rest(self, ids: Sequence[int]) -> list[int] | None:
-        """Find tokens that make these whole and fit; none if they are whole, None if no end is known."""
-        rest = self.searched(ids)
+        """Find tokens that complete these: [] if they are complete, None if no end is known."""
+        rest = self.search(ids)
         if rest is None and self.known[: len(ids)] == list(ids):
             return self.known[len(ids) :]
         return rest
 
-    def searched(self, ids: Sequence[int]) -> list[int] | None:
-        """Search for the rest by the grammar alone."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+    def search(self, ids: Sequence[int]) -> list[int] | None:
+        """Find the tokens that complete these with the grammar alone."""
+        text = self.decode(ids)
         if text.endswith(REPLACEMENT):
-            # A character that lacks its last bytes.
+            # A character lacks its last bytes.
             return None
-        end = self.end(text)
+        end = self.find_end(text)
         if end is None or any(stop in text + end for stop in self.stops):
             return None
         rest = self.tokenizer.encode_plain(end)
         return None if len(ids) + len(rest) > self.room else rest
 
-    def end(self, text: str) -> str | None:
-        """Ask the grammar for an end of an answer."""
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def find_end(self, text: str) -> str | None:
+        """Find a text that completes the text of an answer."""
         if self.given_up.is_set():
             raise GivenUpError
-        before, after = (self.before, self.after) if self.grammar.reads_prompt else ("", "")
-        return self.grammar.completion(before + text, after)
+        if self.grammar.reads_prompt:
+            return self.grammar.completion(self.before + text, self.after)
+        return self.grammar.completion(text)
 
     def is_met(self, ids: Sequence[int]) -> bool:
-        """Tell whether an answer is right as it stands, up to a stop text."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        ends = [text.find(stop) for stop in self.stops if stop in text]
-        return self.end(text[: min(ends)]) == "" if ends else self.rest(ids) == []
+        """Whether an answer is valid as it is, up to a stop text."""
+        text = self.decode(ids)
+        stops = [text.find(stop) for stop in self.stops if stop in text]
+        return self.find_end(text[: min(stops)]) == "" if stops else self.rest(ids) == []
 
-    def wrong_from(self, ids: Sequence[int], least: int) -> int | None:
-        """Count the tokens of an answer that can stay, at least `least`; None if it is right as it stands."""
-        return None if self.is_met(ids) else self.kept(ids, least)
+    def find_error(self, ids: Sequence[int], least: int) -> int | None:
+        """Count the tokens before the first error, at least `least`; None if there is no error."""
+        return None if self.is_met(ids) else self.count_valid(ids, least)
 
-    def kept(self, ids: Sequence[int], least: int) -> int:
-        """Count the tokens of an answer that can stay: some with a known end, at least `least`, found by halving."""
+    def count_valid(self, ids: Sequence[int], least: int) -> int:
+        """Find a number of tokens, at least `least`, that have a known end, by bisection."""
         most = len(ids)
         while least < most:
             middle = (least + most + 1) // 2
@@ -100,18 +108,18 @@ class Constraint:
         return least
 
     def next_token(self, ids: Sequence[int], candidates: Iterable[int]) -> int:
-        """Choose what follows tokens that can stay: the first candidate that can, else as the known end goes on.
+        """Return the first candidate that can follow valid tokens, else the token of a known end.
 
-        A stop token can follow what is right as it stands.
+        A stop token can follow only a complete text.
         """
         rest, stops = self.rest(ids), self.tokenizer.stop_ids
         assert rest is not None, "tokens with a known end"
-        for each in candidates:
-            if each in stops:
+        for token in candidates:
+            if token in stops:
                 if not rest:
-                    return each
-            elif (end := self.rest([*ids, each])) is not None:
-                self.known[:] = [*ids, each, *end]
-                return each
+                    return token
+            elif (end := self.rest([*ids, token])) is not None:
+                self.known[:] = [*ids, token, *end]
+                return token
         self.known[:] = [*ids, *rest]
         return rest[0] if rest else stops[0]

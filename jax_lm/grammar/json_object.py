@@ -1,39 +1,54 @@
-"""Any JSON object as a grammar: the answer alone, its shortest ends exact. Needs no package.
+"""The grammar of any JSON object, for the answer alone; ends are the shortest. Needs no package.
 
-An object may be nested as deep as it likes up to `MAX_DEPTH`, which no expression could say; hence this reader.
+Objects may be nested up to `MAX_DEPTH`, which no regular expression can describe.
 """
 
 import re
 
 MAX_DEPTH = 64
-"""Objects and arrays that lie in each other; what reads JSON bounds that too."""
+"""Limit of nested objects and arrays; readers of JSON have one too."""
 
 ESCAPE = re.compile(
-    r'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})'
+    r'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
-"""Half of a character beyond the 65,536 first is none."""
+"""One half of a surrogate pair alone is not a character."""
 CHARACTERS = rf'"(?:[^"\\\x00-\x1f]|{ESCAPE.pattern})*'
 STRING = re.compile(f'{CHARACTERS}"')
 OPEN_STRING = re.compile(rf'{CHARACTERS}(\\[^"]{{0,11}})?')
-"""A string without its end, perhaps cut within an escape."""
+"""A string without its end, which may be cut inside an escape."""
 ESCAPE_ENDS = (r"\n", r"\u0000", r"\ud800\udc00")
-NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?(?![0-9.eE+-])")
-"""Of a length that Python reads."""
+NUMBER = re.compile(
+    r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?(?![0-9.eE+-])"
+)
+"""Numbers of a length that Python can read."""
 LITERALS = ("true", "false", "null")
+LITERAL = re.compile("|".join(LITERALS))
 SPACE = re.compile(r"[ \t\n\r]{0,64}")
-"""Enough to indent by, and no canvas full of it."""
+"""Enough white space to indent by, but not a canvas full of it."""
 
-SHORTEST = {"object": "{}", "value": "0", "item": "", "first key": "", "key": '"":0', "colon": ":0", "next": "", "": ""}
-"""What may come next in a text, and the least of it before all that is open is closed."""
+SHORTEST = {
+    "object": "{}",
+    "value": "0",
+    "item": "",
+    "first key": "",
+    "key": '"":0',
+    "colon": ":0",
+    "next": "",
+    "": "",
+}
+"""What may come next in a text, and the shortest form of it before everything open is closed."""
+KEYS = ("key", "first key")
+VALUES = ("value", "item")
 
 
 class JsonObjectGrammar:
-    """The texts of JSON objects, from the first brace on, with some white space wherever JSON has it."""
+    """Texts of JSON objects, from the first brace on, with limited white space."""
 
     reads_prompt = False
 
     def completion(self, text: str, after: str = "") -> str | None:
-        """The shortest end; None if no JSON object begins so. What stands after does not matter."""
+        """Return the shortest end; None if no object begins like this. Ignores `after`."""
         expects, closers, place = "object", "", 0
         while place < len(text):
             if (read := token_length(text, place, expects, closers[:1])) == 0:
@@ -41,7 +56,9 @@ class JsonObjectGrammar:
                 return None if end is None else end + SHORTEST[after_scalar(expects)] + closers
             char, place = text[place], place + read
             if char in "{[":
-                expects, closers = ("first key", "}" + closers) if char == "{" else ("item", "]" + closers)
+                expects, closers = (
+                    ("first key", "}" + closers) if char == "{" else ("item", "]" + closers)
+                )
                 if len(closers) > MAX_DEPTH:
                     return None
             elif char in "}]":
@@ -57,37 +74,43 @@ class JsonObjectGrammar:
 
 
 def after_scalar(expects: str) -> str:
-    """What may come after a string, a number or a literal."""
+    """Return what may come after a string, a number or a literal."""
     return "colon" if "key" in expects else "next"
 
 
 def token_length(text: str, place: int, expects: str, closer: str) -> int:
-    """Characters of the token at a place; 0 if it is none that is expected, or lacks its end."""
+    """Return the length of the token at a place; 0 if it is unexpected or incomplete."""
     char = text[place]
-    marks = {"object": "{", "value": "{[", "item": "{[]", "first key": "}", "colon": ":", "next": f",{closer}"}
+    marks = {
+        "object": "{",
+        "value": "{[",
+        "item": "{[]",
+        "first key": "}",
+        "colon": ":",
+        "next": f",{closer}",
+    }
     if char in marks.get(expects, ""):
         return 1
-    if char == '"' and expects in ("value", "item", "key", "first key"):
-        found = STRING.match(text, place)
-        return len(found[0]) if found else 0
-    if expects in ("value", "item"):
-        if literal := next((each for each in LITERALS if text.startswith(each, place)), None):
-            return len(literal)
-        found = NUMBER.match(text, place)
-        return len(found[0]) if found else 0
-    return 0
+    if char == '"' and expects in (*VALUES, *KEYS):
+        match = STRING.match(text, place)
+    elif expects in VALUES:
+        match = LITERAL.match(text, place) or NUMBER.match(text, place)
+    else:
+        match = None
+    return len(match[0]) if match else 0
 
 
 def missing_end(token: str, expects: str) -> str | None:
-    """What a string, a number or a literal lacks that was cut; None if it is none, or not expected."""
-    if token[0] == '"' and expects in ("value", "item", "key", "first key"):
-        found = OPEN_STRING.fullmatch(token)
-        if found is None:
+    """Return the rest of a string, number or literal; None if it is unexpected or invalid."""
+    if token[0] == '"' and expects in (*VALUES, *KEYS):
+        match = OPEN_STRING.fullmatch(token)
+        if match is None:
             return None
-        cut = found[1] or ""
+        cut = match[1] or ""
+        # An escape cut at \ud8 ends with 00\udc00, the rest of the last of ESCAPE_ENDS.
         ends = [end[len(cut) :] for end in ESCAPE_ENDS if ESCAPE.fullmatch(cut + end[len(cut) :])]
         return '"' if not cut else f'{ends[0]}"' if ends else None
-    if expects not in ("value", "item"):
+    if expects not in VALUES:
         return None
     if literal := next((each for each in LITERALS if each.startswith(token)), None):
         return literal[len(token) :]

@@ -1,94 +1,102 @@
-"""Regular expressions, and JSON schemas by way of them: the answer alone, its shortest ends exact.
+"""Grammars of regular expressions and JSON schemas, for the answer alone; ends are the shortest.
 
-The automaton is that of outlines-core (the extra `grammar`), over bytes. It is made in a process of its own, as that of
-a short expression can fill any memory. What of a schema its expressions leave out is refused by name, so that nothing
-is let through in silence.
+A schema becomes an expression, and an expression an automaton over bytes, both by outlines-core
+(the extra `grammar`). The automaton is made in a separate process because that of a short
+expression can fill any memory. Keywords of a schema that its expression would ignore are refused
+by name.
 """
 
 import json
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 OUTLINES = "outlines_core"
 REFUSED = 3
-"""Status of the process that makes an automaton if there is none; its last words are the reason."""
+"""Exit status of the process if there is no automaton; its output on stderr is the reason."""
 SECONDS = 20
-"""What making an automaton may take, unless whoever asks says otherwise."""
-LONGEST = 20_000
-"""Characters of an expression or a schema."""
+"""Default time limit for making an automaton."""
+MAX_LENGTH = 20_000
+"""Limit of the characters of an expression or a schema."""
 
-KEPT = {
-    "type", "properties", "required", "items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength",
-    "pattern", "format", "enum", "const", "anyOf", "oneOf", "$ref", "$defs", "definitions",
+SUPPORTED = {
+    "type", "properties", "required", "items", "prefixItems", "minItems", "maxItems", "minLength",
+    "maxLength", "pattern", "format", "enum", "const", "anyOf", "oneOf", "$ref", "$defs",
+    "definitions",
 }  # fmt: skip
-"""Keywords of JSON Schema that its expressions keep to."""
-SAID = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated"}
-"""Keywords that only tell."""
-KEPT_WORDS = ", ".join(sorted(KEPT))
+"""Keywords of JSON Schema that the expressions support."""
+ANNOTATIONS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$schema",
+    "$id",
+    "$comment",
+    "deprecated",
+}
+"""Keywords without effect."""
+SUPPORTED_WORDS = ", ".join(sorted(SUPPORTED))
 NAMED_PARTS = ("properties", "$defs", "definitions")
-"""Keywords that hold schemas by names of one's own."""
+"""Keywords that hold schemas by arbitrary names."""
 
 
 Moves = dict[int, list[tuple[int, int, int]]]
-"""By state: the first and the last byte of a range, and the state after any of it."""
+"""Ranges by state: first byte, last byte, next state."""
 
 
 class RegularGrammar:
-    """The texts that a regular expression matches as a whole, or a JSON schema allows.
+    """The texts that match a regular expression as a whole, or are valid for a JSON schema.
 
     Args:
         kind: regex or json_schema.
-        seconds: what making its automaton may take; None is `SECONDS`.
+        text: the expression or the schema.
+        seconds: time limit for making the automaton; None is `SECONDS`.
 
     Raises:
-        ValueError: it is none, takes too much, or matches nothing.
+        ValueError: the text is invalid, takes too much to prepare, or matches nothing.
     """
 
     reads_prompt = False
 
     def __init__(self, kind: str, text: str, seconds: float | None = None) -> None:
-        if len(text) > LONGEST:
-            raise ValueError(f"{quoted(kind, text)}: {len(text)} characters, at most {LONGEST}")
+        # Messages name the expression or schema by its beginning.
+        name = f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
+        if len(text) > MAX_LENGTH:
+            raise ValueError(f"{name}: {len(text)} characters, at most {MAX_LENGTH}")
         if kind == "json_schema":
             text = json.dumps(read_schema(text))
-        table = automaton(kind, text, float(seconds or SECONDS))
+        table = make_automaton(kind, text, name, float(seconds or SECONDS))
         self.start: int = table["start"]
-        self.moves: Moves = {state: [tuple(step) for step in steps] for state, steps in table["moves"]}
+        self.moves: Moves = {
+            state: [tuple(step) for step in steps] for state, steps in table["moves"]
+        }
         self.nearest = nearest_bytes(self.moves, set(table["ends"]))
         if self.start not in self.nearest:
-            raise ValueError(f"{quoted(kind, text)}: matches no text")
+            raise ValueError(f"{name}: matches no text")
 
     def completion(self, text: str, after: str = "") -> str | None:
-        """The shortest end in bytes; None if no text that begins so is matched. What stands after does not matter."""
-        state = self.start
+        """Return the shortest end in bytes; None if no match begins like this. Ignores `after`."""
+        state, end = self.start, bytearray()
         for byte in text.encode():
-            if (state := self.after(state, byte)) not in self.nearest:
+            if (state := self.next_state(state, byte)) not in self.nearest:
                 return None
-        return bytes(self.rest(state)).decode()
-
-    def rest(self, state: int) -> Iterator[int]:
-        """The bytes to the nearest end."""
         while (byte := self.nearest[state]) is not None:
-            yield byte
-            state = self.after(state, byte)
+            end.append(byte)
+            state = self.next_state(state, byte)
+        return end.decode()
 
-    def after(self, state: int, byte: int) -> int:
-        """The state after a byte; -1 if there is none."""
-        return next((after for first, last, after in self.moves.get(state, ()) if first <= byte <= last), -1)
-
-
-def quoted(kind: str, text: str) -> str:
-    """An expression or a schema for a message."""
-    return f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
+    def next_state(self, state: int, byte: int) -> int:
+        """Return the state after a byte; -1 if there is none."""
+        ranges = self.moves.get(state, ())
+        return next((after for first, last, after in ranges if first <= byte <= last), -1)
 
 
-def automaton(kind: str, text: str, seconds: float) -> dict[str, Any]:
-    """Make an automaton in a process of its own, within bounds of time, memory and size.
+def make_automaton(kind: str, text: str, name: str, seconds: float) -> dict[str, Any]:
+    """Make an automaton in a separate process, with limits of time, memory and size.
 
     Raises:
         ValueError: there is none, or it takes too much.
@@ -99,43 +107,46 @@ def automaton(kind: str, text: str, seconds: float) -> dict[str, Any]:
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{quoted(kind, text)}: takes more than {seconds:g} s to prepare") from error
+        raise ValueError(f"{name}: takes more than {seconds:g} s to prepare") from error
     if done.returncode:
-        said = done.stderr.strip() if done.returncode == REFUSED else ""
-        raise ValueError(f"{quoted(kind, text)}: {said or 'takes too much memory to prepare'}")
+        reason = done.stderr.strip() if done.returncode == REFUSED else ""
+        raise ValueError(f"{name}: {reason or 'takes too much memory to prepare'}")
     return json.loads(done.stdout)
 
 
 def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
-    """The byte by which each state comes nearer to an end, None for an end itself; states without an end are left out.
+    """Return the byte by which each state comes nearer to an end: None for an end itself.
 
-    Of several the first letter or digit, so that what must be written reads well.
+    States without an end are left out. Of several bytes the first letter or digit is taken, so
+    that completed texts read well.
     """
     before: dict[int, list[tuple[int, int]]] = {}
     for state, steps in moves.items():
-        readable = ((min(range(first, last + 1), key=reading_order), after) for first, last, after in steps)
-        for byte, after in sorted(readable, key=lambda step: reading_order(step[0])):
+        bytes_after = [
+            (min(range(first, last + 1), key=reading_order), after) for first, last, after in steps
+        ]
+        for byte, after in sorted(bytes_after, key=lambda step: reading_order(step[0])):
             before.setdefault(after, []).append((state, byte))
-    found: dict[int, int | None] = dict.fromkeys(sorted(ends))
-    waiting = deque(found)
+    nearest: dict[int, int | None] = dict.fromkeys(sorted(ends))
+    waiting = deque(nearest)
     while waiting:
         for state, byte in before.get(waiting.popleft(), ()):
-            if state not in found:
-                found[state] = byte
+            if state not in nearest:
+                nearest[state] = byte
                 waiting.append(state)
-    return found
+    return nearest
 
 
 def reading_order(byte: int) -> tuple[bool, int]:
-    """Sorts letters and digits before all else."""
+    """Sort letters and digits before other bytes."""
     return not chr(byte).isalnum(), byte
 
 
 def read_schema(text: str) -> Any:
-    """Read a JSON schema; ValueError if it is none, or asks for what is not kept to."""
+    """Read a JSON schema; ValueError if it is invalid or has unsupported keywords."""
     try:
         schema = json.loads(text)
-        require_kept(schema)
+        require_supported(schema)
     except json.JSONDecodeError as error:
         raise ValueError(f"json_schema: not JSON: {error}") from error
     except RecursionError as error:
@@ -143,15 +154,18 @@ def read_schema(text: str) -> Any:
     return schema
 
 
-def require_kept(schema: Any) -> None:
-    """ValueError names a keyword that the expression of a schema would leave out."""
+def require_supported(schema: Any) -> None:
+    """Raise ValueError for a keyword that the expression of a schema would ignore."""
     if not isinstance(schema, dict):
         raise ValueError(f"json_schema: must be an object, not {json.dumps(schema)[:60]}")
     for name, value in schema.items():
         if name == "additionalProperties" and value is False and "properties" in schema:
             continue
-        if name not in KEPT | SAID:
-            raise ValueError(f"json_schema: {name[:60]!r} is not kept to; leave it out, or write it with {KEPT_WORDS}")
+        if name not in SUPPORTED | ANNOTATIONS:
+            raise ValueError(
+                f"json_schema: {name[:60]!r} is not supported; leave it out, or express it with "
+                f"{SUPPORTED_WORDS}"
+            )
         parts: list[Any] = []
         if name in NAMED_PARTS:
             parts = list(value.values()) if isinstance(value, dict) else [value]
@@ -160,10 +174,10 @@ def require_kept(schema: Any) -> None:
         elif name == "items":
             parts = [value]
         for part in parts:
-            require_kept(part)
+            require_supported(part)
 
 
 @lru_cache(maxsize=8)
 def regular_grammar(kind: str, text: str, seconds: float | None = None) -> RegularGrammar:
-    """That of an expression or a schema, made once."""
+    """Return the grammar of an expression or a schema, which is made only once."""
     return RegularGrammar(kind, text, seconds)

@@ -1,6 +1,7 @@
-"""Connections before anything of a request is known: how many, how long, and who has to go when there is no room.
+"""Limits of connections: how many, how long they may idle, and which are dropped beyond that.
 
-uvicorn bounds neither; the guard sees a request only when its head is complete. Knows nothing of what is asked.
+uvicorn limits neither, and the middleware sees a request only once its head is complete. Knows
+nothing about what requests ask for.
 """
 
 import asyncio
@@ -14,24 +15,25 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST, LEAST = 1024, 8
 ACCEPTED_AT_ONCE = 8
-"""Connections that the event loop takes in a go, before it looks at any of them."""
+"""Connections that the event loop accepts in one go, before it reads from any of them."""
 KERNEL_QUEUE = 1024
-"""Connections that wait in the kernel to be taken."""
+"""Connections that wait in the kernel to be accepted."""
 RESERVED = 32 + 4 * ACCEPTED_AT_ONCE
-"""Descriptors kept free: for compilations and their cache, and for connections that are on their way in or out."""
+"""File descriptors kept free for compilations and their cache, and for connections that are being
+accepted or dropped."""
 SHARE = 0.75
-"""Of all connections, how many one address may have: a proxy in front is one address."""
+"""Share of all connections that one address may have; a proxy is one address."""
 SWEEP_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """Bounds of connections.
+    """Limits of connections.
 
     Attributes:
-        total: open at once.
+        total: number of open connections.
         head_seconds: time for the head of a request, from the connection or from its first byte.
-        unread_seconds: time in which a client must take at least some of what it is sent.
+        unread_seconds: time in which a client must read at least some of what it is sent.
         idle_seconds: time between two requests.
     """
 
@@ -50,59 +52,61 @@ class ConnectionLimits:
 
     @classmethod
     def here(cls, wanted: int | None) -> "ConnectionLimits":
-        """As many as were asked for, else as many as this process may open; ValueError if it may not open them."""
+        """Allow `wanted` connections, by default as many as possible; ValueError for too many."""
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = allowed - len(os.listdir("/dev/fd")) - RESERVED
         total = min(MOST, room) if wanted is None else wanted
         if total > room or room < LEAST:
             raise ValueError(
-                f"connections={max(total, LEAST)}: the limit of {allowed} open files leaves {max(room, 0)}"
+                f"connections={max(total, LEAST)}: the limit of {allowed} open files leaves "
+                f"{max(room, 0)}"
             )
         return cls(total=total)
 
 
 class Connections:
-    """All connections of a server, the oldest first."""
+    """All connections of a server, oldest first."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.open: dict[Connection, None] = {}
 
     def admit(self, new: "Connection") -> None:
-        """Take a connection; beyond the bounds another goes that carries no request, or this one if there is none."""
+        """Accept a connection; beyond the limits, drop one without a request, or the new one."""
         self.open[new] = None
         own = [each for each in self.open if each.address == new.address]
         if len(own) > self.limits.per_address:
-            self.drop_one_of(own, new)
+            self.drop_one_of(own)
         elif len(self.open) > self.limits.total:
-            self.drop_one_of(list(self.open), new)
+            self.drop_one_of(list(self.open))
 
-    def drop_one_of(self, crowd: "list[Connection]", new: "Connection") -> None:
-        """Drop the oldest that has not sent a whole request; else one between two requests; else the new one."""
-        others = [each for each in crowd if each is not new and not each.is_answered]
-        chosen = next((each for each in others if not each.is_idle), others[0] if others else new)
-        self.drop(chosen)
+    def drop_one_of(self, connections: "list[Connection]") -> None:
+        """Drop the oldest without a whole request, or else between two, or else the newest."""
+        *others, newest = connections
+        others = [each for each in others if not each.is_answered]
+        partial = (each for each in others if not each.is_idle)
+        self.drop(next(partial, others[0] if others else newest))
 
     def drop(self, connection: "Connection") -> None:
-        """End a connection at once, whatever has not been read of it or by it."""
+        """End a connection at once, with whatever is unread on either side."""
         self.open.pop(connection, None)
         connection.transport.abort()
 
     def sweep(self, now: float) -> None:
-        """Drop those whose time is over."""
+        """Drop connections that are overdue."""
         for connection in list(self.open):
             if connection.is_overdue(now, self.limits):
                 self.drop(connection)
 
-    async def sweep_for_ever(self) -> None:
-        """Sweep now and then; meant to be cancelled."""
+    async def sweep_forever(self) -> None:
+        """Sweep periodically, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sweep(asyncio.get_running_loop().time())
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which knows how long it has been waiting for what."""
+    """uvicorn's connection, with the times since when it waits for its client."""
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -112,7 +116,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.begun, self.address = self.loop.time(), neighbourhood(transport.get_extra_info("peername"))
+        self.begun, self.address = self.loop.time(), client_of(transport.get_extra_info("peername"))
         self.others.admit(self)
 
     def data_received(self, data: bytes) -> None:
@@ -126,30 +130,32 @@ class Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits between two requests; uvicorn's own timer ends it then."""
+        """Whether it is between two requests, when uvicorn's own timer limits it."""
         return self.timeout_keep_alive_task is not None
 
     @property
     def has_head(self) -> bool:
-        """Whether the head of a request is complete that has no answer yet."""
+        """Whether it has the whole head of a request that is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def is_answered(self) -> bool:
-        """Whether a whole request is here that is being answered."""
+        """Whether it has a whole request, which is being answered."""
         return self.has_head and (self.cycle.response_started or not self.cycle.more_body)
 
     def is_overdue(self, now: float, limits: ConnectionLimits) -> bool:
-        """Whether the client takes too long, to say what it wants or to read what it is told."""
+        """Whether the client takes too long to send a request or to read its answer."""
         unread = self.transport.get_write_buffer_size()
         if unread != self.unread or not unread:
             self.unread, self.unread_since = unread, now
         if now - self.unread_since > limits.unread_seconds:
             return True
-        return not (self.has_head or self.is_idle or unread) and now - self.begun > limits.head_seconds
+        return (
+            not (self.has_head or self.is_idle or unread) and now - self.begun > limits.head_seconds
+        )
 
 
-def neighbourhood(peer: Any) -> str:
-    """Name the client that an address stands for: of IPv6, the network that one client is usually given (/64)."""
+def client_of(peer: Any) -> str:
+    """Name the client behind an address: for IPv6 its /64 network, usually of one client."""
     address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     return IPv6Address(address.partition("%")[0]).packed[:8].hex() if ":" in address else address

@@ -1,80 +1,111 @@
-"""What a client is told when there is no answer: of its request, of a job that ended without one, of a defect."""
+"""Errors that clients receive: refused requests, jobs that ended without an answer, defects."""
 
 import logging
+from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.exceptions import HTTPException
 
 from jax_lm.serving import schemas
-from jax_lm.serving.jobs import Event
-from jax_lm.serving.responses import Refusal, error
+from jax_lm.serving.queue import RejectedError
 
 logger = logging.getLogger(__name__)
 
-QUEUE_FULL = "the queue is full; try again later"
+ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 FAILURES = {
+    "queue_full": (429, "the queue is full; try again later"),
     "timeout": (504, "the request took longer than it may"),
     "shutdown": (503, "the server is shutting down"),
     "cancelled": (499, "the request was cancelled"),
     "error": (500, "decoding this request failed"),
 }
-"""Reasons to end without an answer: status, and what the client is told."""
+"""Status and message by the reason for which there is no answer."""
 
 
-def refused(problem: ValueError, grammar_field: str | None = None) -> Refusal:
-    """Word what cannot be decoded; such a line begins with the name of the field.
+class Refusal(Exception):  # noqa: N818 - it is an answer
+    """Raised to answer a request with an error in OpenAI's format."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = ERROR_TYPES.get(status, kind)
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.status, self.body = status, {"error": error}
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+
+    @property
+    def response(self) -> Response:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def failure(reason: str | None, retry_after: int | None = None) -> Refusal:
+    """Return the error of a request for which there is no answer."""
+    assert reason is not None
+    return Refusal(*FAILURES[reason], code=reason, retry_after=retry_after)
+
+
+def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
+    """Return the error of a request that cannot be decoded; its message begins with the field.
 
     Args:
-        grammar_field: what a grammar is asked for by, whose own kinds are no fields.
+        grammar_field: the field of the request that names a grammar. Errors of grammars begin with
+            the kind of the grammar instead.
     """
-    param = str(problem).split("=")[0].split(":")[0]
+    message = str(problem)
+    param = schemas.field_of(message)
     if grammar_field is not None and param in ("grammar", "regex", "json_schema"):
-        words = str(problem).removeprefix("grammar: ")
-        return Refusal(400, f"{grammar_field}: {words}", param=grammar_field)
-    return Refusal(400, str(problem), param=param if param.isidentifier() else None)
+        message, param = f"{grammar_field}: {message.removeprefix('grammar: ')}", grammar_field
+    return Refusal(400, message, param=param)
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Word whatever an endpoint raises."""
-    app.exception_handler(Refusal)(on_failed)
-    app.exception_handler(RequestValidationError)(on_invalid)
-    app.exception_handler(StarletteHTTPException)(on_http)
-    app.exception_handler(Exception)(on_defect)
+async def on_refusal(http: Request, problem: Any) -> Response:
+    return problem.response
 
 
-async def on_failed(http: Request, problem: Exception) -> Response:
-    assert isinstance(problem, Refusal)
-    return JSONResponse(problem.body, problem.status, problem.headers)
+async def on_rejected(http: Request, problem: Any) -> Response:
+    return failure(problem.code, problem.retry_after).response
 
 
-async def on_invalid(http: Request, problem: Exception) -> Response:
-    """The first thing that is wrong with a body, in one line."""
-    assert isinstance(problem, RequestValidationError)
+async def on_invalid_body(http: Request, problem: Any) -> Response:
+    """Answer with the first error of a body, in one line."""
     first = problem.errors()[0]
     if first["type"] == "json_invalid":
-        return JSONResponse(error("the body is not JSON", status=400), 400)
-    message, param = schemas.refusal(first)
-    return JSONResponse(error(message, status=400, param=param), 400)
+        return Refusal(400, "the body is not JSON").response
+    message, param = schemas.error_line(first)
+    return Refusal(400, message, param=param).response
 
 
-async def on_http(http: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException | StarletteHTTPException)
-    return JSONResponse(error(str(problem.detail), status=problem.status_code), problem.status_code, problem.headers)
+async def on_http_error(http: Request, problem: Any) -> Response:
+    refusal = Refusal(problem.status_code, str(problem.detail))
+    refusal.headers = problem.headers or {}
+    return refusal.response
 
 
-async def on_defect(http: Request, problem: Exception) -> Response:
-    """The border: whatever broke is the server's fault; the log has it, the client does not."""
-    logger.error("a request failed", exc_info=problem, extra={"fields": {"request_id": request_id(http)}})
-    return JSONResponse(error("the server failed", status=500), 500)
+async def on_defect(http: Request, problem: Any) -> Response:
+    """The border: the server's own error goes to the log, not to the client."""
+    fields = {"request_id": request_id(http)}
+    logger.error("a request failed", exc_info=problem, extra={"fields": fields})
+    return Refusal(500, "the server failed").response
+
+
+HANDLERS: dict[Any, Any] = {
+    Refusal: on_refusal,
+    RejectedError: on_rejected,
+    RequestValidationError: on_invalid_body,
+    HTTPException: on_http_error,
+    Exception: on_defect,
+}
 
 
 def request_id(http: Request) -> str:
     return http.scope["state"]["request_id"]
-
-
-def failure(finished: Event) -> Refusal:
-    assert finished.reason is not None
-    status, message = FAILURES[finished.reason]
-    return Refusal(status, message, code=finished.reason)

@@ -1,8 +1,9 @@
-"""uvicorn around the application: bounded connections, and a shutdown in which every request gets an answer.
+"""uvicorn with limits of connections, and a shutdown in which every request gets an answer.
 
-    HttpServer(app, engine, ListenOptions(port=8000, connections=ConnectionLimits.here(None)), announce=print).run()
+    options = ListenOptions(port=8000, connections=ConnectionLimits.here(None))
+    HttpServer(app, engine, options, announce=print).run()
 
-Knows nothing of what is asked.
+Knows nothing about what requests ask for.
 """
 
 import asyncio
@@ -16,27 +17,28 @@ from typing import Any
 
 import uvicorn
 
-from jax_lm.serving.connections import ACCEPTED_AT_ONCE, KERNEL_QUEUE, Connection, ConnectionLimits, Connections
+from jax_lm.serving import connections
 from jax_lm.serving.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where a server listens, whom, and how it ends.
+    """Where a server listens, and how it ends.
 
     Attributes:
         host: address or name.
-        port: 0 takes a free one.
-        grace: seconds from the signal to the end of the process. Of them sequences have the first part (`engine`), what
-            the device still holds is answered after a further margin (`http`), and the last two are for clients that
-            read slowly and for threads that end late. Whoever kills the process must wait for longer.
-        connections: bounds of connections.
+        port: 0 takes a free port.
+        grace: seconds from the signal to the end of the process; a supervisor must wait longer
+            before it kills the process. Sequences are ended after `engine` seconds, requests whose
+            sequences are still on the device are answered after `http` seconds, and the rest is
+            for clients that read slowly and threads that end late.
+        connections: limits of connections.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     grace: float = 30.0
-    connections: ConnectionLimits
+    connections: connections.ConnectionLimits
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -55,37 +57,41 @@ class ListenOptions:
 
     @property
     def http(self) -> float:
-        """Seconds after which requests are answered though their sequences are still on the device."""
+        """Seconds after which requests are answered even if the device still works on them."""
         return self.grace - 3 * self.margin
 
 
 def require_free_address(host: str, port: int) -> None:
-    """Raise ValueError unless a server can listen there, which is better known before a model is loaded."""
+    """Raise ValueError unless a server can listen there; called before the model is loaded."""
     try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in places:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in addresses:
             with socket.socket(family, kind, protocol) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind(address)
     except OSError as error:
-        taken = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
-        raise ValueError(f"host={host}, port={port}: nothing can listen there ({error.strerror}){taken}") from error
+        advice = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
+        raise ValueError(
+            f"host={host}, port={port}: nothing can listen there ({error.strerror}){advice}"
+        ) from error
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an application until it is told to stop.
+    """Serves an application until it is stopped.
 
     Args:
-        app: what answers.
-        engine: told to take nothing new when the server stops, and waited for.
+        app: the application.
+        engine: the engine of the application, which is closed when the server stops.
         options: where to listen, and how to end.
-        announce: called with host and port of each address, once clients are heard there.
+        announce: called with host and port of each address, once the server listens there.
     """
 
-    def __init__(self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]
+    ) -> None:
         self.engine, self.options, self.announce = engine, options, announce
-        self.connections = Connections(options.connections)
-        protocol: Any = partial(Connection, self.connections)
+        self.connections = connections.Connections(options.connections)
+        protocol: Any = partial(connections.Connection, self.connections)
         config = uvicorn.Config(
             app,
             host=options.host,
@@ -97,7 +103,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             lifespan="off",
-            backlog=ACCEPTED_AT_ONCE,
+            backlog=connections.ACCEPTED_AT_ONCE,
             timeout_keep_alive=options.connections.idle_seconds,
             timeout_graceful_shutdown=math.ceil(options.margin),
         )
@@ -107,16 +113,18 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in [listener for server in self.servers for listener in server.sockets]:
             with listener.dup() as same:
-                same.listen(KERNEL_QUEUE)
+                same.listen(connections.KERNEL_QUEUE)
             self.announce(*listener.getsockname()[:2])
-        self.sweeping = asyncio.create_task(self.connections.sweep_for_ever())
+        self.sweeping = asyncio.create_task(self.connections.sweep_forever())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what is there and refuse what comes while sequences end; then let nobody in, and go."""
+        """Refuse new requests while sequences end, then accept no more connections and stop."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self.engine.refuse_new(self.options.engine)
-        while not (self.engine.stopped.is_set() or self.force_exit) and loop.time() - begun < self.options.http:
+        while not (self.engine.stopped.is_set() or self.force_exit):
+            if loop.time() - begun >= self.options.http:
+                break
             await asyncio.sleep(0.05)
         self.engine.give_up()
         late = loop.call_later(self.options.margin / 2, self.drop_all)
@@ -125,6 +133,6 @@ class HttpServer(uvicorn.Server):
         self.sweeping.cancel()
 
     def drop_all(self) -> None:
-        """End the connections of clients that have not read their answers yet."""
+        """Drop the connections of clients that have not read their answers yet."""
         for connection in list(self.connections.open):
             self.connections.drop(connection)

@@ -1,6 +1,7 @@
-"""What clients send for nothing: fields that we do not have, with the values that ask for none of them.
+"""Fields that are accepted only with values that change nothing.
 
-A `Part` of a request takes these, and refuses any other value by name. Knows no field that we do have.
+Clients send many fields that we do not have, with their default values. A `Part` of a request
+accepts these values and refuses all others by name. Knows no field that we do have.
 """
 
 import reprlib
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 Neutral = Mapping[str, Sequence[Any]]
 
 UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid")
-"""Fields for whoever keeps books in front of the server, like `user`: nothing here looks at them."""
+"""Fields for the accounting of a proxy in front of the server, like `user`."""
 
 NEUTRAL: Neutral = {
     "response_format": ({"type": "text"},),
@@ -53,7 +54,7 @@ NEUTRAL: Neutral = {
     "priority": (0,),
     "cache_prompt": (True, False),
 }
-"""Fields of OpenAI, vLLM, SGLang and llama.cpp that we do not have: values that ask for nothing, or change nothing."""
+"""Fields of OpenAI, vLLM, SGLang and llama.cpp, and the values that change nothing."""
 
 MESSAGE_NEUTRAL: Neutral = {
     "type": ("text", "message"),
@@ -64,23 +65,26 @@ MESSAGE_NEUTRAL: Neutral = {
     "reasoning_content": ("",),
     "provider_specific_fields": ({}, {"refusal": None}),
 }
-"""Likewise, of an answer that a client sends back as part of a conversation."""
+"""The same for answers that a client sends back as part of a conversation."""
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Compare as JSON does: true is not 1."""
+    """Compare as JSON does, where true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 class Part(BaseModel):
-    """A part of a request: nothing is converted, nothing unknown is let through, and null is as good as not given."""
+    """A part of a request.
+
+    Values are not converted, unknown fields are refused, and null means that a field is not given.
+    """
 
     neutral: ClassVar[Neutral] = {}
     unread: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
     def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
-        """Tell in the schema what the validator below lets through."""
+        """Add the fields that the validator below accepts to the JSON schema."""
         properties, required = schema["properties"], schema.get("required", ())
         for name in properties.keys() - set(required):
             properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
@@ -93,16 +97,19 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def without_neutral(cls, given: Any) -> Any:
-        """Leave out what asks for nothing; ValueError names a field that asks for something we do not have."""
+        """Remove fields that change nothing; ValueError names a field that we do not have."""
         if not isinstance(given, dict):
             return given
-        kept = {}
+        fields = {}
         for name, value in given.items():
             if value is None or name in cls.unread:
                 continue
             if name in cls.model_fields or name not in cls.neutral:
-                kept[name] = value
+                fields[name] = value
             elif not any(is_same(value, other) for other in cls.neutral[name]):
                 allowed = " or ".join(map(repr, cls.neutral[name]))
-                raise ValueError(f"{name}={reprlib.repr(value)}: this server does not have it; {allowed} means nothing")
-        return kept
+                raise ValueError(
+                    f"{name}={reprlib.repr(value)}: this server does not have it; "
+                    f"{allowed} means nothing"
+                )
+        return fields

@@ -1,10 +1,10 @@
-"""llama.cpp's endpoint for editors, /infill, as llama.vscode asks it: what stands between the text before and after.
+"""POST /infill, llama.cpp's endpoint for editors, as llama.vscode and llama.vim use it.
 
 Knows neither HTTP nor the engine.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -12,24 +12,32 @@ from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
 from jax_lm.serving.jobs import Event
 from jax_lm.serving.schemas import MAX_CHOICES, DecodingBody, Text
 
-LLAMA_NEUTRAL: Neutral = {**NEUTRAL, "samplers": ([], ["top_k", "top_p", "infill"]), "stream": (False,), "lora": ([],)}
-SUFFIX_SHARE = 4
-"""The part of the context, one in so many, that the text after the cursor takes if the text before fills the rest."""
+LLAMA_NEUTRAL: Neutral = {
+    **NEUTRAL,
+    "samplers": ([], ["top_k", "top_p", "infill"]),
+    "stream": (False,),
+    "lora": ([],),
+}
+SUFFIX_PART = 4
+"""The text after the cursor gets at least one part in so many of the context."""
+STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 
 class Snippet(Part):
-    """Text from elsewhere in the project; where it is from does not matter here."""
+    """Text from elsewhere in the project; its origin is not used."""
 
     unread = ("filename", "time")
     text: Text
 
 
 class InfillBody(DecodingBody):
-    """POST /infill: `prompt` is the line up to the cursor, `input_prefix` what stands before it.
+    """Fill the gap between `input_prefix` + `prompt` (the current line) and `input_suffix`.
 
-    `n_predict` is the length of the hole, 0 asks for nothing and -1 for the default; `t_max_predict_ms` is when what is
-    decided of the text must do; lines indented less than `n_indent` end it. Snippets stand before the prefix, as far as
-    there is room; what does not fit of prefix and suffix is cut off far from the cursor.
+    - `n_predict` is the length of the hole; 0 asks for nothing, -1 for the default.
+    - `t_max_predict_ms` is a time limit, after which the text that is final is the answer.
+    - Lines indented less than `n_indent` end the answer.
+    - Snippets go before the prefix, as far as there is room. What does not fit of prefix and
+      suffix is cut off far from the cursor.
     """
 
     neutral = LLAMA_NEUTRAL
@@ -55,35 +63,38 @@ class InfillBody(DecodingBody):
 def cut_to_fit(
     snippets: list[int], before: list[int], after: list[int], room: int
 ) -> tuple[list[int], list[int], bool]:
-    """Keep of the ids what is nearest to the cursor and fits into `room`; also whether prefix or suffix lost any."""
-    kept_after = after[: max(room // SUFFIX_SHARE, room - len(before))]
+    """Cut texts to `room` tokens, far from the cursor.
+
+    Returns:
+        The ids before and after the cursor, and whether prefix or suffix was cut.
+    """
+    # With room for 8, a prefix of 10 and a suffix of 5 keep their nearest 6 and 2 tokens.
+    kept_after = after[: max(room // SUFFIX_PART, room - len(before))]
     left = room - len(kept_after)
     kept_before = (snippets + before)[-left:] if left > 0 else []
     return kept_before, kept_after, len(before) > left or len(kept_after) < len(after)
 
 
 def indented(text: str, least: int) -> str:
-    """Keep the first line, and those after it up to one that is indented by less than `least` spaces or tabs."""
+    """Cut a text before its second or later line that is indented less than `least` characters."""
     lines = text.split("\n")
-    short = (
-        place for place, line in enumerate(lines) if place and line.strip() and len(line) - len(line.lstrip()) < least
-    )
-    return "\n".join(lines[: next(short, len(lines))])
+    for number, line in enumerate(lines):
+        if number and line.strip() and len(line) - len(line.lstrip()) < least:
+            return "\n".join(lines[:number])
+    return text
 
 
-StopType = Literal["eos", "limit", "word", "none"]
-
-
-def worded(body: InfillBody, ends: Sequence[Event], model: str, prompt_tokens: int, *, is_cut: bool) -> Any:
-    """The answer as llama.cpp gives it: an object, or a list of them where several were asked for."""
-    kinds: dict[str | None, StopType] = {"stop": "eos", "length": "limit"}
+def infill_answer(
+    body: InfillBody, ends: Sequence[Event], model: str, prompt_tokens: int, *, is_cut: bool
+) -> Any:
+    """Format the answer as llama.cpp does: one object, or a list for several answers."""
     answers = [
         {
             "index": index,
             "content": indented(end.text, body.n_indent),
             "model": model,
             "stop": True,
-            "stop_type": kinds.get(end.reason, "none"),
+            "stop_type": STOP_TYPES.get(end.reason or "", "none"),
             "truncated": is_cut,
             "tokens_predicted": len(end.tokens),
             "tokens_evaluated": prompt_tokens,

@@ -1,11 +1,13 @@
-"""A request on its way through the engine: what was asked, what has become final, how it ended.
+"""A job: one request on its way through the engine, and the events that tell how it gets on.
 
-Turns decided tokens into text and stop texts into ends. Knows neither queue nor device.
+Turns decided tokens into text, and ends answers at stop texts. Knows neither queue nor device.
 """
 
 import asyncio
+import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -17,25 +19,32 @@ from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+logger = logging.getLogger(__name__)
+
 REPLACEMENT = "\ufffd"
-LEAST_LOGPROB = -9999.0
-"""What OpenAI's interface has for a token that is as good as impossible."""
+MIN_LOGPROB = -9999.0
+"""Log-probability of a token that is as good as impossible; OpenAI's interface has the same."""
+
+AnySequence = Sequence | GrowingSequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion.
+    """A request for one completion.
 
     Attributes:
         before: ids before the hole; at least one.
-        after: ids after it.
-        is_gap: whether a text follows the hole, be it empty: only then it may find its own length.
-        is_message: whether the answer stands alone, as in a conversation: no grammar reads what is before it.
+        after: ids after the hole.
+        is_gap: whether a text follows the hole, even an empty one: only then the hole may find
+            its own length.
+        is_message: whether the answer stands alone, as in a conversation: a grammar does not read
+            the text around it.
         options: how to decode; max_new_tokens is the length of the hole.
-        stop: texts that end the answer; they are not part of it.
-        seed: of the draws.
-        index: number among the answers to one prompt; with the seed it decides the draws.
-        logprobs: likeliest tokens to tell of each position, with their log-probabilities; None tells none.
+        stop: texts that end the answer and do not belong to it.
+        seed: seed of the random draws.
+        index: number among the answers to one prompt; the draws depend on it and on the seed.
+        logprobs: number of most likely tokens to report per position, with log-probabilities;
+            None reports none.
     """
 
     before: tuple[int, ...]
@@ -47,6 +56,10 @@ class Request:
     seed: int = 0
     index: int = 0
     logprobs: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.before) + len(self.after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +73,13 @@ class TokenLogProb:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A position of the hole that was decided.
+    """A decided position of the hole.
 
     Attributes:
         confidence: probability of the token, after temperature and filters.
-        step: number of the step that decided it; a step may decide several.
-        logprob: of the token; None unless the request wants log-probabilities.
-        top: the likeliest tokens when it was decided, as many as the request wants.
+        step: number of the step that decided it; a step may decide several positions.
+        logprob: log-probability of the token; None unless the request asks for it.
+        top: the most likely tokens when it was decided, as many as the request asks for.
     """
 
     position: int
@@ -80,16 +93,17 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """News of a job: positions that some steps decided, or how it ended.
+    """Progress of a job, or its end.
 
     Attributes:
-        job: None of an answer that nothing had to be decided for.
-        reason: of its end: stop, length, cancelled, timeout, shutdown or error; None while it goes on.
-        text: of the answer, all that can no longer change.
+        job: None if the answer needed no decoding.
+        reason: why the job ended: stop, length, cancelled, timeout, shutdown or error; None while
+            it continues.
+        text: the part of the answer that can no longer change.
         commits: positions decided since the last event, in the order of the steps.
-        tokens: at the end, the answer's tokens in the order of the text, without stop tokens.
-        forwards: model evaluations so far.
-        error: what went wrong, for the log of whoever runs the server.
+        tokens: at the end, the tokens of the answer in the order of the text, without stop tokens.
+        forwards: forward passes so far.
+        error: what went wrong, for the log of the operator.
     """
 
     job: "Job | None" = None
@@ -110,103 +124,128 @@ Listener = Callable[[Event], None]
 
 @dataclass(kw_only=True, eq=False)
 class Job:
-    """A request, its sequence, and who listens.
+    """A request, its sequence, and who listens to its events.
 
     Attributes:
-        deadline: when it must have ended, by the monotonic clock.
-        arrived: when it came, likewise.
-        first_text: when the first text became final.
-        is_ended: whether the listener was told of its end.
-        text: what of the answer is final.
+        deadline: when the job must have ended, by the monotonic clock.
+        arrived: when the request arrived, by the same clock.
+        is_ended: whether the listener has received the last event.
+        text: the part of the answer that is final.
         reported: positions of the hole that the listener knows.
     """
 
     request: Request
-    sequence: Sequence | GrowingSequence
+    sequence: AnySequence
+    tokenizer: DiffuCoderTokenizer
     listen: Listener
     deadline: float
     arrived: float = field(default_factory=time.monotonic)
-    first_text: float | None = None
     is_cancelled: bool = False
     is_ended: bool = False
     text: str = ""
     reported: np.ndarray = field(init=False)
+    delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.reported = np.zeros(self.sequence.most, bool)
 
-    def look(self, tokenizer: DiffuCoderTokenizer) -> Event:
-        """Tell what has become of the sequence since the last look."""
-        commits = self.commits(tokenizer)
+    @property
+    def age(self) -> float:
+        """Seconds since the request arrived."""
+        return time.monotonic() - self.arrived
+
+    def deliver(self, event: Event) -> None:
+        """Call the listener, on any thread, unless it has received the last event already."""
+        with self.delivering:
+            if self.is_ended:
+                return
+            self.is_ended = event.reason is not None
+        try:
+            self.listen(event)
+        except Exception:  # the border: a listener that fails must not end the engine
+            logger.exception("a listener failed")
+
+    def ending(self, reason: str, error: Exception | None = None) -> Event:
+        """Return the event that ends the job without a complete answer."""
+        forwards = self.sequence.forwards
+        return Event(job=self, reason=reason, text=self.text, forwards=forwards, error=error)
+
+    def next_event(self) -> Event:
+        """Return what has become final since the last event."""
+        commits = self.commits()
         sequence, is_done = self.sequence, self.sequence.is_done
         ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
-        stop_ids = sequence.stop_ids
-        text = tokenizer.decode(takewhile(lambda token: token not in stop_ids, ids), skip_special_tokens=True)
+        text = self.decode(takewhile(lambda token: token not in sequence.stop_ids, ids))
         if not is_done:
             # A character may still lack its last bytes.
             text = text.rstrip(REPLACEMENT)
-        ends = [text.find(stop) for stop in self.request.stop if stop in text]
-        if ends or is_done:
-            self.text = text[: min(ends)] if ends else text
-            return Event(
-                job=self,
-                reason="stop" if ends or sequence.is_stopped else "length",
-                text=self.text,
-                commits=commits,
-                tokens=self.tokens(tokenizer, ids, is_cut=bool(ends)),
-                forwards=sequence.forwards,
-            )
-        self.text = without_beginning(text, self.request.stop)
-        return Event(job=self, text=self.text, commits=commits, forwards=sequence.forwards)
+        stops = [text.find(stop) for stop in self.request.stop if stop in text]
+        reason, tokens = None, ()
+        if stops or is_done:
+            reason = "stop" if stops or sequence.is_stopped else "length"
+            self.text = text[: min(stops)] if stops else text
+            tokens = self.tokens(ids, is_cut=bool(stops))
+        else:
+            self.text = without_stop_beginning(text, self.request.stop)
+        return Event(
+            job=self,
+            reason=reason,
+            text=self.text,
+            commits=commits,
+            tokens=tokens,
+            forwards=sequence.forwards,
+        )
 
-    def commits(self, tokenizer: DiffuCoderTokenizer) -> tuple[Commit, ...]:
-        """List the positions that were decided and not reported yet, in the order of the steps."""
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def commits(self) -> tuple[Commit, ...]:
+        """Return the positions decided but not reported yet, in the order of the steps."""
         fresh = self.sequence.final & ~self.reported
         self.reported |= fresh
-        found = [self.commit(position, tokenizer) for position in np.flatnonzero(fresh).tolist()]
-        return tuple(sorted(found, key=lambda commit: commit.step))
+        commits = map(self.commit, np.flatnonzero(fresh).tolist())
+        return tuple(sorted(commits, key=lambda commit: commit.step))
 
-    def commit(self, position: int, tokenizer: DiffuCoderTokenizer) -> Commit:
+    def commit(self, position: int) -> Commit:
         """Describe a decided position of the hole."""
         sequence, column = self.sequence, self.sequence.hole.start + position
         token, logprob, top = int(sequence.tokens[column]), None, ()
         if self.request.logprobs is not None and sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
-            logprob = token_logprob(tokenizer, token, float(chosen))
+            logprob = self.token_logprob(token, float(chosen))
             pairs = zip(ids[: self.request.logprobs].tolist(), values.tolist(), strict=False)
-            top = tuple(token_logprob(tokenizer, other, value) for other, value in pairs)
+            top = tuple(self.token_logprob(*pair) for pair in pairs)
         return Commit(
             position=position,
             token_id=token,
-            text=tokenizer.decode([token]),
+            text=self.tokenizer.decode([token]),
             confidence=float(sequence.confidence[column]),
             step=int(sequence.commit_step[column]),
             logprob=logprob,
             top=top,
         )
 
-    def tokens(self, tokenizer: DiffuCoderTokenizer, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
-        """The tokens that the text is made of: up to a stop token, and to where a stop text cut it."""
+    def token_logprob(self, token: int, value: float) -> TokenLogProb:
+        """Describe a token; JSON cannot write the -inf of a token that the model rules out."""
+        return TokenLogProb(
+            text=self.tokenizer.decode([token]),
+            content=self.tokenizer.token_bytes(token),
+            value=max(value, MIN_LOGPROB),
+        )
+
+    def tokens(self, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
+        """Return the tokens of the text, which ends at a stop token or where a stop text cut it."""
         stop_ids = self.sequence.stop_ids
-        kept = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
-        # Without stop tokens every token counts, also those that are no text.
-        while (
-            (is_cut or stop_ids)
-            and kept
-            and len(tokenizer.decode(ids[: kept - 1], skip_special_tokens=True)) >= len(self.text)
-        ):
-            kept -= 1
-        return tuple(self.commit(position, tokenizer) for position in range(kept))
+        end = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
+        # Without stop tokens every token counts, even one that adds no text.
+        if is_cut or stop_ids:
+            while end and len(self.decode(ids[: end - 1])) >= len(self.text):
+                end -= 1
+        return tuple(map(self.commit, range(end)))
 
 
-def token_logprob(tokenizer: DiffuCoderTokenizer, token: int, value: float) -> TokenLogProb:
-    """Describe a token; what the model rules out has a log-probability that JSON can write."""
-    value = max(value, LEAST_LOGPROB)
-    return TokenLogProb(text=tokenizer.decode([token]), content=tokenizer.token_bytes(token), value=value)
-
-
-def without_beginning(text: str, stops: tuple[str, ...]) -> str:
-    """The text without an end that might grow into a stop text."""
+def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
+    """Remove an end of the text that may become a stop text: "ab\\n" is "ab" if "\\n\\n" stops."""
     longest = max(map(len, stops), default=0) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(stop.startswith(text[-length:]) for stop in stops):
@@ -214,22 +253,26 @@ def without_beginning(text: str, stops: tuple[str, ...]) -> str:
     return text
 
 
-class Inbox:
-    """Events of some jobs, carried from the engine's thread to the event loop."""
+class EventStream:
+    """Events of some jobs, passed from the engine's thread to the event loop.
 
-    def __init__(self, *, hears_progress: bool) -> None:
-        self.hears_progress = hears_progress
+    Args:
+        with_progress: pass on all events, not only the last one of each job.
+    """
+
+    def __init__(self, *, with_progress: bool) -> None:
+        self.with_progress = with_progress
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
     def listen(self, event: Event) -> None:
-        """Called on the engine's thread."""
-        if self.hears_progress or event.reason:
+        """Receive an event on the engine's thread."""
+        if self.with_progress or event.reason:
             # The loop may be gone when the server stops.
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 
     async def events(self, count: int) -> AsyncIterator[Event]:
-        """Until so many jobs have ended."""
+        """Yield events until this many jobs have ended."""
         while count:
             event = await self.queue.get()
             count -= event.reason is not None

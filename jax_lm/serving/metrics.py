@@ -1,62 +1,92 @@
-"""Metrics of the server, in Prometheus' terms. Knows neither HTTP nor JAX."""
+"""Metrics of the server, in Prometheus' terms. Knows no HTTP."""
 
 import ctypes
+from functools import partial
+from typing import Any
 
 import jax
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from jax_lm.host.compile_clock import COMPILE_EVENT
+from jax_lm.serving.jobs import Event
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHARES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class Metrics:
-    """All instruments, in a registry of their own so that several servers can live in one process."""
+    """All metrics, in their own registry so that one process can hold several servers."""
 
     def __init__(self, slots: int = 16) -> None:
         self.registry = CollectorRegistry()
         sizes = tuple(2**power for power in range(slots.bit_length()))
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"diffucoder_{name}", text, labels, registry=self.registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"diffucoder_{name}", text, registry=self.registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float | int, ...]) -> Histogram:
-            return Histogram(f"diffucoder_{name}", text, buckets=buckets, registry=self.registry)
-
-        self.http_requests = counter("http_requests", "HTTP requests answered", "path", "status")
-        self.rows = counter("rows", "Completions that ended, by how they ended", "outcome")
+        common: dict[str, Any] = {"namespace": "diffucoder", "registry": self.registry}
+        counter, gauge = partial(Counter, **common), partial(Gauge, **common)
+        histogram = partial(Histogram, **common)
+        self.http_requests = counter("http_requests", "HTTP requests answered", ["path", "status"])
+        self.rows = counter("rows", "Completions that ended, by how they ended", ["outcome"])
         self.refused = counter("refused", "Completions refused because the queue was full")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts and suffixes")
         self.tokens = counter("generated_tokens", "Tokens generated, up to stop tokens")
-        self.forwards = counter("row_forwards", "Model evaluations, counted once for each row in the batch")
-        self.compilations = counter("compilations", "Programs compiled or read from the compilation cache")
-        self.compile_seconds = counter("compile_seconds", "Time spent on them")
-        self.waiting = gauge("queue_rows", "Completions waiting for a place")
+        self.forwards = counter("row_forwards", "Forward passes, counted once per sequence")
+        self.compilations = counter(
+            "compilations", "Programs compiled or read from the compilation cache"
+        )
+        self.compile_seconds = counter("compile_seconds", "Time spent on compilations")
+        self.waiting = gauge("queue_rows", "Completions waiting for a slot")
         self.running = gauge("running_rows", "Completions being decoded")
         self.ready = gauge("ready", "1 after warm-up, until shutdown")
-        self.device_memory = gauge("device_memory_bytes", "Bytes in use on the device; 0 where it does not say")
-        self.batch_rows = histogram("batch_rows", "Rows that a call of the device decoded together", sizes)
-        self.tokens_per_forward = histogram("tokens_per_forward", "Tokens per model evaluation of a completion", SHARES)
-        self.queue_seconds = histogram("queue_seconds", "Time in the queue", SECONDS)
-        self.first_text_seconds = histogram(
-            "first_text_seconds", "From arrival to the first text that is final", SECONDS
+        self.device_memory = gauge(
+            "device_memory_bytes", "Bytes in use on the device; 0 if it does not report them"
         )
-        self.total_seconds = histogram("total_seconds", "From arrival to the end", SECONDS)
+        self.batch_rows = histogram(
+            "batch_rows", "Sequences decoded together in one call", buckets=sizes
+        )
+        self.tokens_per_forward = histogram(
+            "tokens_per_forward", "Tokens per forward pass of a completion", buckets=SHARES
+        )
+        self.queue_seconds = histogram("queue_seconds", "Time in the queue", buckets=SECONDS)
+        self.first_text_seconds = histogram(
+            "first_text_seconds", "From arrival to the first text that is final", buckets=SECONDS
+        )
+        self.total_seconds = histogram("total_seconds", "From arrival to the end", buckets=SECONDS)
+
+    def observe_jax(self) -> None:
+        """Count compilations and the memory of the device from now on."""
+        jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
+        self.device_memory.set_function(bytes_in_use)
+
+    def count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """Count a compilation; JAX reports other durations too."""
+        if event == COMPILE_EVENT:
+            self.compilations.inc()
+            self.compile_seconds.inc(duration_secs)
+
+    def count_end(self, event: Event, seconds: float) -> None:
+        """Count a completion that ended this many seconds after its arrival."""
+        self.rows.labels(event.reason).inc()
+        self.forwards.inc(event.forwards)
+        if event.is_answer:
+            self.tokens.inc(len(event.tokens))
+            self.total_seconds.observe(seconds)
+            self.tokens_per_forward.observe(len(event.tokens) / max(event.forwards, 1))
 
     def page(self) -> bytes:
-        """The text format that Prometheus reads."""
+        """Return the text format that Prometheus reads."""
         return generate_latest(self.registry)
 
 
 def return_freed_memory() -> None:
-    """Hand back to the system what a compilation has freed, which glibc keeps: most of what the process would hold."""
+    """Return the memory that a compilation has freed to the system.
+
+    glibc would keep it, and it is most of what the process would hold.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def bytes_in_use() -> float:
-    """Memory in use on the device; 0 where it does not say, as on a CPU."""
+    """Return the memory in use on the device; 0 if it does not report it, as on a CPU."""
     return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))

@@ -1,7 +1,7 @@
-"""What a request may hold: OpenAI's fields that we have, diffusion's beside them, and what others send for nothing.
+"""Schemas of request bodies: the fields of OpenAI that we have, and those of diffusion.
 
-What we do not have may say that it is off (`jax_lm.serving.ignored_fields`); anything else of it is refused by name,
-never ignored. Knows neither HTTP nor the engine.
+A field that we do not have may say that it is off (`jax_lm.serving.ignored_fields`); any other
+value of it is refused by name, never ignored. Knows neither HTTP nor the engine.
 """
 
 import json
@@ -17,18 +17,21 @@ from jax_lm.serving.ignored_fields import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neut
 
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
-"""Alternatives of a position, as many as OpenAI's two endpoints tell."""
+"""Alternatives per position, as many as OpenAI's two endpoints report."""
 MAX_TEXT = 200_000
 MAX_SEED = 2**32 - 1
 
 FILL_IN_THE_MIDDLE = re.compile(
     r"<\|fim_prefix\|>(?P<prefix>.*)<\|fim_suffix\|>(?P<suffix>.*)<\|fim_middle\|>", re.DOTALL
 )
-"""A gap as Qwen's causal models are asked to fill it."""
+"""The prompt format by which Qwen's causal models are asked to fill a gap."""
 
 
 class StreamOptions(Part):
-    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    neutral: ClassVar[Neutral] = {
+        "include_obfuscation": (False,),
+        "continuous_usage_stats": (False,),
+    }
     include_usage: bool = False
 
 
@@ -38,7 +41,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TEX
 
 
 def kind_of(value: Any) -> str | None:
-    """Tell the alternatives of a field apart, so that what is wrong is said of the one that was meant."""
+    """Name the alternative of a field that a value is meant for, so that errors are about it."""
     if isinstance(value, str):
         return "#text"
     if not isinstance(value, list):
@@ -48,11 +51,14 @@ def kind_of(value: Any) -> str | None:
 
 
 def one_of(expected: str) -> Discriminator:
-    return Discriminator(kind_of, custom_error_type="kind", custom_error_message=f"must be {expected}")
+    return Discriminator(
+        kind_of, custom_error_type="kind", custom_error_message=f"must be {expected}"
+    )
 
 
 Stops = Annotated[
-    Annotated[StopText, Tag("#text")] | Annotated[list[StopText], Field(max_length=MAX_STOPS), Tag("#texts")],
+    Annotated[StopText, Tag("#text")]
+    | Annotated[list[StopText], Field(max_length=MAX_STOPS), Tag("#texts")],
     one_of("a text or a list of texts"),
 ]
 Prompts = Annotated[
@@ -65,13 +71,15 @@ Prompts = Annotated[
 
 
 class DecodingBody(Part):
-    """Fields that all requests share: OpenAI's options that we have, and those of diffusion.
+    """Fields that all requests share: the options of OpenAI that we have, and those of diffusion.
 
-    `threshold` commits every token of at least that probability at once, `entropy_bound` as many as it admits, both in
-    blocks of 32 unless `block_length` says otherwise (0 is the whole canvas); `steps` is the number of denoising steps,
-    one per token if not given. `growth` says whether the hole before a suffix finds its own length, at most
-    `max_tokens`, as checkpoints do that were trained for it (DreamOn): auto, on or off. `ignore_eos` fills all of the
-    canvas. `user` is for whoever keeps books in front of the server.
+    - `threshold` commits all tokens of at least that probability at once, `entropy_bound` as many
+      as it admits; both in blocks of 32 unless `block_length` says otherwise (0 is the canvas).
+    - `steps` is the number of denoising steps, by default one per token.
+    - `growth` (auto, on or off) lets the hole before a suffix find its own length, at most
+      `max_tokens`, with checkpoints that were trained for it (DreamOn).
+    - `ignore_eos` fills the whole canvas.
+    - `user` is for the accounting of a proxy in front of the server.
     """
 
     neutral, unread = NEUTRAL, UNREAD
@@ -85,7 +93,10 @@ class DecodingBody(Part):
     ignore_eos: bool = False
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     steps: int | None = Field(None, ge=1)
-    alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right"] | None = None
+    alg: (
+        Literal["origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right"]
+        | None
+    ) = None
     preset: Literal["exact", "fast", "turbo"] | None = None
     block_length: int | None = Field(None, ge=0)
     threshold: float | None = Field(None, gt=0, le=1)
@@ -99,62 +110,59 @@ class DecodingBody(Part):
 
     @property
     def length(self) -> int | None:
-        """Tokens of the hole, if they were given."""
+        """Tokens of the hole; None for the default."""
         return self.max_tokens
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether an answer without a new token would be none."""
+        """Whether the hole must have at least one token."""
         return True
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """Likeliest tokens to tell of each position; None tells of no log-probability at all."""
+        """Number of most likely tokens to report per position; None reports none."""
         return None
 
     @property
     def grammar_name(self) -> str | None:
-        """The grammar that an answer must meet, as the command line names it."""
+        """The grammar that answers must meet, named as on the command line."""
         return None
 
     def options(self, length: int) -> GenerationOptions:
-        """Make the options of an answer of that many tokens."""
+        """Return the options of an answer of this many tokens."""
+        commit = None
+        if self.threshold is not None:
+            commit = "threshold"
+        elif self.entropy_bound is not None:
+            commit = "entropy"
         decoding = Decoding(
             preset=self.preset or "exact",
-            commit="threshold" if self.threshold is not None else "entropy" if self.entropy_bound is not None else None,
+            commit=commit,
             threshold=self.threshold,
             entropy_bound=self.entropy_bound,
             block_length=self.block_length,
         )
-        names = ("temperature", "top_p", "top_k", "min_p", "alg", "growth")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        ends = not self.ignore_eos
+        names = {"temperature", "top_p", "top_k", "min_p", "alg", "growth"}
         return GenerationOptions(
             max_new_tokens=length,
             num_steps=self.steps,
-            early_stop=ends,
+            early_stop=not self.ignore_eos,
             grammar=self.grammar_name,
             decoding=decoding,
-            **given,
+            **self.model_dump(include=names, exclude_none=True),
         )
 
     @model_validator(mode="after")
-    def agree(self) -> "DecodingBody":
+    def check_limits(self) -> "DecodingBody":
         if self.length == 0 and self.needs_tokens:
-            raise ValueError("max_tokens=0: must be at least 1; 0 goes with a completion's echo alone")
+            raise ValueError("max_tokens=0: must be at least 1, or 0 with the echo of a completion")
         if self.threshold is not None and self.entropy_bound is not None:
             raise ValueError("entropy_bound: give either threshold or entropy_bound")
-        by_probability = not (self.threshold is self.entropy_bound is None) or self.preset == "turbo"
-        if by_probability and self.steps is not None:
-            message = "steps: preset turbo, threshold and entropy_bound decide the number of steps by themselves"
-            raise ValueError(message)
-        if self.steps is not None and self.length is not None and self.steps > self.length:
-            raise ValueError(f"steps: {self.steps} are more than the {self.length} tokens to decide")
         return self
 
 
 class JsonSchema(Part):
-    """A schema with its name; whether it says `strict` or not, every answer is held to it."""
+    """A schema with its name; answers meet it whether or not it says `strict`."""
 
     name: str = Field(min_length=1, max_length=200)
     description: str | None = Field(None, max_length=MAX_TEXT)
@@ -163,13 +171,13 @@ class JsonSchema(Part):
 
 
 class ResponseFormat(Part):
-    """What an answer must be, in OpenAI's words."""
+    """The format of an answer, in OpenAI's terms."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
-    def has_schema(self) -> "ResponseFormat":
+    def check_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema must be given with type 'json_schema', and with no other")
         try:
@@ -180,17 +188,17 @@ class ResponseFormat(Part):
 
     @property
     def grammar_name(self) -> str | None:
-        """As the command line names it; None for any text."""
+        """The grammar, named as on the command line; None for any text."""
         if self.json_schema is not None:
             return f"json_schema:{json.dumps(self.json_schema.definition)}"
         return None if self.type == "text" else self.type
 
 
-class OpenAI(DecodingBody):
+class OpenAIBody(DecodingBody):
     """Options of OpenAI's two endpoints.
 
-    `response_format` and `grammar` hold every answer to a grammar: any JSON object, a JSON schema; the latter, in the
-    words of the command line, also `python`, `json_object`, `regex:EXPRESSION` and `json_schema:SCHEMA`.
+    `response_format` constrains answers to a JSON object or a JSON schema, `grammar` to any
+    grammar of the command line: `python`, `json_object`, `regex:EXPRESSION`, `json_schema:SCHEMA`.
     """
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -201,7 +209,7 @@ class OpenAI(DecodingBody):
 
     @property
     def grammar_field(self) -> str:
-        """The field that asks for a grammar, if any does."""
+        """The field that names the grammar, if there is one."""
         return "response_format" if self.grammar is None else "grammar"
 
     @property
@@ -209,14 +217,16 @@ class OpenAI(DecodingBody):
         return self.grammar or (self.response_format and self.response_format.grammar_name)
 
     @model_validator(mode="after")
-    def go_with_grammar(self) -> "OpenAI":
+    def check_grammar(self) -> "OpenAIBody":
         field = self.grammar_field
         if self.grammar_name is None:
             return self
-        if self.grammar is not None and self.response_format is not None and self.response_format.type != "text":
+        if self.grammar and self.response_format and self.response_format.type != "text":
             raise ValueError("grammar: give either grammar or response_format")
         if self.ignore_eos:
-            raise ValueError(f"ignore_eos=True: must be false with {field}, of which an answer has an end")
+            raise ValueError(
+                f"ignore_eos=True: must be false with {field}, whose answers have an end"
+            )
         if self.growth == "on":
             raise ValueError(f"growth='on': must be 'off', or not given, with {field}")
         if self.length == 0:
@@ -224,8 +234,8 @@ class OpenAI(DecodingBody):
         return self
 
 
-class CompletionBody(OpenAI):
-    """POST /v1/completions; a `suffix` makes it infilling, and so does a prompt in Qwen's format for that."""
+class CompletionBody(OpenAIBody):
+    """POST /v1/completions; infilling if there is a `suffix`, or a prompt in Qwen's format."""
 
     prompt: Prompts
     suffix: Text | None = None
@@ -236,12 +246,12 @@ class CompletionBody(OpenAI):
     @model_validator(mode="before")
     @classmethod
     def with_suffix(cls, given: Any) -> Any:
-        """Take prefix and suffix out of the prompt that editors make for models that are asked in such tokens."""
+        """Split a prompt in Qwen's format, as editors send it, into prompt and suffix."""
         prompt = given.get("prompt") if isinstance(given, dict) else None
-        found = FILL_IN_THE_MIDDLE.fullmatch(prompt) if isinstance(prompt, str) else None
-        if found is None or given.get("suffix") is not None:
+        match = FILL_IN_THE_MIDDLE.fullmatch(prompt) if isinstance(prompt, str) else None
+        if match is None or given.get("suffix") is not None:
             return given
-        return given | {"prompt": found["prefix"], "suffix": found["suffix"]}
+        return given | {"prompt": match["prefix"], "suffix": match["suffix"]}
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -257,11 +267,11 @@ class CompletionBody(OpenAI):
         return not self.echo
 
     @model_validator(mode="after")
-    def fit(self) -> "CompletionBody":
+    def check_options(self) -> "CompletionBody":
         if self.best_of not in (None, self.n):
-            raise ValueError("best_of: only the value of n; answers are not ranked")
+            raise ValueError("best_of: must equal n: answers are not ranked")
         if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs: a prompt has none, so that echo cannot be combined with them")
+            raise ValueError("logprobs: a prompt has none, so they cannot be combined with echo")
         return self
 
 
@@ -271,12 +281,13 @@ class TextPart(Part):
 
 
 class ChatMessage(Part):
-    """A turn of a conversation; `name` is for the client's own books, as chat templates have none."""
+    """A message of a conversation; `name` is not used, as chat templates have no names."""
 
     neutral = MESSAGE_NEUTRAL
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[Text, Tag("#text")] | Annotated[list[TextPart], Field(min_length=1, max_length=64), Tag("#parts")],
+        Annotated[Text, Tag("#text")]
+        | Annotated[list[TextPart], Field(min_length=1, max_length=64), Tag("#parts")],
         one_of("a text or a list of its parts"),
     ]
     name: str | None = Field(None, max_length=200)
@@ -284,20 +295,27 @@ class ChatMessage(Part):
     @model_validator(mode="before")
     @classmethod
     def without_content(cls, given: Any) -> Any:
-        """Take null for an empty text; a message must have a content all the same."""
+        """Read null as an empty text; the field must be there all the same."""
         is_null = isinstance(given, dict) and "content" in given and given["content"] is None
         return given | {"content": ""} if is_null else given
 
     def plain(self) -> dict[str, str]:
-        """As the chat template takes it; it has no developers."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        return {"role": "system" if self.role == "developer" else self.role, "content": "".join(parts)}
+        """Return the message for the chat template, which has no developers."""
+        parts = (
+            [self.content]
+            if isinstance(self.content, str)
+            else [part.text for part in self.content]
+        )
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "".join(parts),
+        }
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
 
 
-class ChatBody(OpenAI):
+class ChatBody(OpenAIBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -310,25 +328,29 @@ class ChatBody(OpenAI):
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
-    def have_logprobs(self) -> "ChatBody":
+    def check_logprobs(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs={self.top_logprobs}: goes with logprobs=true")
         return self
 
     @property
     def length(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return (
+            self.max_completion_tokens
+            if self.max_completion_tokens is not None
+            else self.max_tokens
+        )
 
 
 class DenoiseBody(DecodingBody):
-    """POST /v1/denoise: one answer to a prompt (with a suffix: infilling) or a conversation, step by step."""
+    """POST /v1/denoise: one answer, step by step, to a conversation or a prompt (and suffix)."""
 
     prompt: Text | None = None
     suffix: Text | None = None
     messages: Messages | None = None
 
     @model_validator(mode="after")
-    def has_one_source(self) -> "DenoiseBody":
+    def check_source(self) -> "DenoiseBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: give either a prompt or messages")
         if self.messages is not None and self.suffix is not None:
@@ -336,12 +358,17 @@ class DenoiseBody(DecodingBody):
         return self
 
 
-def refusal(problem: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Word what pydantic found, in a line that names the field, what came and what is allowed; and the field alone."""
-    parts = [str(part) for part in problem["loc"] if part != "body" and not str(part).startswith("#")]
-    place = ".".join(parts).encode("ascii", "backslashreplace").decode()
-    limits, kind, value = problem.get("ctx", {}), problem["type"], problem.get("input")
-    words = {
+def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Describe an error of pydantic in one line: the field, its value, what is allowed.
+
+    Returns:
+        The line, and the field alone if there is one.
+    """
+    parts = [str(part) for part in problem["loc"]]
+    parts = [part for part in parts if part != "body" and not part.startswith("#")]
+    field = ".".join(parts).encode("ascii", "backslashreplace").decode()
+    kind, value = problem["type"], problem.get("input")
+    templates = {
         "missing": "must be given",
         "extra_forbidden": "this server does not have it",
         "too_long": "at most {max_length}, not {actual_length}",
@@ -349,11 +376,19 @@ def refusal(problem: Mapping[str, Any]) -> tuple[str, str | None]:
         "string_too_long": "at most {max_length} characters",
         "string_too_short": "must not be empty",
     }
-    message = words[kind].format(**limits) if kind in words else problem["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should be", "must be")
-    if place and isinstance(value, str | int | float) and kind != "extra_forbidden":
-        return f"{place}={reprlib.repr(value)}: {message}", place
-    if place:
-        return f"{place}: {message}", place
-    param = message.split(":")[0].split("=")[0]
-    return message, param if param.isidentifier() else None
+    if kind in templates:
+        message = templates[kind].format(**problem.get("ctx", {}))
+    else:
+        message = problem["msg"].removeprefix("Value error, ")
+        message = message.replace("Input should be", "must be")
+    if not field:
+        return message, field_of(message)
+    if isinstance(value, str | int | float) and kind != "extra_forbidden":
+        return f"{field}={reprlib.repr(value)}: {message}", field
+    return f"{field}: {message}", field
+
+
+def field_of(message: str) -> str | None:
+    """Return the field with which an error message begins, as in "top_k=0: must be positive"."""
+    field = re.split("[=:]", message)[0]
+    return field if field.isidentifier() else None

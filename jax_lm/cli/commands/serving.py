@@ -12,8 +12,8 @@ from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.connections import ConnectionLimits
 from jax_lm.serving.engine import Engine, EngineOptions
-from jax_lm.serving.guard import LOOPBACK, JsonLines, RequestLimits, read_keys
 from jax_lm.serving.http import HttpServer, ListenOptions, require_free_address
+from jax_lm.serving.middleware import LOOPBACK, JsonLines, RequestLimits, read_keys
 
 logger = logging.getLogger("jax_lm.serving")
 

@@ -1,6 +1,6 @@
-"""The guard before every request: limits, keys, hosts, request ids, headers, and one log line each.
+"""The middleware before every endpoint: limits, keys, hosts, request ids, headers, access log.
 
-Plain ASGI around the application. Knows nothing of what the requests ask for.
+Plain ASGI around the application. Knows nothing about what requests ask for.
 """
 
 import asyncio
@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
+
+from jax_lm.serving.errors import Refusal
 from jax_lm.serving.metrics import Metrics
-from jax_lm.serving.responses import Refusal
+from jax_lm.serving.page_files import PAGE_FILES
 
 logger = logging.getLogger("jax_lm.serving.access")
 
@@ -27,10 +30,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 MIN_KEY = 16
 PATIENCE = 8
-"""Times the longest body that is read from a client before it is told that its body is too long."""
+"""A body is read up to this many times the limit before the client is told that it is too long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SCRIPTS = ("/page.js", "/canvas.js", "/python.js", "/replay.js")
-OPEN_PATHS = ("/", "/icon.svg", "/page.css", *SCRIPTS, "/health", "/ready")
+OPEN_PATHS = (*PAGE_FILES, "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEADERS = {
@@ -42,7 +44,8 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
@@ -50,15 +53,15 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """Bounds of a request before anybody looks into it.
+    """Limits that every request must meet.
 
     Attributes:
-        keys: of which one must be shown as a bearer; none are needed if empty.
-        hosts: names under which the server may be asked for; any if empty. A web page that points a name of its own
-            at 127.0.0.1 must not get an answer.
+        keys: API keys, one of which must be sent as a bearer token; empty if none is needed.
+        hosts: host names that the server answers for; empty for any. A web page whose own name
+            points at 127.0.0.1 must not get an answer.
         body_bytes: longest body.
-        body_seconds: time that it may take to arrive.
-        requests: in progress at once.
+        body_seconds: time that a body may take to arrive.
+        requests: requests in progress.
     """
 
     keys: tuple[str, ...] = ()
@@ -69,21 +72,26 @@ class RequestLimits:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """One key per line; empty lines and those that begin with # do not count. ValueError if one is too short."""
+    """Read keys, one per line, skipping empty lines and #; ValueError if one is too short."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as problem:
         raise ValueError(f"api_key_file={str(path)!r} cannot be read: {problem}") from problem
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys or min(map(len, keys)) < MIN_KEY:
-        raise ValueError(f"api_key_file={str(path)!r}: must hold keys of at least {MIN_KEY} characters, one per line")
+        raise ValueError(
+            f"api_key_file={str(path)!r}: must hold keys of at least {MIN_KEY} characters, "
+            "one per line"
+        )
     return keys
 
 
 class Guard:
-    """The application behind its limits."""
+    """Middleware that passes on only requests within the limits."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics) -> None:
+    def __init__(
+        self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics
+    ) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
         self.keys = [hashlib.sha256(key.encode()).digest() for key in limits.keys]
         self.open_requests = 0
@@ -92,9 +100,9 @@ class Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         if scope["method"] == "HEAD":
-            # Answered as GET is; whoever writes the answer to the wire leaves the body out.
+            # Answered like GET; the HTTP protocol leaves out the body.
             scope = {**scope, "method": "GET"}
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = identity
@@ -104,51 +112,55 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = {name.lower() for name, _ in message["headers"]}
-                extra = HEADERS | {"x-request-id": identity}
-                message["headers"] = [
-                    *message["headers"],
-                    *((n.encode(), v.encode()) for n, v in extra.items() if n.encode() not in own),
-                ]
+                own = MutableHeaders(scope=message)
+                for name, value in (*HEADERS.items(), ("x-request-id", identity)):
+                    own.setdefault(name, value)
             await send(message)
 
         self.open_requests += 1
         try:
             self.admit(scope, headers)
-            body = await self.body(scope, headers, receive)
-            await self.app(scope, replayed(body, receive), answer)
+            body = await self.body(headers, receive)
+            await self.app(scope, replay(body, receive), answer)
         except Refusal as refusal:
-            await refuse(refusal, answer)
+            response = refusal.response
+            # The unread rest of the request must not be read as the next one.
+            response.headers["connection"] = "close"
+            await response(scope, receive, answer)
         finally:
             self.open_requests -= 1
             self.record(scope, identity, status, time.monotonic() - start)
 
-    def admit(self, scope: Message, headers: dict[str, str]) -> None:
-        """Raise Refusal unless this request may be read."""
+    def admit(self, scope: Message, headers: Headers) -> None:
+        """Raise Refusal unless the request may be read."""
         if self.open_requests > self.limits.requests:
             raise Refusal(429, "too many requests at once", code="too_many_requests", retry_after=1)
         host = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
         if self.limits.hosts and host not in self.limits.hosts:
-            raise Refusal(421, f"this server does not answer for the host {host[:100]!r}", code="wrong_host")
-        if self.keys and scope["path"] not in OPEN_PATHS and not self.is_known(headers.get("authorization", "")):
+            message = f"this server does not answer for the host {host[:100]!r}"
+            raise Refusal(421, message, code="wrong_host")
+        is_open = not self.keys or scope["path"] in OPEN_PATHS
+        if not (is_open or self.is_known(headers.get("authorization", ""))):
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
-            # A web page can make a browser post other kinds to any address without asking.
+            # A web page can make a browser post other types to any address without permission.
             if kind != "application/json":
-                raise Refusal(415, f"Content-Type={kind[:100]!r}: must be application/json", code="wrong_content_type")
+                message = f"Content-Type={kind[:100]!r}: must be application/json"
+                raise Refusal(415, message, code="wrong_content_type")
 
     def is_known(self, authorization: str) -> bool:
-        """Whether it shows a key; takes the same time for each that does not."""
+        """Whether the header holds a key; takes the same time for every wrong one."""
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "replace")).digest()
         matches = [hmac.compare_digest(digest, key) for key in self.keys]
         return scheme.lower() == "bearer" and any(matches)
 
-    async def body(self, scope: Message, headers: dict[str, str], receive: Receive) -> bytes:
-        """All of the body; Refusal if it is too long or too slow.
+    async def body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the body; Refusal if it is too long or too slow.
 
-        What is somewhat too long is read to its end all the same: a client that is still writing would lose the answer.
+        A body that is only somewhat too long is read to its end all the same: a client that is
+        still writing would lose the answer.
         """
         limit, length = self.limits.body_bytes, headers.get("content-length", "")
         too_long = Refusal(413, f"the body is longer than {limit} bytes", code="body_too_long")
@@ -175,18 +187,18 @@ class Guard:
             raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
 
     def record(self, scope: Message, identity: str, status: int, seconds: float) -> None:
-        """Count the request and log it, without what it said."""
+        """Count the request and log it, without its content."""
         route = scope.get("route")
         path = getattr(route, "path", "other")
         self.metrics.http_requests.labels(path, str(status)).inc()
         fields = {"request_id": identity, "method": scope["method"], "path": path, "status": status}
-        # Probes come every few seconds.
+        # Probes arrive every few seconds.
         level = logging.DEBUG if path in PROBES else logging.INFO
         logger.log(level, "request", extra={"fields": fields | {"seconds": round(seconds, 4)}})
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """The body once more, then whatever comes."""
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that yields the body again, then whatever arrives."""
     is_sent = False
 
     async def again() -> Message:
@@ -199,20 +211,15 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def refuse(refusal: Refusal, send: Send) -> None:
-    body = json.dumps(refusal.body).encode()
-    # What was not read of the request must not be taken for the next one.
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    raw = [(name.encode(), value.encode()) for name, value in (headers | refusal.headers).items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
-
-
 class JsonLines(logging.Formatter):
-    """A log record as one line of JSON."""
+    """Formats a log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "logger": record.name}
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         line |= {"message": record.getMessage()} | getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

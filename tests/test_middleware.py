@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from jax_lm.serving.guard import Guard, JsonLines, RequestLimits, read_keys
 from jax_lm.serving.metrics import Metrics
+from jax_lm.serving.middleware import Guard, JsonLines, RequestLimits, read_keys
 
 KEY = "a-key-of-twenty-char"
 

@@ -1,0 +1,151 @@
+"""Which batch shapes are compiled, and when.
+
+A shape is a group of slots (one width, with or without a KV cache) and a number of sequences. The
+widest slots hold every sequence, so that their shape for one sequence is compiled before anything
+is served. All other shapes only make answers faster and are compiled on another thread.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.serving.admission import sequence_of
+from jax_lm.serving.growing import GrowingSlots
+from jax_lm.serving.jobs import Request
+from jax_lm.serving.metrics import return_freed_memory
+from jax_lm.serving.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+BATCH_SIZES = (1, 4, 8, 12, 16)
+"""Numbers of sequences that programs are compiled for, up to the number of slots."""
+IDLE_SECONDS = 1.0
+"""How long no request must have arrived before another shape is compiled."""
+MAX_PAUSE = 300.0
+"""Limit of that time in seconds; it doubles whenever a compilation fails, for example because no
+file descriptor is left."""
+
+Shape = tuple[Slots | GrowingSlots, int]
+"""Slots, and how many sequences they decode together."""
+
+
+class CompileScheduler:
+    """Compiles the shapes of an engine: the necessary ones first, others when they are useful.
+
+    Args:
+        inference: model and tokenizer.
+        groups: all slots, narrow ones first.
+        context: tokens that the widest slots hold.
+        count: number of sequences that slots hold.
+
+    Attributes:
+        urgent: shapes without which nothing can be decoded.
+        soon: shapes for as many requests as possible, compiled as soon as the engine is ready.
+        pending: all other shapes that are not compiled, in the order in which they will be.
+        requested: slots that a request fitted best. Shapes of other slots are never compiled, as
+            every program keeps tens of megabytes.
+        pause: seconds without a request after which the next shape is compiled.
+    """
+
+    def __init__(
+        self,
+        inference: DiffuCoderInference,
+        groups: Sequence[Slots | GrowingSlots],
+        context: int,
+        count: int,
+    ) -> None:
+        self.inference, self.context = inference, context
+        widest = [slots for slots in groups if slots.columns >= context]
+        self.urgent: list[Shape] = [(slots, 1) for slots in widest]
+        self.soon: list[Shape] = [(slots, count) for slots in widest if count > 1]
+        # Small batches and narrow slots first: one sequence in a batch for sixteen costs as much
+        # as sixteen.
+        sizes = [*(size for size in BATCH_SIZES if size < count), count]
+        shapes = [(slots, size) for size in sizes for slots in groups]
+        self.pending = [shape for shape in shapes if shape not in self.urgent + self.soon]
+        self.requested: set[Slots | GrowingSlots] = set()
+        self.pause = IDLE_SECONDS
+        self.is_cancelled = False
+        self.thread = threading.Thread()
+
+    def warm_up(self) -> bool:
+        """Compile the urgent shapes and start on those needed soon; False if cancelled before."""
+        for shape in self.urgent:
+            self.compile(*shape)
+        if not all(slots.sizes for slots, _ in self.urgent):
+            return False
+        # Not only when idle: otherwise a burst of requests at start-up would be served one at a
+        # time indefinitely.
+        self.start(self.soon)
+        return True
+
+    @property
+    def wanted(self) -> list[Shape]:
+        """Pending shapes that would have served requests faster."""
+        return [shape for shape in self.pending if shape[0] in self.requested]
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Seconds without a request after which to call `start_next`; None if nothing is left."""
+        # A compilation that fails puts its shape back.
+        return self.pause if self.wanted or self.thread.is_alive() else None
+
+    def start_next(self) -> None:
+        """Start to compile the next shape that is wanted, unless another is being compiled.
+
+        Requests that arrive meanwhile share the processor with it but do not wait for its end.
+        """
+        wanted = self.wanted[:1]
+        if wanted and not self.thread.is_alive():
+            self.pending.remove(wanted[0])
+            self.start(wanted)
+
+    def start(self, shapes: Sequence[Shape]) -> None:
+        """Compile shapes on a thread."""
+        self.thread = threading.Thread(
+            target=self.compile_all, args=(shapes,), name="compilation", daemon=True
+        )
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self.postpone(shapes)
+
+    def compile_all(self, shapes: Sequence[Shape]) -> None:
+        for shape in shapes:
+            try:
+                self.compile(*shape)
+                self.pause = IDLE_SECONDS
+            except Exception:  # the border: the compiled shapes can serve everything
+                self.postpone([shape])
+
+    def postpone(self, shapes: Sequence[Shape]) -> None:
+        """Put shapes back after an error and wait longer before the next attempt."""
+        self.pause = min(2 * self.pause, MAX_PAUSE)
+        self.pending += shapes
+        logger.exception("a compilation failed; the next attempt is in %.0f s", self.pause)
+
+    def compile(self, slots: Slots | GrowingSlots, size: int) -> None:
+        """Compile a shape by decoding a short sequence of its kind."""
+        if self.is_cancelled:
+            return
+        decoding = Decoding(preset="fast" if slots.is_cached else "exact")
+        request = Request(
+            before=(self.inference.tokenizer.pad_id,),
+            options=GenerationOptions(max_new_tokens=2, decoding=decoding),
+            is_gap=isinstance(slots, GrowingSlots),
+        )
+        trial: Any = sequence_of(request, self.inference, context=self.context, max_tokens=2)
+        slots.compile(size, trial)
+        return_freed_memory()
+
+    def cancel(self) -> None:
+        """Compile nothing more."""
+        self.is_cancelled = True
+
+    def join(self) -> None:
+        """Wait for a running compilation: the interpreter crashes if it ends before that."""
+        if self.thread.is_alive():
+            self.thread.join()

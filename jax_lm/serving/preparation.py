@@ -1,0 +1,47 @@
+"""Requests under a grammar take seconds to prepare: one at a time, on a thread, before the queue.
+
+The event loop and the engine continue meanwhile. Knows neither HTTP nor grammars.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from jax_lm.serving.queue import RejectedError
+
+MAX_WAITING = 16
+"""Requests that may wait for their turn."""
+
+Result = TypeVar("Result")
+
+
+class Preparation:
+    """Prepares requests one after another.
+
+    Args:
+        retry_after: returns the seconds after which a rejected request may be sent again.
+    """
+
+    def __init__(self, retry_after: Callable[[], int]) -> None:
+        self.turn, self.waiting, self.retry_after = asyncio.Lock(), 0, retry_after
+
+    async def run(
+        self, prepare: Callable[[float], Result], has_left: Callable[[], Awaitable[bool]]
+    ) -> Result:
+        """Wait for a turn, then call `prepare` on a thread, with the seconds that the wait took.
+
+        Raises:
+            RejectedError: too many wait already, or the client has left meanwhile.
+        """
+        if self.waiting >= MAX_WAITING:
+            raise RejectedError("queue_full", self.retry_after())
+        arrived = time.monotonic()
+        self.waiting += 1
+        try:
+            async with self.turn:
+                if await has_left():
+                    raise RejectedError("cancelled")
+                return await asyncio.to_thread(prepare, time.monotonic() - arrived)
+        finally:
+            self.waiting -= 1

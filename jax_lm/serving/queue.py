@@ -1,0 +1,102 @@
+"""The queue of the engine: a bounded number of jobs wait for slots, others have one.
+
+Filled by the threads that serve clients, emptied by the engine's thread; every method may be
+called on any thread. Knows neither sequences nor HTTP.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from jax_lm.serving.jobs import AnySequence, Job
+
+
+class RejectedError(Exception):
+    """Raised when requests are not accepted.
+
+    Attributes:
+        code: why: queue_full, shutdown (the engine accepts no more requests) or cancelled.
+        retry_after: seconds after which the queue should have space; None if a retry is useless.
+    """
+
+    def __init__(self, code: str, retry_after: int | None = None) -> None:
+        super().__init__(code)
+        self.code, self.retry_after = code, retry_after
+
+
+class JobQueue:
+    """Jobs that have not ended.
+
+    Args:
+        capacity: number of jobs that may wait.
+        slots: number of jobs that are decoded together, to estimate waiting times.
+
+    Attributes:
+        waiting: jobs without a slot, in order of arrival.
+        running: jobs by the sequence that occupies a slot.
+        closes_at: when jobs that still run are ended; None while new jobs are accepted.
+        seconds_per_job: moving average.
+    """
+
+    def __init__(self, capacity: int, slots: int) -> None:
+        self.capacity, self.slots = capacity, slots
+        self.waiting: list[Job] = []
+        self.running: dict[AnySequence, Job] = {}
+        self.closes_at: float | None = None
+        self.seconds_per_job = 1.0
+        self.changed = threading.Condition()
+
+    @property
+    def jobs(self) -> list[Job]:
+        with self.changed:
+            return [*self.waiting, *self.running.values()]
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which the queue should have space."""
+        seconds = len(self.jobs) * self.seconds_per_job / self.slots
+        return max(1, min(60, round(seconds)))
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Add jobs, all or none; RejectedError if they do not fit or the queue is closed."""
+        with self.changed:
+            if self.closes_at is not None:
+                raise RejectedError("shutdown")
+            if len(self.waiting) + len(jobs) > self.capacity:
+                raise RejectedError("queue_full", self.retry_after)
+            self.waiting += jobs
+            self.changed.notify()
+
+    def start(self, job: Job) -> None:
+        """Move a job from the waiting to the running ones."""
+        with self.changed:
+            self.waiting.remove(job)
+            self.running[job.sequence] = job
+
+    def remove(self, job: Job) -> None:
+        with self.changed:
+            if job in self.waiting:
+                self.waiting.remove(job)
+            self.running.pop(job.sequence, None)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for a job or for the queue to close; False if neither happens in this time."""
+        with self.changed:
+            return bool(
+                self.changed.wait_for(lambda: self.jobs or self.closes_at is not None, seconds)
+            )
+
+    def close(self, grace: float) -> None:
+        """Accept no more jobs, and end those that run longer than `grace` seconds."""
+        with self.changed:
+            self.closes_at = time.monotonic() + grace
+            self.changed.notify()
+
+    def clear(self) -> list[Job]:
+        """Close the queue and remove all jobs."""
+        with self.changed:
+            self.close(0.0)
+            jobs = self.jobs
+            self.waiting.clear()
+            self.running.clear()
+            return jobs
