@@ -158,6 +158,13 @@ class TrainerConfig:
         _ = self.profiled
 
     @property
+    def dtype(self) -> str:
+        """The dtype that updates compute in; ValueError if none has been chosen yet."""
+        if self.compute_dtype is None:
+            raise ValueError("compute_dtype=None: must be given, or chosen by the size of a model")
+        return self.compute_dtype
+
+    @property
     def steps(self) -> int:
         """Updates of the whole schedule; ValueError as long as nothing says how many."""
         if self.max_steps is None:

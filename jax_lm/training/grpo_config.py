@@ -61,6 +61,11 @@ class Estimator:
             raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
 
     @property
+    def reads_steps(self) -> bool:
+        """Whether masks follow from the steps in which a completion was decoded."""
+        return self.estimator == "trace"
+
+    @property
     def copies(self) -> int:
         """Rows that the model sees per completion."""
         if self.estimator in ("trace", "stratified"):

@@ -35,7 +35,7 @@ from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning.memory import training_flops
 from jax_lm.sharding import on_mesh, row_devices, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
-from jax_lm.training.fitting import announced, chosen_dtype, fitted_loss, fitted_trainer, weight_count
+from jax_lm.training.run_defaults import log_setup, resolve_remat, resolve_trainer, weight_count
 from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
 from jax_lm.training.update import Loss, LossTerms, Params, compute_copy, in_dtype, merged, partition
 
@@ -186,8 +186,8 @@ def train(
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
     graph, state = nnx.split(model)
     weights, parameters = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh), weight_count(state)
-    config, loss = fitted_trainer(config, parameters), fitted_loss(loss, parameters)
-    dtype, where = chosen_dtype(config), announced(model.mesh, compute_dtype=config.compute_dtype, remat=loss.remat)
+    config, loss = resolve_trainer(config, parameters), resolve_remat(loss, parameters)
+    dtype, where = config.dtype, log_setup(model.mesh, compute_dtype=config.compute_dtype, remat=loss.remat)
     ours, others = partition(weights, trained), partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, dtype)
     objective = diffusion_loss(graph, loss, model.config.mask_token_id)

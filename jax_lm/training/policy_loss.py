@@ -17,58 +17,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
-from jax_lm.options import require_one_of
 from jax_lm.sharding import shard_rows
-from jax_lm.training.grpo_config import BASELINES, Estimator, PolicyLoss
+from jax_lm.training.grpo_config import Estimator, PolicyLoss
 from jax_lm.training.update import LossTerms, Mean
 
-STD_EPSILON = 1e-4
 MAX_LOG_RATIO = 20.0
 """Far beyond any clip, and far from what float32 cannot hold; what lies beyond it pulls no more."""
-
-
-def advantages(
-    rewards: Float[np.ndarray, "b"],
-    num_generations: int,
-    *,
-    baseline: str = "leave_one_out",
-    scale_rewards: bool = False,
-) -> Float[np.ndarray, "b"]:
-    """Compare each completion with the others of its group; groups are consecutive rows.
-
-    Rewards that are NaN were not judged: they belong to no baseline, and get advantage 0, as does a completion without
-    another judged one beside it.
-
-    Args:
-        baseline: the mean of the other completions of the group (RLOO), or of all of them.
-        scale_rewards: divide by the group's standard deviation (plus 1e-4).
-
-    Raises:
-        ValueError: rows that do not fill groups of at least 2, or an unknown baseline.
-    """
-    if num_generations < 2 or len(rewards) % num_generations:
-        raise ValueError(f"num_generations={num_generations}: must be at least 2 and divide {len(rewards)} completions")
-    require_one_of("baseline", baseline, BASELINES)
-    groups = rewards.astype(np.float64).reshape(-1, num_generations)
-    judged = np.isfinite(groups)
-    count = judged.sum(axis=1, keepdims=True)
-    total = np.where(judged, groups, 0.0).sum(axis=1, keepdims=True)
-    centred = np.where(judged, groups - total / np.maximum(count, 1), 0.0)
-    spread = np.sqrt((centred**2).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1))
-    result = centred
-    if baseline == "leave_one_out":
-        # A baseline that holds the completion's own reward would shrink its advantage by (n - 1) / n:
-        # r - mean of the others = n / (n - 1) * (r - mean of all).
-        result = centred * count / np.maximum(count - 1, 1)
-    if scale_rewards:
-        result = result / (spread + STD_EPSILON)
-    return result.ravel().astype(np.float32)
 
 
 class Copies(NamedTuple):
@@ -85,14 +44,6 @@ class Copies(NamedTuple):
     scored: Bool[Array, "b n c"]
     weights: Float[Array, "b n"]
     terms: Float[Array, "b"]
-
-
-def sample_keys(
-    seed: int, rollout: Int[Array, ""] | int, iteration: Int[Array, ""] | int, sample_ids: Int[Array, "b"]
-) -> Key[Array, "b"]:
-    """Derive one key per sample from its global id: masks depend neither on the rest of a batch, nor how it is cut."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
-    return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(sample_ids)
 
 
 def forward_process(

@@ -33,9 +33,9 @@ from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting
 from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of, named_leaves
 from jax_lm.training.config import TrainerConfig
-from jax_lm.training.fitting import chosen_dtype, fitted_trainer, weight_count
 from jax_lm.training.metrics import Meter, Write, open_writers, require_trackers
 from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.run_defaults import resolve_trainer, weight_count
 from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Trainer:
         place: Callable[[Batch], Batch] = lambda batch: batch,
         token_flops: Callable[[int], float] | None = None,
     ) -> None:
-        config = fitted_trainer(config, weight_count(params, frozen))
+        config = resolve_trainer(config, weight_count(params, frozen))
         self.config, self.out, self.frozen, self.place = config, out, frozen or {}, place
         self.token_flops = token_flops
         # The peaks of devices are those of bfloat16.
@@ -126,7 +126,7 @@ class Trainer:
             transform,
             rate,
             parts=config.gradient_accumulation_steps,
-            dtype=chosen_dtype(config),
+            dtype=config.dtype,
             seed=config.seed,
             placement=placement,
         )
