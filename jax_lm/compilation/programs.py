@@ -179,7 +179,7 @@ def policy_gradient(
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         scores = jnp.zeros((planned.batch, planned.new_tokens))
         keys = jax.random.key_data(jax.random.split(jax.random.key(0), planned.batch))
-        masked = MaskedRows(tokens, tokens.astype(bool), keys, scores.astype(bool))
+        masked = MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys)
         return PolicyBatch(masked, scores, scores, scores[:, 0])
 
     batch = placed(jax.eval_shape(rows), NamedSharding(mesh, PartitionSpec()))

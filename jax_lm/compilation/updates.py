@@ -125,7 +125,7 @@ def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOCo
         keys = jax.random.key_data(jax.random.split(jax.random.key(0), rows))
         steps = scores.astype(jnp.int32) if settings.masks.reads_steps else None
         return PolicyBatch(
-            MaskedRows(tokens, tokens.astype(bool), keys, scores.astype(bool), steps),
+            MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys, steps),
             old_scores=scores if settings.needs_old_scores else None,
             reference_scores=scores if settings.loss.beta else None,
             advantages=scores[:, 0],

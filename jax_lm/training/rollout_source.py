@@ -42,15 +42,15 @@ class MaskedRows(NamedTuple):
     Attributes:
         tokens: prompts and completions.
         attention_mask: as in sampling.
-        keys: data of the keys that draw the masks.
         completion_mask: the tokens that count.
+        keys: data of the keys that draw the masks.
         commit_step: sampler step of each token, for the estimator that reads it; else None.
     """
 
     tokens: Int[Array, "b t"]
     attention_mask: Bool[Array, "b t"]
-    keys: UInt32[Array, "b k"]
     completion_mask: Bool[Array, "b c"]
+    keys: UInt32[Array, "b k"]
     commit_step: Int[Array, "b c"] | None = None
 
 
@@ -239,8 +239,8 @@ class RolloutSource:
             rows = MaskedRows(
                 tokens=self.put(completions.tokens),
                 attention_mask=self.put(completions.attention_mask),
-                keys=self.put(jax.random.key_data(keys)),
                 completion_mask=self.put(completions.completion_mask),
+                keys=self.put(jax.random.key_data(keys)),
                 commit_step=self.put(completions.commit_step) if config.masks.reads_steps else None,
             )
             old_scores = None if old is None else self.score_rows(old, rows)
