@@ -230,28 +230,36 @@ class RolloutSource:
             all of them are computed, and returns how many seconds that took.
         """
         start, config = time.monotonic(), self.config
+        rows = [self.make_rows(completions, number, update) for update in range(1, 1 + config.num_iterations)]
         old = policy if config.needs_old_scores else None
         reference = self.policy(self.arrays) if self.arrays else None
-        updates = []
-        for update in range(1, 1 + config.num_iterations):
-            ids = jnp.arange(config.completions)
-            keys = sample_keys(config.training.seed, number, update, ids)
-            rows = MaskedRows(
-                tokens=self.put(completions.tokens),
-                attention_mask=self.put(completions.attention_mask),
-                completion_mask=self.put(completions.completion_mask),
-                keys=self.put(jax.random.key_data(keys)),
-                commit_step=self.put(completions.commit_step) if config.masks.reads_steps else None,
+        updates = [
+            (
+                masked,
+                None if old is None else self.score_rows(old, masked),
+                None if reference is None else self.score_rows(reference, masked),
             )
-            old_scores = None if old is None else self.score_rows(old, rows)
-            reference_scores = None if reference is None else self.score_rows(reference, rows)
-            updates.append((rows, old_scores, reference_scores))
+            for masked in rows
+        ]
 
         def wait() -> float:
             jax.block_until_ready(updates)
             return time.monotonic() - start
 
         return updates, self.waiting.submit(wait)
+
+    def make_rows(self, completions: Completions, number: int, update: int) -> MaskedRows:
+        """Put the rows of an update onto the devices, with the keys of its masks."""
+        config = self.config
+        ids = jnp.arange(config.completions)
+        keys = sample_keys(config.training.seed, number, update, ids)
+        return MaskedRows(
+            tokens=self.put(completions.tokens),
+            attention_mask=self.put(completions.attention_mask),
+            completion_mask=self.put(completions.completion_mask),
+            keys=self.put(jax.random.key_data(keys)),
+            commit_step=self.put(completions.commit_step) if config.masks.reads_steps else None,
+        )
 
     def forward_tokens(self, tokens: Any) -> int:
         """Count the tokens of all forward passes that the updates of a rollout make."""
