@@ -19,8 +19,8 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.rewards import weighted_sum
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.policy_loss import sample_keys
-from jax_lm.training.rollouts import PromptSet, reward_completions, rewards_of, sample_completions
+from jax_lm.training.prompt_set import PromptSet
+from jax_lm.training.rollouts import reward_completions, sample_completions, sample_keys
 
 MAX_PROMPT, NEW_TOKENS, TEMPERATURE = 64, 96, 1.0
 """As in recipes/grpo_builtin.yaml."""
@@ -60,7 +60,8 @@ def main(
         completions = sample_completions(
             sampler, tokenizer, rows, sampling, keys=keys, width=prompts.width, batch_size=BATCH_SIZE
         )
-        means = rewards_of(reward_completions(rewards, rows, completions).totals).reshape(-1, SAMPLES).mean(axis=1)
+        totals = np.array(reward_completions(rewards, rows, completions).totals, np.float32)
+        means = totals.reshape(-1, SAMPLES).mean(axis=1)
         kept += [prompt for prompt, mean in zip(group, means, strict=True) if LEAST < mean < MOST]
         passed += int(np.sum(means == 1))
         print(f"{first + TOGETHER} tried, {passed} always solved, {len(kept)} sometimes", flush=True)

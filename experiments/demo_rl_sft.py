@@ -28,7 +28,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
-from jax_lm.training.rollouts import PromptSet
+from jax_lm.training.prompt_set import PromptSet
 
 ROWS = 256
 """Rows of an update, each of another prompt."""
@@ -55,7 +55,7 @@ def main(
     policy = DreamForCausalLM.from_pretrained(model, dtype="float32")
     solutions = {task.key: task.completion for task in shipped_tasks("training")}
     asked = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
-    learnt, _ = PromptSet.of(asked, tokenizer, MAX_PROMPT).split(HELD_OUT, seed)
+    learnt, _ = PromptSet.of(asked, tokenizer, MAX_PROMPT).hold_out(HELD_OUT, seed)
     rows, dropped = [], 0
     for prompt in learnt.prompts:
         row = split_row(str(prompt.content), solutions[prompt.columns["key"]], tokenizer)

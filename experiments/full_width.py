@@ -42,7 +42,7 @@ from jax_lm.training import masked_diffusion
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.grpo_config import GRPOConfig
-from jax_lm.training.rollouts import Completions, ended
+from jax_lm.training.rollouts import Completions, cut_at_stop
 from jax_lm.training.trainer import Trainer
 from jax_lm.training.update import in_dtype, partition
 
@@ -129,12 +129,12 @@ def policy_optimisation(
         trained=is_lora if weights == "lora" else lambda name: True,
     )
 
-    def given(params: Any, prompts: Any, rollout: int, first: int = 0) -> Completions:
-        width, rng = trainer.source.prompts.width, np.random.default_rng((1, rollout, first))
+    def given(policy: Any, prompts: Any, number: int, first: int = 0) -> Completions:
+        width, rng = trainer.source.rollouts.prompts.width, np.random.default_rng((1, number, first))
         tokens = rng.integers(0, 400, (len(prompts), width + new_tokens)).astype(np.int32)
-        return ended(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), width, tokenizer)
+        return cut_at_stop(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), width, tokenizer)
 
-    trainer.source.sample = given
+    trainer.source.rollouts.complete = given
     return trainer.trainer, trainer.source
 
 

@@ -11,7 +11,8 @@ from flax import nnx
 
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.training.grpo_config import Estimator
-from jax_lm.training.policy_loss import completion_scores, forward_process, sample_keys
+from jax_lm.training.policy_loss import completion_scores, forward_process
+from jax_lm.training.rollouts import sample_keys
 
 PROMPT, COMPLETION, SAMPLES = 200, 256, 16
 CONFIG = DreamConfig(

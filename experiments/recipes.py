@@ -42,7 +42,7 @@ from jax_lm.planning.memory import PlannedStep, training_bound
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape, shard_rows
 from jax_lm.training.grpo_config import GRPOConfig
-from jax_lm.training.rollouts import WIDTH_BUCKET
+from jax_lm.training.prompt_set import WIDTH_BUCKET
 
 MACHINE = re.compile(r"^# machine: (\S+)$", re.MULTILINE)
 SAVINGS = ("remat", "blocks", "lookup", "attention")

@@ -19,8 +19,8 @@ from jax_lm.sharding import MeshShape
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer, GRPOConfig, grpo_loss
 from jax_lm.training.grpo_config import PolicyLoss
-from jax_lm.training.policy_loss import advantages
-from jax_lm.training.rollout_source import mixed
+from jax_lm.training.rollout_source import mix
+from jax_lm.training.rollouts import advantages
 from jax_lm.training.trainer import State
 from jax_lm.training.update import gradient
 
@@ -148,7 +148,7 @@ def test_another_run_is_refused(finished, policy, letters):
 def test_the_reference_moves_a_share_of_the_way(rollout):
     trainer, _, _ = rollout
     reference, params = trainer.source.arrays, jax.tree.map(lambda leaf: leaf + 1, trainer.state.params)
-    moved = mixed(jax.tree.map(jnp.copy, reference), params, 0.6)
+    moved = mix(jax.tree.map(jnp.copy, reference), params, 0.6)
     for name, leaf in flatten(moved).items():
         expected = 0.4 * dict(flatten(reference))[name] + 0.6 * dict(flatten(params))[name]
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=name)
@@ -162,7 +162,7 @@ def test_the_reference_moves_on_its_steps_alone(policy, letters, tmp_path):
         trainer.source.draw(State(params, (), step))
         if trainer.source.arrays is not before:
             moves.append(step)
-            assert_equal(trainer.source.arrays, mixed(copy, params, 0.6))
+            assert_equal(trainer.source.arrays, mix(copy, params, 0.6))
     assert moves == [3, 6, 9]
 
 
@@ -173,7 +173,7 @@ def test_the_reference_follows_moves_that_bfloat16_would_round_away(policy, lett
     reference, lag = trainer.source.arrays, 0.0
     for update in range(64, 321, 64):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf + 1e-6 * update, jnp.float32), start)  # noqa: B023
-        reference, lag = mixed(reference, params, 0.6), 0.4 * lag + 0.6 * 1e-6 * update
+        reference, lag = mix(reference, params, 0.6), 0.4 * lag + 0.6 * 1e-6 * update
     assert lag == pytest.approx(2.8e-4, rel=0.05)
     for name, leaf in flatten(reference).items():
         assert leaf.dtype == jnp.float32
@@ -221,7 +221,7 @@ def test_gradients_do_not_depend_on_accumulation(rollout):
     )
     results = []
     for parts, chunk in ((1, 8), (4, 2)):
-        score = functools.partial(trainer.source.score, chunk=chunk)
+        score = functools.partial(trainer.source.score_rows, chunk=chunk)
         loss = grpo_loss(score, settings())
         whole = jax.jit(functools.partial(gradient, loss, frozen={}, batch=batch, key=jax.random.key(0), parts=parts))
         results.append(whole(params=trainer.state.params))
@@ -235,7 +235,7 @@ def test_gradients_do_not_depend_on_accumulation(rollout):
 
 def test_each_update_of_a_rollout_has_masks_of_its_own(rollout):
     _, (first, second), _ = rollout
-    assert not np.array_equal(first.keys, second.keys)
+    assert not np.array_equal(first.rows.keys, second.rows.keys)
     assert not np.allclose(first.old_scores, second.old_scores)
     np.testing.assert_array_equal(first.tokens, second.tokens)
     np.testing.assert_array_equal(first.old_scores, first.reference_scores)
@@ -251,8 +251,8 @@ def batches_of(policy, letters, out, scores, **changes):
 def test_what_was_not_judged_counts_for_nothing(policy, letters, tmp_path):
     rewards = [1.0, None, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0] + [None] * 7 + [4.0]
     (batch, _), _ = batches_of(policy, letters, tmp_path, rewards)
-    assert not np.asarray(batch.completion_mask)[[1, *range(8, 15)]].any()
-    assert np.asarray(batch.completion_mask)[[0, *range(2, 8), 15]].any(axis=1).all()
+    assert not np.asarray(batch.rows.completion_mask)[[1, *range(8, 15)]].any()
+    assert np.asarray(batch.rows.completion_mask)[[0, *range(2, 8), 15]].any(axis=1).all()
     np.testing.assert_array_equal(np.asarray(batch.advantages)[[1, *range(8, 16)]], 0)
 
 
@@ -340,7 +340,7 @@ def test_a_single_update_needs_no_old_scores(policy, letters, tmp_path, rollout)
     assert batch.old_scores is None
     trainer, (first, _), _ = rollout
     first = first._replace(advantages=batch.advantages)
-    loss = grpo_loss(trainer.source.score, settings())
+    loss = grpo_loss(trainer.source.score_rows, settings())
     step = jax.jit(functools.partial(gradient, loss, frozen={}, key=jax.random.key(0), parts=2))
     with_scores, _ = step(params=trainer.state.params, batch=first)
     without, metrics = step(params=trainer.state.params, batch=first._replace(old_scores=None))

@@ -13,8 +13,8 @@ from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.rewards import WeightedSum
 from jax_lm.training.grpo_config import Estimator
-from jax_lm.training.policy_loss import completion_scores, forward_process, sample_keys, segments
-from jax_lm.training.rollouts import has_variance
+from jax_lm.training.policy_loss import completion_scores, forward_process, segments
+from jax_lm.training.rollouts import has_variance, sample_keys
 
 PROMPT, COLUMNS, MASK = 3, 12, 95
 TRACE = Estimator(estimator="trace", num_segments=3)
@@ -159,25 +159,27 @@ def test_as_many_are_drawn_anew_as_are_missing(policy, letters, tmp_path, monkey
     """Filled up to a power of two, and never more than a rollout has room for."""
     lacking = WeightedSum({"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0})
     source = trainer_of(policy, letters, tmp_path, lacking, prompts_per_step=3, dynamic_sampling=3).source
-    missing, counts, drawn = iter([3, 2, 1, 0]), [], source.drawn
+    missing, counts, draw = iter([3, 2, 1, 0]), [], source.rollouts.draw_rollout
 
     def counting(*args):
         counts.append(args[3:])
-        return drawn(*args)
+        return draw(*args)
 
-    monkeypatch.setattr(source, "missing", lambda made: next(missing))
-    monkeypatch.setattr(source, "drawn", counting)
+    monkeypatch.setattr(source.rollouts, "missing", lambda rollout: next(missing))
+    monkeypatch.setattr(source.rollouts, "draw_rollout", counting)
     source.make(trainer_of(policy, letters, tmp_path / "b").state.params, 0)
     assert counts == [(), (3,), (2,), (1,)]
 
 
 def test_prompts_drawn_anew_go_through_all_of_them(policy, letters, tmp_path):
     """However many are missing each time."""
-    source = trainer_of(policy, letters, tmp_path, prompts_per_step=2, dynamic_sampling=1).source
-    size = len(source.prompts.prompts)
+    rollouts = trainer_of(policy, letters, tmp_path, prompts_per_step=2, dynamic_sampling=1).source.rollouts
+    size = len(rollouts.prompts.prompts)
     counts = [1, 2, 1, 1, 2, 1] * size
-    drawn = [source.prompts.chosen(0, 2 * number, count, 1) for number, count in enumerate(counts)]
-    assert {prompt.ids for prompts in drawn for prompt in prompts} == {prompt.ids for prompt in source.prompts.prompts}
+    drawn = [rollouts.prompts.select(0, 2 * number, count, 1) for number, count in enumerate(counts)]
+    assert {prompt.ids for prompts in drawn for prompt in prompts} == {
+        prompt.ids for prompt in rollouts.prompts.prompts
+    }
     firsts = [prompts[0].ids for prompts in drawn[: size // 2]]
     assert len(set(firsts)) == len(firsts)
 
@@ -194,11 +196,11 @@ def test_a_rollout_that_finds_too_few_is_filled_with_the_first_others(policy, le
 
 
 def test_draws_of_a_rollout_have_random_numbers_of_their_own(policy, letters, tmp_path):
-    source = trainer_of(policy, letters, tmp_path, dynamic_sampling=1).source
+    rollouts = trainer_of(policy, letters, tmp_path, dynamic_sampling=1).source.rollouts
     params = jax.tree.map(jnp.asarray, trainer_of(policy, letters, tmp_path / "b").state.params)
-    prompts = source.prompts.prompts[:1] * 8
-    first, second = (source.sample(params, prompts, 0, first=number) for number in (0, 16))
-    assert first.texts != second.texts
+    prompts = rollouts.prompts.prompts[:1] * 8
+    first, second = (rollouts.complete(params, prompts, 0, first=number) for number in (0, 16))
+    assert first.texts.tolist() != second.texts.tolist()
 
 
 @pytest.mark.parametrize("estimator", ["trace", "stratified"])

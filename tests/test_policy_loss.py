@@ -15,15 +15,14 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
 from jax_lm.training.policy_loss import (
     Copies,
-    advantages,
     completion_scores,
     divergence,
     forward_process,
     policy_loss,
-    sample_keys,
     selective_log_softmax,
     token_scores,
 )
+from jax_lm.training.rollouts import advantages, sample_keys
 from jax_lm.training.update import gradient
 
 ROWS, LENGTH = 6, 5

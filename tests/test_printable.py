@@ -5,6 +5,7 @@ import logging
 import threading
 import urllib.error
 import urllib.request
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from jax_lm.cli.commands.evaluation import check_fillings
 from jax_lm.evaluation.attempts import Attempt
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.report import attempt_section
-from jax_lm.rewards import Scored
+from jax_lm.training.prompt_set import Prompt
 from jax_lm.training.rollout_source import RolloutSource
-from jax_lm.training.rollouts import Completions, Prompt, Rollout
+from jax_lm.training.rollouts import Completions, Rollout
 from untrusted import Local, Program, run
 from untrusted.http import TOKEN_VARIABLE, Worker
 from untrusted.printable import printable, printable_json
@@ -134,8 +135,8 @@ def test_the_log_of_completions_can_be_shown(tmp_path):
     batches = RolloutSource.__new__(RolloutSource)
     batches.out = tmp_path
     empty = np.zeros((1, 2), int)
-    completions = Completions(empty, empty > 0, empty > 0, empty, (NASTY,), np.zeros(1, bool))
-    batches.log(3, Rollout((Prompt(NASTY, (), {}),), completions, Scored([1.0], {})))
+    completions = Completions(empty, empty > 0, empty > 0, empty, np.array([NASTY]), np.zeros(1, bool))
+    batches.log(3, Rollout(np.array([Prompt(NASTY, (), {})]), completions, np.ones(1), OrderedDict()))
     text = (tmp_path / "completions" / "000003.jsonl").read_text(encoding="utf-8")
     assert fit(text)
     assert json.loads(text)["completion"] == json.loads(text)["prompt"] == NASTY

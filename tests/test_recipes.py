@@ -33,8 +33,8 @@ from jax_lm.sharding import MeshShape, row_devices
 from jax_lm.training import sft, trainer
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
-from jax_lm.training.fitting import fitted_grpo
 from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.run_defaults import resolve_grpo
 
 ROOT = Path(__file__).parent.parent
 PUBLISHED = read_found()
@@ -55,7 +55,7 @@ def test_recipe_splits_evenly_over_its_machine(recipe):
     mesh = jax.sharding.AbstractMesh(tuple(shape.sizes.values()), tuple(shape.sizes))
     parts = settings.training.gradient_accumulation_steps
     if isinstance(settings, GRPOConfig):
-        fitted = fitted_grpo(settings, parameter_count(DIFFUCODER_7B), mesh)
+        fitted = resolve_grpo(settings, parameter_count(DIFFUCODER_7B), mesh)
         assert fitted.completions == 80
         assert fitted.remat
         assert fitted.completions % (parts * fitted.score_chunk) == 0

@@ -13,16 +13,15 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum
-from jax_lm.rewards.weighted_sum import Scored
-from jax_lm.training.policy_loss import sample_keys
+from jax_lm.training.prompt_set import PromptSet
 from jax_lm.training.rollouts import (
     Completions,
-    PromptSet,
-    ended,
+    Rollout,
+    cut_at_stop,
     reward_completions,
     reward_metrics,
-    rewards_of,
     sample_completions,
+    sample_keys,
 )
 
 WIDTH, LENGTH = 32, 8
@@ -37,12 +36,12 @@ def completions_of(tokenizer, *texts):
     """Completions that spell these texts, padded or cut to 8 tokens."""
     rows = [(tokenizer.encode(text) + [tokenizer.encode("z")[0]] * LENGTH)[:LENGTH] for text in texts]
     tokens = np.array([[tokenizer.pad_id] * WIDTH + row for row in rows], np.int32)
-    return ended(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), WIDTH, tokenizer)
+    return cut_at_stop(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), WIDTH, tokenizer)
 
 
 def test_completions_end_with_their_first_stop_token(letters):
     completions = completions_of(letters, "ab<|im_end|>c<|im_end|>", "abcdefgh", "<|im_end|>")
-    assert completions.texts == ("ab", "abcdefgh", "")
+    assert completions.texts.tolist() == ["ab", "abcdefgh", ""]
     assert completions.lengths.tolist() == [3, 8, 1]
     assert completions.stopped.tolist() == [True, False, True]
     assert completions.ids(0) == letters.encode("ab<|im_end|>")
@@ -68,12 +67,12 @@ def test_text_is_cut_before_it_is_rewarded(letters, prompts):
 
 
 def test_every_prompt_comes_once_per_epoch(prompts):
-    drawn = [prompt.content for rollout in range(5) for prompt in prompts.chosen(3, 2 * rollout, 2)]
+    drawn = [prompt.content for rollout in range(5) for prompt in prompts.select(3, 2 * rollout, 2)]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["ab", "abcd", "c", "dd", "e"]
     assert drawn[:5] != drawn[5:]
-    again = [prompt.content for prompt in prompts.chosen(3, 4, 2)]
+    again = [prompt.content for prompt in prompts.select(3, 4, 2)]
     assert again == drawn[4:6]
-    assert [prompt.content for rollout in range(5) for prompt in prompts.chosen(4, 2 * rollout, 2)] != drawn
+    assert [prompt.content for rollout in range(5) for prompt in prompts.select(4, 2 * rollout, 2)] != drawn
 
 
 def test_long_prompts_are_dropped_and_counted(letters, caplog):
@@ -108,20 +107,26 @@ def test_a_completion_depends_on_its_key_alone(letters, policy, prompts):
     parts = sample_completions(sampler, letters, rows, options, keys=keys, width=32, batch_size=2)
     wider = sample_completions(sampler, letters, rows, options, keys=keys, width=64)
     np.testing.assert_array_equal(whole.tokens, parts.tokens)
-    assert whole.texts == parts.texts == wider.texts
+    assert whole.texts.tolist() == parts.texts.tolist() == wider.texts.tolist()
     # Each row has noise of its own.
     assert len(set(whole.texts)) == 4
     with pytest.raises(ValueError, match="generation_batch_size=3: must divide the 4"):
         sample_completions(sampler, letters, rows, options, keys=keys, width=32, batch_size=3)
 
 
+def rollout_of(completions, totals, **parts):
+    """A rollout with these rewards, None where a completion was not judged."""
+    prompts = np.array([None] * len(totals))
+    scores = {name: np.array(column, float) for name, column in parts.items()}
+    return Rollout(prompts, completions, np.array(totals, float), scores)
+
+
 def test_metrics_count_what_was_judged(letters):
     completions = completions_of(letters, "a<|im_end|>", "b", "c", "d", "e", "f")
     totals = [1.0, 3.0, None, 2.0, 2.0, 2.0]
-    scored = Scored(totals, {"code": [0.5, 1.5, None, 1.0, 1.0, 1.0]})
-    rewards = rewards_of(scored.totals)
-    assert math.isnan(rewards[2])
-    metrics = reward_metrics(scored, completions, 3)
+    rollout = rollout_of(completions, totals, code=[0.5, 1.5, None, 1.0, 1.0, 1.0])
+    assert math.isnan(rollout.rewards[2])
+    metrics = reward_metrics(rollout, 3)
     assert metrics["reward"] == 2.0
     assert metrics["reward_code"] == 1.0
     assert metrics["reward_std"] == pytest.approx(np.sqrt(2) / 2)
@@ -135,12 +140,13 @@ def test_metrics_count_what_was_judged(letters):
 @pytest.mark.parametrize("value", [0.7, 1 / 3, 2 / 3, 2 / 3 + 0.5])
 def test_equal_rewards_have_no_variance(letters, value):
     """The standard deviation of ten equal numbers in float32 is not 0."""
-    metrics = reward_metrics(Scored([value] * 10, {"code": [value] * 10}), completions_of(letters, *"abcdefghij"), 10)
+    rollout = rollout_of(completions_of(letters, *"abcdefghij"), [value] * 10, code=[value] * 10)
+    metrics = reward_metrics(rollout, 10)
     assert metrics["zero_variance_groups"] == 1
     assert metrics["reward_std"] == pytest.approx(0, abs=1e-12)
 
 
 def test_nothing_judged_is_no_reward_of_zero(letters):
-    metrics = reward_metrics(Scored([None] * 2, {"code": [None] * 2}), completions_of(letters, "a", "b"), 2)
+    metrics = reward_metrics(rollout_of(completions_of(letters, "a", "b"), [None] * 2, code=[None] * 2), 2)
     assert math.isnan(metrics["reward"])
     assert metrics["excluded_completions"] == 2

@@ -18,7 +18,7 @@ from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import AdaptConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig
-from jax_lm.training.sft import openness, revealed, split, varied
+from jax_lm.training.sft import cut_or_reveal, openness, reveal_prompts, split
 
 STEPS = 60
 
@@ -350,7 +350,7 @@ def test_recipes_are_options_of_their_command(folder, tmp_path, capsys, command,
 
 def test_prompts_come_to_be_visible():
     sample = Row((1, 2, 3), (False, False, True))
-    vary = revealed(10)
+    vary = reveal_prompts(10)
     rng = np.random.default_rng(0)
     shares = [np.mean([not all(vary(sample, step, rng).canvas) for _ in range(400)]) for step in (0, 5, 10)]
     assert shares[0] == 0
@@ -369,7 +369,7 @@ def test_attention_opens_in_a_line():
 def test_few_texts_are_cut_or_keep_a_beginning():
     rng = np.random.default_rng(0)
     config = AdaptConfig(cut_share=0.2, prefix_share=0.1)
-    rows = [varied(TEXT, 0, rng, config=config) for _ in range(4000)]
+    rows = [cut_or_reveal(TEXT, 0, rng, config=config) for _ in range(4000)]
     assert all(row.ids == TEXT.ids[: len(row.ids)] and len(row.ids) == len(row.canvas) for row in rows)
     # A cut and a beginning may leave the text as it was: one length of 40.
     cut = np.mean([len(row.ids) < 40 for row in rows])
@@ -377,7 +377,9 @@ def test_few_texts_are_cut_or_keep_a_beginning():
     assert cut == pytest.approx(0.2 * 39 / 40, abs=4 * 0.4 / 4000**0.5)
     assert len(visible) / 4000 == pytest.approx(0.1 * 0.97, abs=4 * 0.3 / 4000**0.5)
     assert all(any(row.canvas) and row.canvas == tuple(sorted(row.canvas)) for row in visible)
-    assert all(varied(TEXT, 0, rng, config=AdaptConfig(cut_share=0.0, prefix_share=0.0)) == TEXT for _ in range(50))
+    assert all(
+        cut_or_reveal(TEXT, 0, rng, config=AdaptConfig(cut_share=0.0, prefix_share=0.0)) == TEXT for _ in range(50)
+    )
 
 
 def test_held_out_samples_are_not_learnt():

@@ -29,14 +29,8 @@ from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.options import WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import PolicyLoss
-from jax_lm.training.policy_loss import (
-    Copies,
-    advantages,
-    completion_scores,
-    noisy_rows,
-    policy_loss,
-    selective_log_softmax,
-)
+from jax_lm.training.policy_loss import Copies, completion_scores, noisy_rows, policy_loss, selective_log_softmax
+from jax_lm.training.rollouts import advantages
 from jax_lm.training.update import Mean
 
 TOLERANCE = 2e-5

@@ -27,10 +27,10 @@ from jax_lm.planning.memory import PlannedStep, parameter_count
 from jax_lm.sharding import row_spec, tree_shardings
 from jax_lm.training import coupled_grpo, masked_diffusion
 from jax_lm.training.config import LossConfig, OptimizerConfig
-from jax_lm.training.fitting import fitted_grpo
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.optimizer import make_optimizer, schedule
-from jax_lm.training.rollout_source import PolicyBatch, policy_scores
+from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, policy_scores
+from jax_lm.training.run_defaults import resolve_grpo
 from jax_lm.training.update import in_dtype, make_update, partition
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
@@ -169,7 +169,7 @@ def policy_gradient(
     graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
     """Make the coupled-GRPO loss in its published settings, and rows that lie whole on every device."""
-    settings = fitted_grpo(GRPOConfig(), parameter_count(config), mesh)
+    settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
     assert settings.score_chunk is not None
     chosen = {"completion_length": planned.new_tokens, "mask_id": config.mask_token_id or 0}
     how = {"masks": settings.masks, "chunk": settings.score_chunk, "remat": bool(settings.remat)}
@@ -179,7 +179,8 @@ def policy_gradient(
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         scores = jnp.zeros((planned.batch, planned.new_tokens))
         keys = jax.random.key_data(jax.random.split(jax.random.key(0), planned.batch))
-        return PolicyBatch(tokens, tokens.astype(bool), scores.astype(bool), scores[:, 0], keys, scores, scores)
+        masked = MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys)
+        return PolicyBatch(masked, scores, scores, scores[:, 0])
 
     batch = placed(jax.eval_shape(rows), NamedSharding(mesh, PartitionSpec()))
     return coupled_grpo.grpo_loss(score, settings), batch

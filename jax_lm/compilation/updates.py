@@ -22,12 +22,12 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.sharding import AnyMesh, row_devices, row_spec, tree_shardings
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.coupled_grpo import grpo_loss
-from jax_lm.training.fitting import chosen_dtype, fitted_grpo, fitted_loss, fitted_trainer, weight_count
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.masked_diffusion import diffusion_loss
 from jax_lm.training.optimizer import make_optimizer, schedule
-from jax_lm.training.rollout_source import PolicyBatch, policy_scores
-from jax_lm.training.rollouts import WIDTH_BUCKET
+from jax_lm.training.prompt_set import WIDTH_BUCKET
+from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, policy_scores
+from jax_lm.training.run_defaults import resolve_grpo, resolve_remat, resolve_trainer, weight_count
 from jax_lm.training.update import in_dtype, make_update, partition
 
 Settings = SftConfig | AdaptConfig | GRPOConfig
@@ -54,10 +54,10 @@ def training_program(
         raise ValueError(f"mesh={model.mesh}, mask_token_id={model.config.mask_token_id}: must be given")
     mesh, (graph, state) = model.mesh, nnx.split(model)
     weights, count = nnx.to_pure_dict(state), weight_count(state)
-    training = fitted_trainer(settings.training, count)
-    dtype = chosen_dtype(training)
+    training = resolve_trainer(settings.training, count)
+    dtype = training.dtype
     if isinstance(settings, GRPOConfig):
-        loss, batch = policy_update(graph, model, fitted_grpo(settings, count, mesh))
+        loss, batch = policy_update(graph, model, resolve_grpo(settings, count, mesh))
     else:
         loss, batch = diffusion_update(graph, model, settings, count)
     float32 = jax.eval_shape(
@@ -87,7 +87,7 @@ def diffusion_update(
     """Make the loss of fine-tuning or adaptation, and a batch that is split by rows."""
     is_adapted = isinstance(settings, AdaptConfig)
     packed = is_adapted or settings.packed
-    loss = fitted_loss(settings.loss, count)
+    loss = resolve_remat(settings.loss, count)
     loss = diffusion_loss(graph, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0)
     multiple = settings.training.gradient_accumulation_steps * row_devices(model.mesh)
     rows = settings.batch_size + -settings.batch_size % multiple
@@ -118,20 +118,21 @@ def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOCo
         remat=bool(settings.remat),
     )
     width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    tokens, scores = (rows, width + new_tokens), jax.ShapeDtypeStruct((rows, new_tokens), jnp.float32)
-    steps = jax.ShapeDtypeStruct((rows, new_tokens), jnp.int32)
-    arrays: Any = {
-        "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32),
-        "attention_mask": jax.ShapeDtypeStruct(tokens, jnp.bool_),
-        "completion_mask": jax.ShapeDtypeStruct((rows, new_tokens), jnp.bool_),
-        "advantages": jax.ShapeDtypeStruct((rows,), jnp.float32),
-        "keys": jax.ShapeDtypeStruct((rows, *key.shape), key.dtype),
-        "old_scores": scores if settings.needs_old_scores else None,
-        "reference_scores": scores if settings.loss.beta else None,
-        "commit_step": steps if settings.masks.estimator == "trace" else None,
-    }
-    return grpo_loss(score, settings), everywhere(PolicyBatch(**arrays), model.mesh, PartitionSpec())
+
+    def make_batch() -> PolicyBatch:
+        tokens = jnp.zeros((rows, width + new_tokens), jnp.int32)
+        scores = jnp.zeros((rows, new_tokens))
+        keys = jax.random.key_data(jax.random.split(jax.random.key(0), rows))
+        steps = scores.astype(jnp.int32) if settings.masks.reads_steps else None
+        return PolicyBatch(
+            MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys, steps),
+            old_scores=scores if settings.needs_old_scores else None,
+            reference_scores=scores if settings.loss.beta else None,
+            advantages=scores[:, 0],
+        )
+
+    batch = everywhere(jax.eval_shape(make_batch), model.mesh, PartitionSpec())
+    return grpo_loss(score, settings), batch
 
 
 def everywhere(tree: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:

@@ -1,6 +1,9 @@
-"""Settings of training runs, under the names of Hugging Face and TRL. Imports no JAX: the command line reads these.
+"""Settings of training runs, under the names of Hugging Face and TRL.
 
-SftConfig(max_length=256, training=TrainerConfig(max_steps=200, optimizer=OptimizerConfig(learning_rate=1e-4)))
+    optimizer = OptimizerConfig(learning_rate=1e-4)
+    SftConfig(max_length=256, training=TrainerConfig(max_steps=200, optimizer=optimizer))
+
+Imports no JAX, because the command line reads these. Docstrings are its help.
 """
 
 import math
@@ -15,7 +18,7 @@ from jax_lm.training.metrics import TRACKERS
 
 
 def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
-    """Raise ValueError unless a rule holds for these settings, or they are None."""
+    """Raise ValueError unless these settings are None or satisfy a rule."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not holds(value):
@@ -36,34 +39,36 @@ CHANGEABLE = (
     "stop_after", "log_every", "save_every", "evaluate_every", "keep", "async_checkpointing", "metric_for_best_model",
     "load_best_model_at_end", "early_stopping_patience", "resume", "track", "profile",
 )  # fmt: skip
-"""Settings of the trainer that may differ when a run goes on."""
+"""Settings of the trainer that may differ when a run is resumed."""
 
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
 def settings_without(config: Any, *names: str) -> dict[str, Any]:
-    """All settings but these, nested as they are; a resumed run must agree on them."""
+    """Return all settings except these, nested; a resumed run must agree on them."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, its schedule, and what else acts on a gradient.
+    """AdamW, its schedule, and gradient clipping.
 
     Attributes:
-        optim: adafactor instead of AdamW: no first moment, and of a matrix's second one the sums of rows and columns,
-            so that the optimizer takes no memory to speak of; the betas and epsilon of Adam mean nothing to it.
+        optim: adafactor instead of AdamW. It keeps no first moment, and only row and column sums of a
+            matrix's second moment, so it takes almost no memory; it ignores the adam settings.
         learning_rate: peak, after the warm-up.
-        warmup_ratio: share of the steps over which the learning rate rises from 0; `warmup_steps` overrides it.
+        warmup_ratio: share of the steps over which the learning rate rises from 0; `warmup_steps`
+            overrides it.
         warmup_steps: number of those steps.
         min_lr_ratio: share of the peak to which the cosine falls.
         adam_beta1: decay of the first moment.
         adam_beta2: decay of the second moment.
         adam_epsilon: added to the root of the second moment.
-        weight_decay: decoupled; on the model's matrices alone, never on biases, norms and adapters.
-        max_grad_norm: bound of the global norm of the gradient.
-        muon_learning_rate: peak for the matrices of the layers, updated by Muon (orthogonalised momentum) instead;
-            needs about half the steps of AdamW on the built-in model. Everything else stays with AdamW.
+        weight_decay: decoupled; applies to the model's matrices, never to biases, norms and adapters.
+        max_grad_norm: bound of the gradient's global norm.
+        muon_learning_rate: peak for the layers' matrices, which Muon (orthogonalised momentum)
+            updates instead; needs about half the steps of AdamW on the built-in model. All other
+            weights stay with AdamW.
     """
 
     optim: str | None = None
@@ -87,8 +92,10 @@ class OptimizerConfig:
         require("must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2")
 
     def warmup(self, steps: int) -> int:
-        """Steps of the warm-up in a run of `steps`; ValueError if none would be left."""
-        warmup = round(self.warmup_ratio * steps) if self.warmup_steps is None else self.warmup_steps
+        """Return the warm-up steps of a run; ValueError if no others would be left."""
+        warmup = self.warmup_steps
+        if warmup is None:
+            warmup = round(self.warmup_ratio * steps)
         if warmup >= steps:
             raise ValueError(f"warmup_steps={warmup}: must lie in [0, max_steps={steps})")
         return warmup
@@ -101,21 +108,23 @@ class TrainerConfig:
     Attributes:
         max_steps: updates of the whole schedule; None is as many as the epochs need.
         optimizer: AdamW or Muon, and the schedule.
-        stop_after: end the run before its schedule does.
-        gradient_accumulation_steps: parts of a batch, one after the other; the gradient stays that of the batch.
-        compute_dtype: float32 or bfloat16, of the weights that the loss sees (and coupled-GRPO samples with); masters
-            and moments are float32. None is bfloat16 for models of 250 million parameters and more.
+        stop_after: end the run after this many steps, before its schedule ends.
+        gradient_accumulation_steps: parts of a batch, computed one after the other; the gradient is
+            that of the whole batch.
+        compute_dtype: float32 or bfloat16, of the weights in the loss (and in the rollouts of
+            coupled-GRPO); masters and moments are float32. None is bfloat16 for models of 250 million
+            parameters and more.
         seed: of data and the loss's random numbers.
         log_every: steps between entries of the metrics.
         save_every: steps between checkpoints.
         evaluate_every: steps between evaluations.
-        keep: newest checkpoints that stay, beside the best one if there is a `metric_for_best_model`.
-        async_checkpointing: write checkpoints while the training goes on; None does on accelerators alone, as on a CPU
-            it takes a copy of the state and the cores that train.
-        metric_for_best_model: of an evaluation, such as loss or reward; the higher the better, but for names that end
-            in loss. Evaluations that are the best so far are saved, and the best stays.
+        keep: newest checkpoints to keep, in addition to the best one with `metric_for_best_model`.
+        async_checkpointing: write checkpoints while training continues; None does on accelerators
+            only, as on a CPU it takes a copy of the state and the cores that train.
+        metric_for_best_model: of an evaluation, such as loss or reward; higher is better, unless the
+            name ends in loss. Each new best evaluation is saved, and the best one is kept.
         load_best_model_at_end: end with the weights of the best evaluation instead of the last.
-        early_stopping_patience: end the run after so many evaluations in a row that are not the best.
+        early_stopping_patience: evaluations in a row without improvement that end the run.
         resume: auto continues from the newest checkpoint, never refuses a folder that has one.
         track: tensorboard, wandb.
         profile: steps=10:13 writes a trace of these steps.
@@ -154,14 +163,22 @@ class TrainerConfig:
         if self.max_steps is not None:
             self.optimizer.warmup(self.max_steps)
             if self.last_step > self.max_steps:
-                raise ValueError(f"stop_after={self.stop_after}: must lie in [1, max_steps={self.max_steps}]")
+                rule = f"must lie in [1, max_steps={self.max_steps}]"
+                raise ValueError(f"stop_after={self.stop_after}: {rule}")
         _ = self.profiled
 
     @property
+    def dtype(self) -> str:
+        """The dtype that updates compute in; ValueError if none has been chosen yet."""
+        if self.compute_dtype is None:
+            raise ValueError("compute_dtype=None: must be given, or chosen by the size of a model")
+        return self.compute_dtype
+
+    @property
     def steps(self) -> int:
-        """Updates of the whole schedule; ValueError as long as nothing says how many."""
+        """Updates of the whole schedule; ValueError if the number is not known yet."""
         if self.max_steps is None:
-            raise ValueError("max_steps=None: must be given, where no epochs say how many steps there are")
+            raise ValueError("max_steps=None: must be given where epochs do not define the steps")
         return self.max_steps
 
     @property
@@ -174,14 +191,14 @@ class TrainerConfig:
         """Steps to trace."""
         if self.profile is None:
             return range(0)
-        match = PROFILE.fullmatch(self.profile)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= (self.max_steps or math.inf):
+        match, end = PROFILE.fullmatch(self.profile), self.max_steps or math.inf
+        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= end:
             raise ValueError(f"profile={self.profile!r}: must be steps=FIRST:LAST within the run")
         return range(int(match[1]), int(match[2]) + 1)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings that a resumed run must agree on: all that decide the weights."""
+        """Settings that a resumed run must agree on: all that affect the weights."""
         return settings_without(self, *CHANGEABLE)
 
 
@@ -190,20 +207,23 @@ class LossConfig:
     """The masked-diffusion loss.
 
     Attributes:
-        weighting: of a masked token: 1/t, linear (1 - t), cart (by how near visible tokens are) or plain (1).
-        normalisation: token divides by all canvas positions, sequence averages the means of the samples, batch
-            divides by the number of samples, masked by the number of masked positions.
-        level_draws: even covers (0, 1) evenly with the samples of a step, antithetic in pairs, or independent.
-        high_levels: t = 1 - u^2 instead of t = u, but for the samples of `confident_share`.
+        weighting: of a masked token: 1/t, linear (1 - t), cart (by distance to visible tokens) or
+            plain (1).
+        normalisation: token divides by all canvas positions, sequence averages the means of the
+            samples, batch divides by the number of samples, masked by the number of masked positions.
+        level_draws: even covers (0, 1) evenly with the samples of a step, antithetic in pairs, or
+            independent.
+        high_levels: t = 1 - u^2 instead of t = u, except for the samples of `confident_share`.
         minimum_level: lowest t.
-        confident_share: share of the samples that show a beginning, and what the model then finds likeliest of the
-            rest, as decoding by confidence does; costs a forward more, and needs the weighting plain.
-        max_weight: bound of 1/t; none if not given.
-        cart_p: share of the nearest visible token in cart's weight; those further away decline geometrically. The value
-            is that of Dream's training configuration.
+        confident_share: share of the samples that show a beginning and the tokens of the rest that
+            the model is most confident of, as in decoding by confidence; costs one more forward
+            pass, and requires plain weighting.
+        max_weight: bound of 1/t; None is no bound.
+        cart_p: share of the nearest visible token in cart's weight; the shares of tokens further away
+            fall geometrically. The default is that of Dream's training configuration.
         masks_per_query: attention differs between the tokens of a row, for packed rows.
-        remat: compute the inside of a layer again for its gradient instead of keeping it; None does for models of 250
-            million parameters and more.
+        remat: recompute the inside of a layer for its gradient instead of keeping it; None does for
+            models of 250 million parameters and more.
     """
 
     weighting: str = "1/t"
@@ -234,22 +254,23 @@ SFT_LOSS = LossConfig(normalisation="sequence")
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig:
-    """Supervised fine-tuning. The defaults are the published ones, but for the size of a batch.
+    """Supervised fine-tuning. The defaults are the published ones, except for the batch size.
 
     Attributes:
-        max_length: tokens of a row; pads after an answer are targets up to here, so that the model learns to end.
+        max_length: tokens of a row; pads after an answer are targets up to here, so that the model
+            learns to end.
         batch_size: rows of a step, over all devices.
         num_train_epochs: passes over the samples, instead of `max_steps`.
-        packed: several samples in a row, that do not see each other.
+        packed: put several samples into a row; they do not see each other.
         spare_pads: pads after the answer of a packed sample.
-        condition_share: share of the steps over which prompts come to be visible always; before, a prompt is masked
-            like the answer with a probability that falls from 1 to 0.
-        expand_delete: teach holes that find their own length (DreamOn): lines of an answer are the canvas, with the
-            wrong number of masks, under DreamOn's loss. The checkpoint gets the token for expanding if it has none.
-            That loss weighs by 1 - t, which leaves full holes to what a model knows already: `weighting` plain and
-            `high_levels` teach them too.
-        excess_masks: how many masks too many `expand_delete` shows a hole with, up to 63: uniform, as published, or
-            log, even in the logarithm, for short holes.
+        condition_share: share of the steps during which a prompt may be masked like the answer, with
+            a probability that falls from 1 to 0; after them prompts are always visible.
+        expand_delete: teach holes that adapt their length (DreamOn): lines of an answer are the
+            canvas, with the wrong number of masks, under DreamOn's loss. The checkpoint gets the
+            token for expanding if it has none. That loss weighs by 1 - t and hardly teaches full
+            holes; plain `weighting` and `high_levels` teach them too.
+        excess_masks: distribution of the number of surplus masks in a hole of `expand_delete`, up to
+            63: uniform, as published, or log, uniform in the logarithm, for short holes.
         held_out_share: share of the samples that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.
@@ -279,26 +300,30 @@ class SftConfig:
             self.require_own_loss()
 
     def require_own_loss(self) -> None:
-        """ValueError for what has no meaning where the masks are those of DreamOn."""
-        found = asdict(self.loss) | {"packed": self.packed, "condition_share": self.condition_share, "remat": None}
+        """Raise ValueError for settings that have no meaning with DreamOn's masks."""
+        free = {"remat", "high_levels"}
         if self.loss.weighting == "plain":
-            found["weighting"] = SFT_LOSS.weighting
-        found["high_levels"] = SFT_LOSS.high_levels
-        for name, usual in (asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}).items():
-            if found[name] != usual:
-                raise ValueError(f"{name}={found[name]!r}: must be {usual!r} with expand_delete, whose loss is its own")
+            free.add("weighting")
+        values = asdict(self.loss) | {"packed": self.packed, "condition_share": self.condition_share}
+        required = asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}
+        for name, value in required.items():
+            if name not in free and values[name] != value:
+                rule = f"must be {value!r} with expand_delete, whose loss is its own"
+                raise ValueError(f"{name}={values[name]!r}: {rule}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
-    """Adaptation of an autoregressive model to masked diffusion. Published settings, but for the size of a batch.
+    """Adaptation of an autoregressive model to masked diffusion.
+
+    The defaults are the published ones, except for the batch size.
 
     Attributes:
-        max_length: tokens of a row, which short texts share and long ones fill in parts.
+        max_length: tokens of a row; short texts share one, long texts fill several.
         batch_size: rows of a step, over all devices.
         annealing_steps: steps over which attention opens from causal to full.
         cut_share: share of the texts that are cut to a random length.
-        prefix_share: share of the texts of which a random beginning is never masked.
+        prefix_share: share of the texts with a random beginning that is never masked.
         held_out_share: share of the texts that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.

@@ -1,11 +1,15 @@
-"""Coupled-GRPO: policy optimisation of a masked-diffusion model on rewards (DiffuCoder, arXiv 2506.20639).
+"""Coupled-GRPO: policy optimisation of a masked-diffusion model on rewards.
 
     trainer = DiffuGRPOTrainer(model, tokenizer, rows, GRPOConfig(), out=folder)
     trainer.train()
 
-The story of an update: `RolloutSource.draw` makes a rollout every `num_iterations` updates, for which `rollouts`
-samples and rewards completions; `policy_loss` turns rewards into advantages, and scores the completions under old,
-reference and present policy; `grpo_loss` joins them, and `trainer` takes the step.
+Source: DiffuCoder, arXiv 2506.20639. The steps of an update:
+
+1. `RolloutSource.draw` makes a rollout every `num_iterations` updates: `rollouts` samples
+   completions, judges them and compares the rewards of each group.
+2. `RolloutSource.score` scores the completions under old and reference policy (`policy_loss`).
+3. `grpo_loss` scores them under the current policy and joins all of it.
+4. `trainer` takes the step.
 """
 
 import hashlib
@@ -20,6 +24,7 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array
 
+from jax_lm.config import DreamConfig
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import training_flops
@@ -27,11 +32,11 @@ from jax_lm.rewards import WeightedSum, weighted_sum
 from jax_lm.sharding import on_mesh
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import settings_without
-from jax_lm.training.fitting import announced, chosen_dtype, fitted_grpo, weight_count
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.policy_loss import forward_process, policy_loss, selective_log_softmax
+from jax_lm.training.prompt_set import PromptSet
 from jax_lm.training.rollout_source import PolicyBatch, RolloutSource
-from jax_lm.training.rollouts import PromptSet
+from jax_lm.training.run_defaults import log_setup, resolve_grpo, weight_count
 from jax_lm.training.trainer import Evaluate, State, Trainer
 from jax_lm.training.update import LossTerms, Params, in_dtype, merged, partition
 
@@ -40,11 +45,14 @@ __all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_s
 logger = logging.getLogger(__name__)
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""|s - s_old| that rounding alone may cause before a rollout's first update, as two programs may round differently."""
+"""Allowed |s - s_old| before a rollout's first update: two programs may round differently."""
 
 UNEQUAL_SHARE, UNEQUAL_ROLLOUTS = 0.01, 3
-"""Share of the tokens that may exceed the tolerance, so that its 99 % quantile is what counts (the largest of a million
-scores says nothing); and the rollouts in a row with more of them that end a run."""
+"""Share of tokens that may exceed the tolerance, and after how many rollouts a run is ended.
+
+The first makes the 99 % quantile count, as the largest of a million scores says nothing. The
+second is the number of rollouts in a row with more such tokens.
+"""
 
 
 class DiffuGRPOTrainer:
@@ -53,15 +61,17 @@ class DiffuGRPOTrainer:
     Args:
         model: the policy to start from, and the first reference.
         tokenizer: of the model.
-        rows: prompts, each a mapping with "prompt" (text, or chat messages) and the columns that rewards read.
+        rows: prompts, each a mapping with "prompt" (text, or chat messages) and the columns that
+            rewards read.
         config: of the run.
         out: folder for metrics, completions and checkpoints; a run in it is continued.
         rewards: of a completion; None makes it from `reward_funcs` and `reward_weights`.
-        trained: which parameters are trained, by their checkpoint name (such as `is_lora`); the others stay.
+        trained: which parameters are trained, by their checkpoint name (such as `is_lora`).
         identity: further settings (JSON) that a resumed run must agree on.
 
     Raises:
-        ValueError: settings that contradict each other, no usable prompt, or a model without a mask token.
+        ValueError: settings contradict each other, no prompt is usable, or the model has no mask
+            token.
     """
 
     def __init__(
@@ -76,57 +86,86 @@ class DiffuGRPOTrainer:
         trained: Callable[[str], bool] = lambda name: True,
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        tokenizer.require_ids(mask_token_id=model.config.mask_token_id, vocab_size=model.config.vocab_size)
-        rewards = rewards or weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
+        self.out = out
+        self.unequal_rollouts = 0
+
+        # What the policy learns from: prompts and rewards.
+        ids = {"mask_token_id": model.config.mask_token_id, "vocab_size": model.config.vocab_size}
+        tokenizer.require_ids(**ids)
+        if rewards is None:
+            rewards = weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
-        prompts, self.held_out = prompts.split(config.held_out_prompts, config.training.seed)
-        new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
-        if prompts.width + new_tokens > context:
-            lengths = f"max_prompt_length={config.max_prompt_length}, max_new_tokens={new_tokens}"
-            raise ValueError(f"{lengths}: rows take {prompts.width + new_tokens} tokens, the context holds {context}")
+        prompts, self.held_out = prompts.hold_out(config.held_out_prompts, config.training.seed)
+        require_context(model, prompts, config)
+
+        # Its weights: those that are trained, and the others.
         sampler = Sampler(model)
         weights = on_mesh(sampler.params, model.config, model.mesh)
-        config = fitted_grpo(config, weight_count(weights), model.mesh)
-        dtype = chosen_dtype(config.training)
-        where = announced(model.mesh, compute_dtype=dtype, remat=config.remat, score_chunk=config.score_chunk)
-        ours, self.others = partition(weights, trained), partition(weights, lambda name: not trained(name))
-        frozen = in_dtype(self.others, dtype)
-        # Which prompts are learnt from is part of their digest.
-        copies, shape, all_weights = config.masks.copies, model.config, not self.others
-        agreed = settings_without(config, "held_out_prompts", "training")
-        if config.generation.decoding.resolved.commit == "steps":
-            # Else a block begins when the slowest row of a batch ended the one before.
-            del agreed["generation_batch_size"]
-        self.graph, self.config, self.out, self.unequal_rollouts = sampler.graph, config, out, 0
-        self.source = RolloutSource(sampler, tokenizer, prompts, rewards, config, out, params=ours, frozen=frozen)
+        params = partition(weights, trained)
+        self.graph = sampler.graph
+        self.others = partition(weights, lambda name: not trained(name))
+
+        # Settings that follow from the size of the model and from the devices.
+        self.config = resolve_grpo(config, weight_count(weights), model.mesh)
+        training = self.config.training
+        frozen = in_dtype(self.others, training.dtype)
+
+        # Where batches come from, and what minimises the loss on them.
+        self.source = RolloutSource(
+            sampler, tokenizer, prompts, rewards, self.config, out, params=params, frozen=frozen
+        )
         self.trainer = Trainer(
-            grpo_loss(self.source.score, config),
-            ours,
-            replace(config.training, max_steps=config.steps(len(prompts.prompts))),
+            grpo_loss(self.source.score_rows, self.config),
+            params,
+            replace(training, max_steps=self.config.steps(len(prompts.prompts))),
             out=out,
             frozen=frozen,
-            identity=where | {"grpo": agreed, "prompts": fingerprint(prompts)} | dict(identity or {}),
-            # Of updates alone: the time that rollouts take counts, what they compute does not.
-            token_flops=lambda length: copies * training_flops(shape, length, new_tokens, all_weights=all_weights),
+            identity=self.describe(model, prompts) | dict(identity or {}),
+            token_flops=partial(self.count_flops, model.config),
         )
 
+    def describe(self, model: DreamForCausalLM, prompts: PromptSet) -> dict[str, Any]:
+        """Return the settings that a resumed run must agree on; logs how the run computes."""
+        config = self.config
+        where = log_setup(
+            model.mesh, compute_dtype=config.training.dtype, remat=config.remat, score_chunk=config.score_chunk
+        )
+        # The digest of the prompts covers which of them are held out.
+        settings = settings_without(config, "held_out_prompts", "training")
+        if config.generation.decoding.resolved.commit == "steps":
+            # Rows do not depend on their batch. With other commit rules they do: a block begins
+            # when the slowest row of the batch has finished the previous one.
+            del settings["generation_batch_size"]
+        return where | {"grpo": settings, "prompts": fingerprint(prompts)}
+
+    def count_flops(self, shape: DreamConfig, length: int) -> float:
+        """Count the operations of an update per token; those of rollouts do not count as useful."""
+        new_tokens, all_weights = self.config.generation.max_new_tokens, not self.others
+        flops = training_flops(shape, length, new_tokens, all_weights=all_weights)
+        return self.config.masks.copies * flops
+
     def train(self, evaluate: Evaluate | None = None) -> bool:
-        """Run to the end, or continue; whether the end was reached.
+        """Start the run or continue it; returns whether it reached its end.
 
         Args:
-            evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end; the mean reward of
-                the held-out prompts, if there are any, comes without.
+            evaluate: returns metrics of the trained weights, every `evaluate_every` steps and at
+                the end. The mean reward of held-out prompts, if there are any, is added to them.
 
         Raises:
-            RuntimeError: the first updates of several rollouts in a row did not see the policy, rows or masks that
-                their old scores were made with.
+            RuntimeError: in several rollouts in a row, the first update did not see the policy,
+                rows or masks that the old scores were made with.
             FloatingPointError: loss or gradient is not finite.
             ValueError: `out` holds a run that may not be, or cannot be, continued.
         """
         self.unequal_rollouts = 0
-        held_out = partial(self.source.evaluate, self.held_out) if self.held_out else None
-        both = (lambda params: {**held_out(params), **evaluate(params)}) if held_out and evaluate else None
-        return self.trainer.run(self.source, evaluate=both or held_out or evaluate, check=self.check_ratio)
+        evaluations = [evaluate] if evaluate else []
+        if self.held_out:
+            evaluations.insert(0, partial(self.source.evaluate, self.held_out))
+
+        def evaluate_all(params: Params) -> dict[str, float]:
+            return {name: value for each in evaluations for name, value in each(params).items()}
+
+        return self.trainer.run(self.source, evaluate=evaluate_all if evaluations else None, check=self.check_ratio)
 
     @property
     def state(self) -> State:
@@ -135,41 +174,61 @@ class DiffuGRPOTrainer:
 
     @property
     def model(self) -> DreamForCausalLM:
-        """The policy as it is now."""
+        """The current policy."""
         return nnx.merge(self.graph, merged(self.others, self.state.params))
 
     def check_ratio(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn if the first update of a rollout did not start from ratio 1; RuntimeError if that goes on."""
+        """Check that the first update of a rollout started from ratio 1.
+
+        Warns if it did not, and raises RuntimeError if that happens in several rollouts in a row.
+        """
         if (step - 1) % self.config.num_iterations:
             return
         if metrics["unequal_share"] <= UNEQUAL_SHARE:
             self.unequal_rollouts = 0
             return
         self.unequal_rollouts += 1
-        finding = (
-            f"step {step}: |s - s_old| is above {RATIO_TOLERANCE[chosen_dtype(self.config.training)]} for "
-            f"{metrics['unequal_share']:.1%} of the tokens (at most {UNEQUAL_SHARE:.0%}; the largest is "
-            f"{metrics['max_log_ratio']:.3g}) before the first update of a rollout"
+        message = (
+            f"step {step}: |s - s_old| is above {RATIO_TOLERANCE[self.config.training.dtype]} for "
+            f"{metrics['unequal_share']:.1%} of the tokens (at most {UNEQUAL_SHARE:.0%}; the "
+            f"largest is {metrics['max_log_ratio']:.3g}) before the first update of a rollout"
         )
         if self.unequal_rollouts == UNEQUAL_ROLLOUTS:
-            raise RuntimeError(f"{finding}, of the {UNEQUAL_ROLLOUTS}rd in a row")
-        logger.warning(finding)
+            raise RuntimeError(f"{message}, of the {UNEQUAL_ROLLOUTS}rd in a row")
+        logger.warning(message)
+
+
+def require_context(model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig) -> None:
+    """Raise ValueError if prompts and completions exceed the model's context."""
+    new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
+    length = prompts.width + new_tokens
+    if length > context:
+        settings = f"max_prompt_length={config.max_prompt_length}, max_new_tokens={new_tokens}"
+        raise ValueError(f"{settings}: rows take {length} tokens, the context holds {context}")
 
 
 def fingerprint(prompts: PromptSet) -> str:
-    """Digest the prompts and their columns: a resumed run must see the same."""
+    """Return a digest of prompts and columns; a resumed run must see the same."""
     content = [[prompt.ids, dict(prompt.columns)] for prompt in prompts.prompts]
     return hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()[:16]
 
 
 def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
-    """Make the loss that the trainer minimises; its masks follow from the batch's keys, not from the step's."""
+    """Make the loss that the trainer minimises.
+
+    Its masks follow from the keys of the batch, not from the key of the step.
+    """
+    tolerance = RATIO_TOLERANCE[config.training.dtype]
 
     def loss(params: Params, batch: PolicyBatch, key: Array) -> LossTerms:
-        scores = score(params, batch.rows)
-        old, reference = batch.old_scores, batch.reference_scores
-        tolerance = RATIO_TOLERANCE[chosen_dtype(config.training)]
-        rows = batch.advantages, batch.completion_mask
-        return policy_loss(scores, old, reference, *rows, config.loss, tolerance=tolerance)
+        return policy_loss(
+            score(params, batch.rows),
+            batch.old_scores,
+            batch.reference_scores,
+            batch.advantages,
+            batch.rows.completion_mask,
+            config.loss,
+            tolerance=tolerance,
+        )
 
     return loss

@@ -1,6 +1,8 @@
-"""Settings of coupled-GRPO: which masked copies make a score, the form of the loss, the run. Imports no JAX.
+"""Settings of coupled-GRPO: the masked copies of a score, the form of the loss, the run.
 
-GRPOConfig(num_generations=8, masks=Estimator(estimator="trace"), loss=PolicyLoss(beta=0.0))
+    GRPOConfig(num_generations=8, masks=Estimator(estimator="trace"), loss=PolicyLoss(beta=0.0))
+
+Imports no JAX, because the command line reads these. Docstrings are its help.
 """
 
 import math
@@ -36,13 +38,15 @@ class Estimator:
     """Masked copies whose log-probabilities make a score. Hashable, hence static under jit.
 
     Attributes:
-        estimator: `coupled` draws m1 and takes its exact complement, so that each token is predicted once per pair;
-            `decoupled` draws the second mask on its own at 1 - t, `full_mask` scores the fully masked copy alone: the
-            paper's controls. `trace` cuts the steps in which a completion was decoded into segments, and scores each
-            with itself and the later ones masked, as the sampler saw it (TraceRL, arXiv 2509.06949); `stratified`
-            masks each of as many random parts once.
-        num_mask_pairs: mask pairs per completion, the paper's lambda; more costs two forwards each and varies less.
-        num_segments: segments of `trace`, parts of `stratified`; each is one forward.
+        estimator: `coupled` draws m1 and takes its exact complement, so that each token is predicted
+            once per pair. The paper's controls: `decoupled` draws the second mask independently at
+            1 - t, `full_mask` scores the fully masked copy alone. `trace` cuts the steps in which a
+            completion was decoded into segments, and scores each with itself and the later ones
+            masked, as the sampler saw it (TraceRL, arXiv 2509.06949). `stratified` divides the
+            positions into as many random parts, and masks each once.
+        num_mask_pairs: mask pairs per completion, the paper's lambda; each costs two forward passes
+            and reduces the variance.
+        num_segments: segments of `trace`, parts of `stratified`; each costs one forward pass.
         min_mask_ratio: lower bound of t, the share of the completion that m1 masks.
         max_mask_ratio: upper bound of t.
     """
@@ -61,9 +65,14 @@ class Estimator:
             raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
 
     @property
+    def reads_steps(self) -> bool:
+        """Whether masks follow from the steps in which a completion was decoded."""
+        return self.estimator == "trace"
+
+    @property
     def copies(self) -> int:
-        """Rows that the model sees per completion."""
-        if self.estimator in ("trace", "stratified"):
+        """Masked copies per completion."""
+        if self.reads_steps or self.estimator == "stratified":
             return self.num_segments
         return 1 if self.estimator == "full_mask" else 1 + 2 * self.num_mask_pairs
 
@@ -73,15 +82,16 @@ class PolicyLoss:
     """The form of the policy-gradient loss. Hashable, hence static under jit.
 
     Attributes:
-        loss_type: what the token terms are divided by. `bnpo` and `dapo`: the completion tokens of the batch (the two
-            differ where parts of a batch are normalised apart, and ours never are); `grpo`: each row by its own
-            tokens, then the mean of rows; `dr_grpo`: rows times the completion length, so that long answers are not
-            favoured by their length; `gspo`: as `grpo`, with one ratio per row, the geometric mean of its tokens'.
+        loss_type: divisor of the token terms. `bnpo` and `dapo`: the completion tokens of the batch
+            (the two differ only if parts of a batch are normalised separately, which ours never
+            are). `grpo`: each row by its own tokens, then the mean of rows. `dr_grpo`: rows times the
+            completion length, so that long answers are not favoured. `gspo`: like `grpo`, with one
+            ratio per row, the geometric mean of its tokens' ratios.
         epsilon: the ratio is clipped below 1 - epsilon.
-        epsilon_high: and above 1 + epsilon_high; None is epsilon.
+        epsilon_high: the ratio is clipped above 1 + epsilon_high; None is epsilon.
         beta: weight of the divergence from the reference policy; 0 needs no reference.
-        kl_clamp: |s_ref - s| beyond which the divergence goes on as a line, as e^d of a composite score explodes;
-            inf is the published form.
+        kl_clamp: |s_ref - s| beyond which the divergence is linear, as e^d of a composite score
+            explodes; inf is the published form.
     """
 
     loss_type: str = "bnpo"
@@ -104,33 +114,39 @@ class PolicyLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig:
-    """Coupled-GRPO: rollouts of `prompts_per_step` x `num_generations` completions, each used for `num_iterations`
-    updates. The defaults are Apple's recipe.
+    """Coupled-GRPO: rollouts of `prompts_per_step` x `num_generations` completions.
+
+    Each rollout is used for `num_iterations` updates. The defaults are Apple's recipe.
 
     Attributes:
         num_generations: completions per prompt, whose rewards are compared.
         prompts_per_step: prompts per rollout.
-        num_iterations: updates per rollout, each with masks of its own.
+        num_iterations: updates per rollout, each with its own masks.
         num_train_epochs: how often every prompt is used; `max_steps` overrides it.
         max_prompt_length: longer prompts are dropped, and counted.
-        held_out_prompts: prompts, drawn by the seed, that are not learnt from; their mean reward is measured every
-            `evaluate_every` updates and at the end, always with the same random numbers.
+        held_out_prompts: number of prompts, drawn by the seed, that are not learnt from; their mean
+            reward is measured every `evaluate_every` updates and at the end, always with the same
+            random numbers.
         generation_batch_size: completions sampled together; None is all of a rollout.
-        reward_funcs: names of rewards, or functions of yours, as file.py:function or package.module:function.
-        reward_weights: their weights, in this order; on the command line 1 for a single reward if not given.
-        dynamic_sampling: how often a rollout draws prompts anew, in place of groups whose completions are all worth the
-            same and teach nothing (DAPO, arXiv 2503.14476); 0 keeps such groups.
-        shuffle_rewards: hand the rewards of a rollout out at random: a control, which must not learn.
+        reward_funcs: names of rewards, or functions of yours, as file.py:function or
+            package.module:function.
+        reward_weights: their weights, in this order; on the command line 1 for a single reward if not
+            given.
+        dynamic_sampling: how often a rollout draws new prompts to replace groups whose completions
+            have equal rewards and teach nothing (DAPO, arXiv 2503.14476); 0 keeps such groups.
+        shuffle_rewards: assign the rewards of a rollout at random: a control, which must not learn.
         baseline: of the advantages: leave_one_out, or mean.
         scale_rewards: divide advantages by the standard deviation of their group.
-        ref_model_sync_steps: updates after which the reference moves towards the policy; None is never.
+        ref_model_sync_steps: updates after which the reference moves towards the policy; None is
+            never.
         ref_model_mixup_alpha: share of the distance by which it moves.
-        score_chunk: completions whose copies go through the model at once, a multiple of the devices that split rows;
-            None is one for each of them. Memory grows with it. All of them (of a part, if accumulated) at once are
-            kept for the gradient, less are computed again. What does not divide is filled up, and not counted.
-        remat: as in SFT; the inside of layers is computed again.
-        rollout_mesh: devices for sampling, such as data=2,tensor=4, where a copy of the weights in the compute dtype is
-            placed for a rollout; None splits it as little as memory allows.
+        score_chunk: completions whose copies go through the model at once, a multiple of the devices
+            that split rows; None is one for each of them. Memory grows with it. A chunk of all
+            completions (of a part, if accumulated) keeps its activations for the gradient, smaller
+            ones compute them again. An incomplete chunk is filled up with rows that do not count.
+        remat: recompute the inside of layers, as in SFT.
+        rollout_mesh: devices for sampling, such as data=2,tensor=4, where a copy of the weights in
+            the compute dtype is placed for a rollout; None splits it as little as memory allows.
         generation: how completions are sampled.
         masks: which masked copies are scored.
         loss: clipping and the penalty for drifting away.
@@ -173,24 +189,28 @@ class GRPOConfig:
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
-        parts = self.training.gradient_accumulation_steps
-        sizes = {"generation_batch_size": self.generation_batch_size, "gradient_accumulation_steps": parts}
+        sizes = {
+            "generation_batch_size": self.generation_batch_size,
+            "gradient_accumulation_steps": self.training.gradient_accumulation_steps,
+        }
         for name, size in sizes.items():
             if self.completions % (size or 1):
-                raise ValueError(f"{name}={size}: must divide {self.completions}, the completions that it splits")
+                rule = f"must divide {self.completions}, the completions that it splits"
+                raise ValueError(f"{name}={size}: {rule}")
 
     @property
     def needs_old_scores(self) -> bool:
-        """Whether an update may begin at another policy than the one that sampled."""
+        """Whether an update may start from another policy than the one that sampled."""
         return self.num_iterations > 1
 
     @property
     def completions(self) -> int:
-        """Completions of a rollout."""
+        """Completions per rollout."""
         return self.prompts_per_step * self.num_generations
 
     def steps(self, prompt_count: int) -> int:
-        """Updates of a run over so many prompts."""
+        """Return the updates of a run over that many prompts."""
         if self.training.max_steps is not None:
             return self.training.max_steps
-        return math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step) * self.num_iterations
+        rollouts = math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step)
+        return rollouts * self.num_iterations

@@ -1,6 +1,7 @@
-"""Numbers of a run: their means, and where they go (console and metrics.jsonl always, TensorBoard and W&B on request).
+"""Metrics of a run: averaging, and writing to console, metrics.jsonl, TensorBoard and W&B.
 
-Knows names, steps and numbers, nothing of training.
+Console and metrics.jsonl are always written, trackers on request. Knows names, steps and numbers,
+nothing of training.
 """
 
 import importlib.util
@@ -18,10 +19,10 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-"""Where metrics can be written to as well, and the library that each needs; the extra has the tracker's name."""
+"""The trackers, and the library that each needs; the extra has the tracker's name."""
 METRICS_FILE = "metrics.jsonl"
 LARGEST = "max_"
-"""Metrics whose name starts like this are combined by their maximum, all others by their mean."""
+"""Metrics whose name starts with this are combined by maximum, all others by mean."""
 
 Write = Callable[[int, Mapping[str, float]], None]
 """Takes a step and its metrics."""
@@ -29,7 +30,7 @@ Write = Callable[[int, Mapping[str, float]], None]
 
 @dataclass
 class Meter:
-    """Metrics since the last entry, and time; what it has counted survives a restart."""
+    """Metrics and time since the last entry; the counts survive a restart."""
 
     sums: dict[str, list[float | int]] = field(default_factory=dict)
     tokens: int = 0
@@ -48,7 +49,7 @@ class Meter:
                 self.sums[name] = [total + value if count else value, count + 1]
 
     def entry(self) -> dict[str, float]:
-        """Average since the last entry (of max_… the largest), add tokens per second and seconds; start anew."""
+        """Return averages since the last entry (maxima of max_...), speed and seconds; then reset."""
         elapsed = self.elapsed()
         names = sorted(self.sums, key=lambda name: (name != "loss", name))
         metrics = {name: self.sums[name][0] / self.sums[name][1] for name in names}
@@ -62,12 +63,13 @@ class Meter:
         return self.seconds + time.monotonic() - self.clock
 
     def save(self) -> dict[str, Any]:
-        """Give what `Meter(**saved)` counts on from."""
-        return {"sums": self.sums, "tokens": self.tokens, "seconds": self.elapsed(), "earlier": self.earlier}
+        """Return the arguments of a `Meter` that continues from here."""
+        counts = {"sums": self.sums, "tokens": self.tokens}
+        return counts | {"seconds": self.elapsed(), "earlier": self.earlier}
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """ValueError for a tracker that there is not, or whose library is not installed."""
+    """Raise ValueError for an unknown tracker, or one whose library is not installed."""
     for name in names:
         if name not in TRACKERS:
             raise ValueError(f"track={name!r}: must be one of {', '.join(TRACKERS)}")
@@ -79,9 +81,11 @@ def require_trackers(names: Sequence[str]) -> None:
 def open_writers(
     out: Path, track: Sequence[str], *, steps: int, resumed_at: int, config: Mapping[str, object]
 ) -> Iterator[Write]:
-    """Open console and metrics.jsonl, and the trackers asked for; yields what writes to all of them.
+    """Open console, metrics.jsonl and the requested trackers; yields a function that writes to all.
 
     Args:
+        out: folder of the run.
+        track: names of trackers.
         steps: of the whole run.
         resumed_at: step of the checkpoint that the run continues from, 0 for a new one.
         config: settings of the run, for trackers that show them.
@@ -96,7 +100,8 @@ def open_writers(
         lines = stack.enter_context(lines_writer(out / METRICS_FILE, resumed_at))
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
-            logger.info("step %d/%d  %s", step, steps, "  ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
+            text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            logger.info("step %d/%d  %s", step, steps, text)
             for other in (lines, *trackers):
                 other(step, metrics)
 
@@ -105,20 +110,22 @@ def open_writers(
 
 @contextmanager
 def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
-    """Write one JSON object per entry, flushed at once; a resumed run drops the entries after its checkpoint.
+    """Write one JSON object per entry, flushed at once.
 
-    A number that is not finite is null: JSON has no other word for it.
+    A resumed run drops the entries after its checkpoint. Numbers that are not finite become null,
+    as JSON cannot hold them.
     """
-    entries = path.read_text(encoding="utf-8").splitlines() if resumed_at and path.is_file() else []
-    kept = [line for line in entries if step_of(line) <= resumed_at]
+    resumes = resumed_at and path.is_file()
+    entries = path.read_text(encoding="utf-8").splitlines() if resumes else []
+    text = "".join(f"{line}\n" for line in entries if step_of(line) <= resumed_at)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     with path.open("a", encoding="utf-8") as file:
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
-            entry = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            file.write(json.dumps({"step": step, **entry}) + "\n")
+            numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            file.write(json.dumps({"step": step, **numbers}) + "\n")
             file.flush()
 
         yield write
@@ -140,7 +147,10 @@ def tensorboard_writer(folder: Path, resumed_at: int) -> Iterator[Write]:
 
 @contextmanager
 def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
-    """Write to a W&B run, which a resumed run continues; needs the extra `wandb`, and a key in the environment."""
+    """Write to a W&B run, which a resumed run continues.
+
+    Needs the extra `wandb`, and a key in the environment.
+    """
     import wandb  # pyright: ignore[reportMissingImports]
 
     file = folder / "wandb.json"
@@ -155,7 +165,7 @@ def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
 
 
 def step_of(entry: str) -> int | float:
-    """Read the step of an entry; infinity for a last line cut short by a kill."""
+    """Return the step of an entry; infinity for a last line that a kill cut short."""
     try:
         return json.loads(entry)["step"]
     except ValueError:

@@ -1,4 +1,4 @@
-"""The optimizer of every stage: clipped AdamW or Adafactor on float32 weights, or Muon for the layers' matrices.
+"""The optimizer of every stage: clipped AdamW or Adafactor, or Muon for the layers' matrices.
 
 Knows parameter trees and their paths, no loss and no loop.
 """
@@ -13,18 +13,24 @@ from jax_lm.training.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule:
-    """Rise from 0 to `peak` in a line, then fall along a cosine to the floor, reached at `steps`."""
-    return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup(steps), steps, config.min_lr_ratio * peak)
+    """Make a linear warm-up to `peak`, and a cosine decay that reaches its minimum at `steps`."""
+    end = config.min_lr_ratio * peak
+    return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup(steps), steps, end)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clip, then update by AdamW or Adafactor, or by Muon for the matrices of the layers; see `decays`."""
+    """Make the optimizer: clipping, then AdamW or Adafactor, or Muon for the layers' matrices."""
     rate = schedule(config, steps, config.learning_rate)
     betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
     if config.optim == "adafactor":
-        # As in T5X and Hugging Face with a learning rate of one's own: updates of RMS 1 at most, not scaled by weights.
-        parts = (optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.add_decayed_weights(decay, decays))
-        base = optax.chain(*parts, optax.scale_by_learning_rate(rate))
+        # As in T5X, and in Hugging Face with an explicit learning rate: updates have an RMS of at
+        # most 1 and are not scaled by the weights.
+        base = optax.chain(
+            optax.scale_by_factored_rms(),
+            optax.clip_by_block_rms(1.0),
+            optax.add_decayed_weights(decay, decays),
+            optax.scale_by_learning_rate(rate),
+        )
     else:
         base = optax.adamw(rate, *betas, config.adam_epsilon, weight_decay=decay, mask=decays)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
@@ -38,7 +44,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def muon_or_adamw(params: optax.Params) -> optax.Params:
-    """Label leaves: Muon for matrices inside decoder layers; embedding and head map no activations to activations."""
+    """Label the leaves: muon for matrices inside decoder layers, adamw for everything else.
+
+    Embedding and head are not among the former: they do not map activations to activations.
+    """
 
     def label(path: tuple, leaf: Array) -> str:
         return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
@@ -47,14 +56,14 @@ def muon_or_adamw(params: optax.Params) -> optax.Params:
 
 
 def out_in_matrices(params: optax.Params) -> optax.Params:
-    """Tell optax that matrices are [out, in], as PyTorch's are; it assumes [in, out]."""
+    """Label matrices as [out, in], as in PyTorch; optax assumes [in, out]."""
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params)
 
 
 def decays(params: optax.Params) -> optax.Params:
-    """Mark the leaves that weight decay acts on: the model's matrices, no biases, norms and adapters.
+    """Mark the leaves that weight decay acts on: matrices, but not biases, norms and adapters.
 
-    The factors of an adapter are no weights: to make both smaller pulls the model back to where it started.
+    The factors of an adapter are not weights: shrinking both pulls the model back to its start.
     """
 
     def marked(path: tuple, leaf: Array) -> bool:

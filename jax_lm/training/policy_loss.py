@@ -1,15 +1,17 @@
-"""From rewards to the loss of an update: advantages, masked copies, scores, clipped ratios, penalty for drifting away.
+"""From completions to the loss of an update: masked copies, scores, clipped ratios, penalty.
 
-The order of this file is that of an update (DiffuCoder, arXiv 2506.20639, section 4). A score stands for the policy's
-log-probability of a completion token (Apple's `selective_log_softmax`):
+The order of this file is that of an update (DiffuCoder, arXiv 2506.20639, section 4). A score
+stands for the policy's log-probability of a completion token (Apple's `selective_log_softmax`):
 
     s = [l0 + sum over pairs of (m1 l1 / t + m2 l2 / (1 - t))] / (pairs + 1)
 
-l0, l1, l2 are log-probabilities of the token with the whole completion masked, with m1 masked, and with the rest (m2)
-masked. A proxy, not a normalised log-probability. With `trace` and `stratified` a token has one copy, and its score is
-its log-probability there, which for `trace` comes near to what the sampler drew from. A loss comes as a sum and what to
-divide it by, so that a batch may be cut into parts without changing its loss. Knows the model and masks; not where
-completions and rewards come from.
+l0, l1 and l2 are log-probabilities of the token with the whole completion masked, with m1 masked,
+and with the rest (m2) masked. It is a proxy, not a normalised log-probability. With `trace` and
+`stratified` a token has one copy, and its score is its log-probability there; for `trace` that is
+close to what the sampler drew from. A loss comes as a sum and its divisor, so that a batch may be
+cut into parts without changing its loss.
+
+Knows the model and masks, not where completions and rewards come from.
 """
 
 from functools import partial
@@ -17,82 +19,43 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
-from jax_lm.options import require_one_of
 from jax_lm.sharding import shard_rows
-from jax_lm.training.grpo_config import BASELINES, Estimator, PolicyLoss
+from jax_lm.training.grpo_config import Estimator, PolicyLoss
 from jax_lm.training.update import LossTerms, Mean
 
-STD_EPSILON = 1e-4
 MAX_LOG_RATIO = 20.0
-"""Far beyond any clip, and far from what float32 cannot hold; what lies beyond it pulls no more."""
-
-
-def advantages(
-    rewards: Float[np.ndarray, "b"],
-    num_generations: int,
-    *,
-    baseline: str = "leave_one_out",
-    scale_rewards: bool = False,
-) -> Float[np.ndarray, "b"]:
-    """Compare each completion with the others of its group; groups are consecutive rows.
-
-    Rewards that are NaN were not judged: they belong to no baseline, and get advantage 0, as does a completion without
-    another judged one beside it.
-
-    Args:
-        baseline: the mean of the other completions of the group (RLOO), or of all of them.
-        scale_rewards: divide by the group's standard deviation (plus 1e-4).
-
-    Raises:
-        ValueError: rows that do not fill groups of at least 2, or an unknown baseline.
-    """
-    if num_generations < 2 or len(rewards) % num_generations:
-        raise ValueError(f"num_generations={num_generations}: must be at least 2 and divide {len(rewards)} completions")
-    require_one_of("baseline", baseline, BASELINES)
-    groups = rewards.astype(np.float64).reshape(-1, num_generations)
-    judged = np.isfinite(groups)
-    count = judged.sum(axis=1, keepdims=True)
-    total = np.where(judged, groups, 0.0).sum(axis=1, keepdims=True)
-    centred = np.where(judged, groups - total / np.maximum(count, 1), 0.0)
-    spread = np.sqrt((centred**2).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1))
-    result = centred
-    if baseline == "leave_one_out":
-        # A baseline that holds the completion's own reward would shrink its advantage by (n - 1) / n:
-        # r - mean of the others = n / (n - 1) * (r - mean of all).
-        result = centred * count / np.maximum(count - 1, 1)
-    if scale_rewards:
-        result = result / (spread + STD_EPSILON)
-    return result.ravel().astype(np.float32)
+"""Far beyond any clip and far below float32 overflow; ratios beyond it have no gradient."""
 
 
 class Copies(NamedTuple):
-    """Masked copies of rows, n of each: the fully masked one first, then m1 and m2 of each pair; or one per segment.
+    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or segments.
+
+    One pair on a completion A B C D, with t = 0.25 and m1 masking B alone, has three copies:
+
+        tokens          scored    weights
+        M M M M         A B C D   1
+        A M C D         B         1/t = 4
+        M B M M         A C D     1/(1 - t) = 4/3
+
+    Every token is scored in two copies, by the full mask and by one of the pair, so `terms`, the
+    divisor of its score, is 1 + pairs = 2. Segments score each token in one copy: `terms` is 1.
 
     Attributes:
         tokens: rows with MASK where a copy is masked; the prompt never is.
         scored: the completion positions that a copy scores, all of them masked there.
         weights: 1, then 1/t and 1/(1 - t) of each pair; 1 for segments.
-        terms: what a score is divided by: 1 + pairs; 1 for segments, as each token has one copy.
+        terms: divisor of a score.
     """
 
     tokens: Int[Array, "b n t"]
     scored: Bool[Array, "b n c"]
     weights: Float[Array, "b n"]
     terms: Float[Array, "b"]
-
-
-def sample_keys(
-    seed: int, rollout: Int[Array, ""] | int, iteration: Int[Array, ""] | int, sample_ids: Int[Array, "b"]
-) -> Key[Array, "b"]:
-    """Derive one key per sample from its global id: masks depend neither on the rest of a batch, nor how it is cut."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
-    return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(sample_ids)
 
 
 def forward_process(
@@ -105,37 +68,47 @@ def forward_process(
     commit_step: Int[Array, "b c"] | None = None,
     completion_mask: Bool[Array, "b c"] | None = None,
 ) -> Copies:
-    """Noise rows whose last `completion_length` columns are the completion.
+    """Make the masked copies of rows.
 
     Args:
-        commit_step: steps in which the completion was decoded, for `trace`; with which positions count.
+        keys: one per row.
+        tokens: prompts and completions.
+        completion_length: the last columns, which are the completion.
+        mask_id: id of MASK.
+        estimator: which copies to make.
+        commit_step: sampler step of each completion token, for `trace`.
+        completion_mask: which of these count, for `trace`.
 
     Raises:
-        ValueError: `trace` without the steps of the decoding.
+        ValueError: `trace` without sampler steps.
     """
-    if estimator.estimator == "trace":
+    if estimator.reads_steps:
         if commit_step is None or completion_mask is None:
-            raise ValueError("commit_step=None: estimator='trace' needs the steps in which completions were decoded")
+            rule = "estimator='trace' needs the steps in which completions were decoded"
+            raise ValueError(f"commit_step=None: {rule}")
         segment = segments(commit_step, completion_mask, estimator.num_segments)
         return segment_copies(tokens, mask_id, segment, estimator.num_segments)
     if estimator.estimator == "stratified":
         return stratum_copies(keys, tokens, completion_length, mask_id, estimator.num_segments)
-    masked, weights = jax.vmap(partial(drawn_masks, length=completion_length, estimator=estimator))(keys)
+    draw = partial(draw_masks, length=completion_length, estimator=estimator)
+    masked, weights = jax.vmap(draw)(keys)
     terms = jnp.full(len(tokens), (estimator.copies + 1) / 2)
     return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, terms)
 
 
-def drawn_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
-    """Draw the masks of a row, the full one first, and their weights: t ~ U(min, max), and u < t masks.
+def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
+    """Draw the masks of a row, the full one first, and their weights.
 
-    Source: section 4 of the paper; Apple's `forward_process`, which masks where u <= t and shares t among a batch.
+    t ~ U(min, max), and a token is masked where u < t. Source: section 4 of the paper, and Apple's
+    `forward_process`, which masks where u <= t and shares t among a batch.
     """
     pairs = estimator.num_mask_pairs
     key_level, key_first, key_second = jax.random.split(key, 3)
     shape = (pairs, length)
     t = jax.random.uniform(key_level, (pairs, 1), minval=estimator.min_mask_ratio, maxval=estimator.max_mask_ratio)
     first = jax.random.uniform(key_first, shape) < t
-    # The exact complement predicts every token in one of the two copies: less variance than two draws have.
+    # The exact complement predicts every token in one of the two copies, which has less variance
+    # than two independent draws.
     coupled = estimator.estimator == "coupled"
     second = ~first if coupled else jax.random.uniform(key_second, shape) < 1 - t
     both = jnp.stack([first, second], axis=1).reshape(-1, length)
@@ -146,10 +119,15 @@ def drawn_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple
 
 
 def segments(commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"], count: int) -> Int[Array, "b c"]:
-    """Cut the decoding of each completion into `count` segments of about as many tokens; no step is cut in two.
+    """Cut the decoding of each completion into `count` segments of about equally many tokens.
 
-    The segment of a position follows from how many counted tokens were decoded before it; those after the end of the
-    completion, which are not counted, have theirs in the same way.
+    No step is cut in two. The segment of a position follows from the number of counted tokens
+    decoded in earlier steps, also for positions after the end, which are not counted. Example with
+    2 segments, all 4 tokens counted:
+
+        commit_step        2 0 1 1
+        decoded earlier    3 0 1 1
+        segment            1 0 0 0      2 * 3 // 4 = 1, 2 * 1 // 4 = 0
     """
 
     def of_row(steps: Int[Array, "c"], counted: Bool[Array, "c"]) -> Int[Array, "c"]:
@@ -160,22 +138,30 @@ def segments(commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"]
 
 
 def segment_copies(tokens: Int[Array, "b t"], mask_id: int, segment: Int[Array, "b c"], count: int) -> Copies:
-    """Mask in copy j segment j, which it scores, and all later ones."""
+    """Make copy j by masking segment j, which it scores, and all later segments."""
     number = jnp.arange(count)[None, :, None]
     masked, scored = segment[:, None] >= number, segment[:, None] == number
-    return Copies(noisy_rows(tokens, masked, mask_id), scored, jnp.ones(scored.shape[:2]), jnp.ones(len(tokens)))
+    weights = jnp.ones(scored.shape[:2])
+    return Copies(noisy_rows(tokens, masked, mask_id), scored, weights, jnp.ones(len(tokens)))
 
 
 def stratum_copies(keys: Key[Array, "b"], tokens: Int[Array, "b t"], length: int, mask_id: int, count: int) -> Copies:
-    """Part the positions of each completion at random into `count` strata as equal as can be; copy j masks the j-th."""
+    """Divide the positions of each completion at random into strata; copy j masks stratum j.
+
+    The strata are as equal in size as possible: 5 positions in 2 strata are 3 and 2.
+    """
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
     stratum = jnp.argsort(jnp.argsort(uniform, axis=1), axis=1) * count // length
     masked = stratum[:, None] == jnp.arange(count)[None, :, None]
-    return Copies(noisy_rows(tokens, masked, mask_id), masked, jnp.ones(masked.shape[:2]), jnp.ones(len(tokens)))
+    weights = jnp.ones(masked.shape[:2])
+    return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, jnp.ones(len(tokens)))
 
 
 def noisy_rows(tokens: Int[Array, "b t"], masked: Bool[Array, "b n c"], mask_id: int) -> Int[Array, "b n t"]:
-    """Repeat each row once per copy, with MASK at the masked positions of its completion."""
+    """Repeat each row once per copy, with MASK at the masked positions of its completion.
+
+    Prompt P Q and completion A B, with copies that mask both and B: P Q M M and P Q A M.
+    """
     start = tokens.shape[1] - masked.shape[2]
     masked = jnp.pad(masked, ((0, 0), (0, 0), (start, 0)))
     return jnp.where(masked, mask_id, tokens[:, None])
@@ -187,11 +173,15 @@ def token_scores(
     scored: Bool[Array, "b n c"],
     weights: Float[Array, "b n"],
 ) -> Float[Array, "b c"]:
-    """Compute the score s of each token from aligned logits of the copies of pairs, in float32."""
+    """Compute the score s of each token from the logits of the copies of pairs, in float32.
+
+    The logits are aligned: those at a position predict the token at that position.
+    """
     logits = logits.astype(jnp.float32)
     index = jnp.broadcast_to(index[:, None], logits.shape[:-1])
     own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-    # 1 + 2 pairs copies: half of one more is pairs + 1, what the formula divides by; one copy (full_mask) by 1.
+    # There are 1 + 2 pairs copies, and the formula divides by pairs + 1: 3 copies give 2, the
+    # single copy of full_mask gives 1.
     terms = jnp.full(len(weights), (weights.shape[1] + 1) / 2)
     return weighted_scores(own - jax.nn.logsumexp(logits, axis=-1), scored, weights, terms)
 
@@ -212,10 +202,11 @@ def selective_log_softmax(
     weights: Float[Array, "3"] | Float[Array, "3 b"],
     mask: Bool[Array, "b c"] | Int[Array, "b c"],
 ) -> Float[Array, "b c"]:
-    """Gather weighted log-probabilities as the reference does, for one pair: scores from the logits of three copies.
+    """Compute scores from the logits of the three copies of one pair, as the reference does.
 
     Args:
-        logits: aligned; of the whole batch fully masked, then with m1 masked, then with the complement masked.
+        logits: aligned; of the whole batch fully masked, then with m1 masked, then with the
+            complement masked.
         index: the tokens.
         weights: of the three copies, or of the three copies of each sample.
         mask: m1.
@@ -224,7 +215,8 @@ def selective_log_softmax(
         ValueError: not three rows of logits per sample.
     """
     if len(logits) != 3 * len(index):
-        raise ValueError(f"logits has {len(logits)} rows: must have 3 for each of the {len(index)} rows of index")
+        rule = f"must have 3 for each of the {len(index)} rows of index"
+        raise ValueError(f"logits has {len(logits)} rows: {rule}")
     first = mask.astype(bool)
     masked = jnp.stack([jnp.ones_like(first), first, ~first], axis=1)
     per_sample = jnp.broadcast_to(weights.reshape(3, -1), (3, len(index))).T
@@ -243,18 +235,27 @@ def completion_scores(
 ) -> Float[Array, "b c"]:
     """Score the completion tokens under the model.
 
-    Attention mask and positions are those of sampling, so that left padding changes nothing. Hidden states are cut to
-    the completion before the head. `chunk` samples at a time go through model and head, and are computed again in
-    the backward pass, so that memory holds the activations and logits of one chunk only. One chunk of all samples would
-    save nothing by that, and keeps its activations. With `remat` those are the inputs of layers alone, in each case.
-    Where a chunk is not full, samples are scored twice, once for nothing.
+    Attention mask and positions are those of sampling, so left padding changes nothing. Hidden
+    states are cut to the completion before the head.
+
+    Args:
+        model: the policy.
+        tokens: prompts and completions.
+        attention_mask: as in sampling.
+        copies: masked copies of the rows.
+        chunk: samples that go through model and head at a time. They are computed again in the
+            backward pass, so memory holds the activations and logits of one chunk. One chunk of
+            all samples, which is None, would save nothing that way and keeps its activations.
+            Samples that fill up the last chunk are scored twice and dropped.
+        remat: keep only the inputs of layers of these activations.
     """
     count, completion_length = len(tokens), copies.scored.shape[2]
     chunk = count if chunk is None else chunk
-    whole = count + -count % chunk
+    padded = count + -count % chunk
     rows = tokens, attention_mask, copies
-    if whole > count:
-        rows = jax.tree.map(lambda leaf: leaf[jnp.arange(whole) % count], rows)
+    if padded > count:
+        # 5 samples in chunks of 2 become samples 0 1 2 3 4 0.
+        rows = jax.tree.map(lambda leaf: leaf[jnp.arange(padded) % count], rows)
 
     def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
         tokens, attention_mask, copies = part
@@ -262,21 +263,26 @@ def completion_scores(
         hidden = model.model(copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0), remat=remat)
         index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
         log_probs = token_log_probs(model, shift_right(hidden)[:, -completion_length:], index)
-        return weighted_scores(log_probs.reshape(k, n, -1), copies.scored, copies.weights, copies.terms)
+        log_probs = log_probs.reshape(k, n, -1)
+        return weighted_scores(log_probs, copies.scored, copies.weights, copies.terms)
 
     def split(leaf: Array) -> Array:
-        # Part i takes samples i, i + parts, …, so that every part has samples of every device of a mesh.
+        # Part i takes samples i, i + parts, ..., so that every part has samples of every device
+        # of a mesh. 6 samples in chunks of 2:
+        #   reshape(2, 3)    [[0 1 2], [3 4 5]]        device 0 holds 0 1 2, device 1 holds 3 4 5
+        #   swapaxes(0, 1)   [[0 3], [1 4], [2 5]]     each part has a sample of both
         return shard_rows(leaf, model.mesh).reshape(chunk, -1, *leaf.shape[1:]).swapaxes(0, 1)
 
-    score = score if chunk == whole else jax.checkpoint(score)
+    score = score if chunk == padded else jax.checkpoint(score)
     scores = jax.lax.map(score, jax.tree.map(split, rows))
-    return scores.swapaxes(0, 1).reshape(whole, completion_length)[:count]
+    # Undo the split: [[0 3], [1 4], [2 5]] becomes 0 1 2 3 4 5.
+    return scores.swapaxes(0, 1).reshape(padded, completion_length)[:count]
 
 
 def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Float[Array, "b"], Float[Array, ""]]:
-    """Weigh each row's summed token terms; also the divisor of the sum of all rows.
+    """Return the weight of each row's summed token terms, and the divisor of the weighted sum.
 
-    Rows without tokens count for nothing.
+    Rows without tokens do not count.
     """
     lengths = jnp.sum(completion_mask, axis=1).astype(jnp.float32)
     rows, each = jnp.sum(lengths > 0).astype(jnp.float32), jnp.ones_like(lengths)
@@ -290,9 +296,10 @@ def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Fl
 def divergence(scores: Float[Array, "b c"], reference_scores: Float[Array, "b c"], clamp: float) -> Float[Array, "b c"]:
     """Estimate the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s.
 
-    Never negative, and 0 only where both agree; with true log-probabilities its mean is the divergence (Schulman's k3).
-    Beyond |d| = clamp it goes on as its tangent there: e^d of a composite score explodes, but a token that has drifted
-    that far must still be drawn back. A clamp of infinity is the published form.
+    It is never negative, and 0 only where both agree. With true log-probabilities its mean is the
+    divergence (Schulman's k3). Beyond |d| = clamp it continues as its tangent: e^d of a composite
+    score explodes, but a token that has drifted that far must still be drawn back. A clamp of
+    infinity is the published form.
     """
     d = reference_scores - scores
     near = jnp.clip(d, -clamp, clamp)
@@ -309,13 +316,20 @@ def policy_loss(
     *,
     tolerance: float = 0.0,
 ) -> LossTerms:
-    """Sum up the clipped surrogate, and the penalty if there is a reference.
+    """Sum the clipped surrogate, and the penalty if there is a reference.
 
-    Without old scores the policy that sampled is the present one, and each ratio is 1.
+    Metrics: `kl` and `clipped_share` are means over completion tokens, `max_log_ratio` is the
+    largest |s - s_old|, and `unequal_share` the share of completion tokens where it exceeds
+    `tolerance`. The last two are 0 before a rollout's first update, except for rounding.
 
-    Its metrics: `kl` and `clipped_share` are means over completion tokens; `max_log_ratio` is the largest |s - s_old|,
-    and `unequal_share` the share of completion tokens with more than `tolerance` of it. Both are 0 before a rollout's
-    first update, but for rounding.
+    Args:
+        scores: of the current policy.
+        old_scores: of the policy that sampled; None if it is the current one: all ratios are 1.
+        reference_scores: of the reference; None without a penalty.
+        advantages: one per row.
+        completion_mask: the tokens that count.
+        form: clipping, penalty and normalisation.
+        tolerance: of |s - s_old|.
     """
     mask = completion_mask.astype(jnp.float32)
     old_scores = jax.lax.stop_gradient(scores) if old_scores is None else old_scores
@@ -323,13 +337,17 @@ def policy_loss(
     log_ratio = token_log_ratio
     if form.loss_type == "gspo":
         lengths = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0)
-        log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / lengths, mask.shape)
-    # Scores are steep (1/t), and infinity times 0, in the loss or in its gradient, is no number.
-    ratio, advantage = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)), advantages[:, None]
-    # The minimum takes away the gain of a ratio beyond the clip, and keeps the loss of one on its wrong end.
+        mean = jnp.sum(log_ratio, axis=1, keepdims=True) / lengths
+        log_ratio = jnp.broadcast_to(mean, mask.shape)
+    # Scores are steep (1/t), and infinity times 0 in the loss or its gradient would be NaN.
+    ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    advantage = advantages[:, None]
+    # The minimum removes the gain of a ratio beyond the clip, and keeps the loss of one on the
+    # wrong side.
     clipped = jnp.clip(ratio, 1 - form.epsilon, form.upper)
     terms = -jnp.minimum(ratio * advantage, clipped * advantage)
-    is_clipped = ((ratio < 1 - form.epsilon) & (advantage < 0)) | ((ratio > form.upper) & (advantage > 0))
+    too_low, too_high = ratio < 1 - form.epsilon, ratio > form.upper
+    is_clipped = (too_low & (advantage < 0)) | (too_high & (advantage > 0))
 
     def over_tokens(values: Array) -> Mean:
         return Mean(jnp.sum(values * mask), jnp.sum(mask))
@@ -340,8 +358,9 @@ def policy_loss(
         "unequal_share": over_tokens(jnp.abs(token_log_ratio) > tolerance),
     }
     if reference_scores is not None:
-        # Outside the completion both agree: e^d of what does not count may be infinite, and infinity times 0 is none.
-        kl = divergence(jnp.where(completion_mask, scores, reference_scores), reference_scores, form.kl_clamp)
+        # Outside the completion both agree: there e^d may be infinite, and infinity times 0 is NaN.
+        counted = jnp.where(completion_mask, scores, reference_scores)
+        kl = divergence(counted, reference_scores, form.kl_clamp)
         terms = terms + form.beta * kl
         metrics["kl"] = over_tokens(kl)
     weights, weight = row_weights(form.loss_type, completion_mask)

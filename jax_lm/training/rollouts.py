@@ -1,216 +1,303 @@
-"""Rollouts: prompts in their order, the completions that a policy writes to them, and what those are worth.
+"""Rollouts: the completions that a policy samples, their rewards, and how those compare in a group.
 
-A row is a left-padded prompt and its completion, and ends at its first stop token: what was sampled after that is
-neither rewarded nor scored, and is replaced by padding. Knows the sampler and rewards, no loss.
+A row is a left-padded prompt followed by its completion. A completion ends with its first stop
+token: what was sampled after it is neither rewarded nor scored, and is replaced by padding.
+Knows the sampler and rewards, no loss.
 """
 
-import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.options import GenerationOptions
-from jax_lm.rewards.reward import Chat, Scores
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
-from jax_lm.sharding import row_devices
+from jax_lm.sharding import divisors, row_devices
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
+from jax_lm.training.grpo_config import BASELINES, GRPOConfig
+from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
+from jax_lm.training.update import Params
 
-logger = logging.getLogger(__name__)
+SAMPLING = 0
+"""Iteration number of the keys that completions are sampled with; updates count from 1."""
 
-PROMPT = "prompt"
-WIDTH_BUCKET = 32
-"""Prompts are padded to a multiple of this."""
-
-HELD_OUT = 2**32 - 1
-"""In place of the number of an epoch or a rollout, for prompts that are evaluated."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as text or chat messages, which rewards see; its ids, and the columns that rewards read."""
-
-    content: Chat
-    ids: tuple[int, ...]
-    columns: Mapping[str, Any]
+STD_EPSILON = 1e-4
 
 
-@dataclass(frozen=True)
-class PromptSet:
-    """The prompts of a run, in a random order that follows from the seed and the rollout's number alone.
-
-    Attributes:
-        prompts: those that fit.
-        too_long: how many were dropped, because they have more than the allowed tokens.
-        width: columns that hold any of the prompts; one width, so that everything compiles once.
-    """
-
-    prompts: tuple[Prompt, ...]
-    too_long: int
-    width: int
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], tokenizer: DiffuCoderTokenizer, max_length: int) -> "PromptSet":
-        """Encode rows with a `prompt` (text, completed as it stands, or chat messages) and columns for rewards.
-
-        Raises:
-            ValueError: a row without a prompt, or no prompt that fits.
-        """
-        prompts = []
-        for number, row in enumerate(rows):
-            content = row.get(PROMPT)
-            if not content or not isinstance(content, str | list | tuple):
-                raise ValueError(f"row {number} has no 'prompt' (text or chat messages): {str(row)[:80]}")
-            text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
-            columns = {name: value for name, value in row.items() if name != PROMPT}
-            prompts.append(Prompt(content, tuple(tokenizer.encode(text)), columns))
-        fitting = tuple(prompt for prompt in prompts if len(prompt.ids) <= max_length)
-        too_long = len(prompts) - len(fitting)
-        if not fitting:
-            raise ValueError(f"no prompt has at most max_prompt_length={max_length} tokens ({too_long} are longer)")
-        if too_long:
-            logger.warning("%d prompts dropped: longer than max_prompt_length=%d tokens", too_long, max_length)
-        longest = max(len(prompt.ids) for prompt in fitting)
-        return cls(fitting, too_long, longest + -longest % WIDTH_BUCKET)
-
-    def split(self, count: int, seed: int) -> tuple["PromptSet", tuple[Prompt, ...]]:
-        """Split off `count` prompts drawn by the seed; ValueError if none would be left. The rest keeps its width."""
-        if count >= len(self.prompts):
-            raise ValueError(f"held_out_prompts={count}: must leave some of the {len(self.prompts)} prompts that fit")
-        order = np.random.default_rng((seed, HELD_OUT)).permutation(len(self.prompts))
-        held_out = set(order[:count].tolist())
-        learnt = tuple(prompt for number, prompt in enumerate(self.prompts) if number not in held_out)
-        return PromptSet(learnt, self.too_long, self.width), tuple(self.prompts[number] for number in order[:count])
-
-    def chosen(self, seed: int, first: int, count: int, draw: int = 0) -> list[Prompt]:
-        """Choose prompts from number `first` on: every prompt once per epoch, each epoch in an order of its own.
-
-        Args:
-            draw: which choice of a rollout it is; each goes through the prompts in other orders.
-        """
-        size = len(self.prompts)
-        numbers = range(first, first + count)
-        epochs = {number // size for number in numbers}
-        stream = (draw,) if draw else ()
-        orders = {epoch: np.random.default_rng((seed, epoch, *stream)).permutation(size) for epoch in epochs}
-        return [self.prompts[orders[number // size][number % size]] for number in numbers]
-
-
-@dataclass(frozen=True)
-class Completions:
+class Completions(NamedTuple):
     """Sampled completions, one row each.
 
     Attributes:
-        tokens: prompt and completion; padding before the one and after the other.
+        tokens: prompt and completion, padded before the prompt and after the completion.
         attention_mask: False on the padding before the prompt, as in sampling.
-        completion_mask: the completion up to and with its first stop token.
-        commit_step: step of the sampler that decided each position.
-        texts: of the completions, without the stop token.
-        stopped: which completions have a stop token.
+        completion_mask: the completion up to and including its first stop token.
+        commit_step: sampler step that decided each position.
+        texts: the completions as strings, without the stop token.
+        stopped: whether a completion has a stop token.
     """
 
     tokens: Int[np.ndarray, "b t"]
     attention_mask: Bool[np.ndarray, "b t"]
     completion_mask: Bool[np.ndarray, "b c"]
     commit_step: Int[np.ndarray, "b c"]
-    texts: tuple[str, ...]
+    texts: Shaped[np.ndarray, "b"]
     stopped: Bool[np.ndarray, "b"]
-
-    ARRAYS: ClassVar = ("tokens", "attention_mask", "completion_mask", "commit_step", "stopped")
 
     @property
     def lengths(self) -> Int[np.ndarray, "b"]:
-        """Tokens of each completion, the stop token among them."""
+        """Number of tokens of each completion, including the stop token."""
         return self.completion_mask.sum(axis=1)
 
-    def of_rows(self, rows: Sequence[int]) -> "Completions":
-        """Pick rows."""
-        texts, kept = tuple(self.texts[row] for row in rows), list(rows)
-        return Completions(texts=texts, **{name: getattr(self, name)[kept] for name in self.ARRAYS})
-
     def ids(self, row: int) -> list[int]:
-        """List the ids of a completion, up to and with its stop token."""
-        start = self.tokens.shape[1] - self.completion_mask.shape[1]
-        return self.tokens[row, start : start + self.lengths[row]].tolist()
+        """Return the token ids of a completion, up to and including its stop token."""
+        width = self.tokens.shape[1] - self.completion_mask.shape[1]
+        return self.tokens[row, width : width + self.lengths[row]].tolist()
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """Completions of prompts, and what they are worth; the completions of a prompt are consecutive rows."""
+class Rollout(NamedTuple):
+    """Completions and their rewards; the completions of one prompt are consecutive rows.
 
-    prompts: tuple[Prompt, ...]
+    Attributes:
+        prompts: the prompt of each row.
+        completions: one per row.
+        totals: weighted sum of a row's rewards, NaN if it could not be judged; None until judged.
+        parts: rewards by name, NaN where one did not judge or does not apply.
+    """
+
+    prompts: Shaped[np.ndarray, "b"]
     completions: Completions
-    scored: Scored
+    totals: Float[np.ndarray, "b"] | None
+    parts: OrderedDict[str, Float[np.ndarray, "b"]]
 
-    @classmethod
-    def joined(cls, parts: Sequence["Rollout"]) -> "Rollout":
-        """Put rollouts one after the other."""
-        arrays = {
-            name: np.concatenate([getattr(part.completions, name) for part in parts]) for name in Completions.ARRAYS
+    @property
+    def rewards(self) -> Float[np.ndarray, "b"]:
+        """The totals in float32, as training uses them."""
+        assert self.totals is not None
+        return self.totals.astype(np.float32)
+
+    def take(self, rows: Int[np.ndarray, "n"]) -> "Rollout":
+        """Select rows."""
+        return jax.tree.map(lambda leaf: leaf[rows], self)
+
+    def append_rows(self, other: "Rollout") -> "Rollout":
+        """Append the rows of another rollout."""
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), self, other)
+
+
+class Rollouts:
+    """Samples the completions of a run and judges them.
+
+    Args:
+        sampler: of the policy, on the mesh that rollouts sample on; its weights are not kept.
+        shardings: where the policy's weights lie on that mesh; None on one device.
+        tokenizer: of the policy.
+        prompts: what the policy completes.
+        rewards: what completions are worth.
+        config: of the run.
+
+    Attributes:
+        seconds: how long the phases of the current rollout took.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        shardings: Any,
+        tokenizer: DiffuCoderTokenizer,
+        prompts: PromptSet,
+        rewards: WeightedSum,
+        config: GRPOConfig,
+    ) -> None:
+        self.sampler, self.shardings = sampler.with_params({}), shardings
+        self.tokenizer, self.prompts = tokenizer, prompts
+        self.rewards, self.config = rewards, config
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def sample_rollout(self, policy: Params, number: int) -> Rollout:
+        """Sample the completions of a rollout.
+
+        Dynamic sampling also judges them, and draws prompts anew until enough groups have
+        variance, at most `dynamic_sampling` times. Each draw takes as many prompts as are missing,
+        rounded up to a power of two because every number of rows is compiled: 3 become 4.
+
+        Args:
+            policy: all weights, in the compute dtype.
+            number: of the rollout in the run.
+        """
+        self.seconds.clear()
+        rollout = self.draw_rollout(policy, number)
+        if not self.config.dynamic_sampling:
+            return rollout
+        rollout = self.judge_rollout(rollout)
+        for draw in range(1, 1 + self.config.dynamic_sampling):
+            missing = self.missing(rollout)
+            if missing <= 0:
+                break
+            count = min(self.config.prompts_per_step, 1 << (missing - 1).bit_length())
+            rollout = rollout.append_rows(self.judge_rollout(self.draw_rollout(policy, number, draw, count)))
+        return rollout
+
+    def draw_rollout(self, policy: Params, number: int, draw: int = 0, count: int | None = None) -> Rollout:
+        """Draw prompts, and complete each of them as often as a group is large.
+
+        Args:
+            policy: as in `sample`.
+            number: of the rollout.
+            draw: number of the draw within the rollout.
+            count: prompts to draw; None draws as many as a rollout has.
+        """
+        start, config = time.monotonic(), self.config
+        first, count = number * config.prompts_per_step, count or config.prompts_per_step
+        selected = self.prompts.select(config.training.seed, first, count, draw)
+        prompts = np.repeat(np.array(selected, object), config.num_generations)
+        completions = self.complete(policy, prompts, number, first=draw * config.completions)
+        self.seconds["rollout_seconds"] += time.monotonic() - start
+        return Rollout(prompts, completions, None, OrderedDict())
+
+    def complete(self, policy: Params, prompts: Prompts, number: int, first: int = 0) -> Completions:
+        """Sample one completion for each prompt with the random numbers of a rollout.
+
+        Args:
+            policy: as in `sample`; copied to where rollouts sample while they do.
+            prompts: one per completion.
+            number: of the rollout.
+            first: number of the first completion among those of the rollout.
+        """
+        count, seed = len(prompts), self.config.training.seed
+        limit = self.config.generation_batch_size or count
+        if self.shardings is not None:
+            policy = jax.device_put(policy, self.shardings)
+        return sample_completions(
+            self.sampler.with_params(policy),
+            self.tokenizer,
+            prompts,
+            self.config.generation,
+            keys=sample_keys(seed, number, SAMPLING, first + jnp.arange(count)),
+            width=self.prompts.width,
+            batch_size=next(size for size in divisors(count) if size <= limit),
+        )
+
+    def judge_rollout(self, rollout: Rollout) -> Rollout:
+        """Reward the completions of a rollout."""
+        start = time.monotonic()
+        rollout = judge_completions(self.rewards, rollout, self.config.num_generations)
+        self.seconds["reward_seconds"] += time.monotonic() - start
+        return rollout
+
+    def missing(self, rollout: Rollout) -> int:
+        """Count the groups with variance that a rollout lacks."""
+        varied = has_variance(rollout.rewards, self.config.num_generations)
+        return self.config.prompts_per_step - int(varied.sum())
+
+    def choose_groups(self, rollout: Rollout) -> Rollout:
+        """Choose the groups to train on: the first with variance, then the first without.
+
+        If 2 are needed and of groups 0 to 3 only group 3 has variance, these are 3 and 0.
+        """
+        size = self.config.num_generations
+        varied = has_variance(rollout.rewards, size)
+        groups = np.argsort(~varied, kind="stable")[: self.config.prompts_per_step]
+        return rollout.take((groups[:, None] * size + np.arange(size)).ravel())
+
+    def compare(self, rollout: Rollout, number: int) -> tuple[Float[np.ndarray, "b"], Bool[np.ndarray, "b c"]]:
+        """Return the completions' advantages, and the tokens that count: none if not judged."""
+        config, rewards = self.config, rollout.rewards
+        if config.shuffle_rewards:
+            rewards = np.random.default_rng((config.training.seed, number)).permutation(rewards)
+        compared = advantages(
+            rewards, config.num_generations, baseline=config.baseline, scale_rewards=config.scale_rewards
+        )
+        return compared, rollout.completions.completion_mask & np.isfinite(rewards)[:, None]
+
+    def rollout_metrics(self, rollout: Rollout) -> dict[str, float]:
+        """Summarise a rollout with all that was drawn for it: rewards, lengths, times."""
+        tokens, seconds = float(rollout.completions.lengths.sum()), self.seconds
+        return {
+            **reward_metrics(rollout, self.config.num_generations),
+            **seconds,
+            "rollout_tokens_per_second": tokens / seconds["rollout_seconds"],
+            "rewards_per_second": len(rollout.prompts) / max(seconds["reward_seconds"], 1e-9),
         }
-        texts = tuple(text for part in parts for text in part.completions.texts)
-        totals = [total for part in parts for total in part.scored.totals]
-        by_name = {name: [s for part in parts for s in part.scored.parts[name]] for name in parts[0].scored.parts}
-        prompts = tuple(prompt for part in parts for prompt in part.prompts)
-        return cls(prompts, Completions(texts=texts, **arrays), Scored(totals, by_name))
 
-    def of_rows(self, rows: Sequence[int]) -> "Rollout":
-        """Pick rows."""
-        parts = {name: [scores[row] for row in rows] for name, scores in self.scored.parts.items()}
-        scored = Scored([self.scored.totals[row] for row in rows], parts)
-        return Rollout(tuple(self.prompts[row] for row in rows), self.completions.of_rows(rows), scored)
+    def evaluate(self, policy: Params, prompts: Prompts) -> dict[str, float]:
+        """Measure the mean reward of one completion per prompt, and the share that ends."""
+        completions = self.complete(policy, prompts, HELD_OUT)
+        sampled = Rollout(np.array(prompts, object), completions, None, OrderedDict())
+        metrics = reward_metrics(judge_completions(self.rewards, sampled, 1), 1)
+        # One completion per prompt has no variance.
+        del metrics["reward_std"], metrics["zero_variance_groups"]
+        return metrics
+
+
+def sample_keys(
+    seed: int, rollout: Int[Array, ""] | int, iteration: Int[Array, ""] | int, sample_ids: Int[Array, "b"]
+) -> Key[Array, "b"]:
+    """Derive one key per sample from its global id, independent of how a batch is cut."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
+    return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(sample_ids)
 
 
 def sample_completions(
     sampler: Sampler,
     tokenizer: DiffuCoderTokenizer,
-    prompts: Sequence[Prompt],
+    prompts: Prompts,
     options: GenerationOptions,
     *,
     keys: Key[jax.Array, "b"],
     width: int,
     batch_size: int | None = None,
 ) -> Completions:
-    """Complete each prompt once.
+    """Sample one completion for each prompt.
 
     Args:
-        sampler: with the policy's weights.
-        keys: one per prompt, so that a completion does not depend on the batch in which it is sampled.
+        sampler: holds the policy's weights.
+        tokenizer: gives pad and stop tokens, and decodes.
+        prompts: one per completion.
+        options: how completions are sampled.
+        keys: one per prompt, so that a completion does not depend on the batch it is sampled in.
         width: columns for prompts.
-        batch_size: rows sampled together; None is all. Must divide their number.
+        batch_size: rows sampled together, a divisor of their number; None samples all at once.
+
+    Raises:
+        ValueError: `batch_size` does not divide the number of prompts.
     """
-    batch_size = len(prompts) if batch_size is None else batch_size
-    if len(prompts) % batch_size:
-        raise ValueError(f"generation_batch_size={batch_size}: must divide the {len(prompts)} completions of a rollout")
+    count = len(prompts)
+    batch_size = batch_size or count
+    if count % batch_size:
+        rule = f"must divide the {count} completions of a rollout"
+        raise ValueError(f"generation_batch_size={batch_size}: {rule}")
     ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
-    canvas = Canvas.after(ids, mask, options.max_new_tokens)
-    # Rows that a mesh cannot split would be computed on every device; so some are sampled twice, once for nothing.
-    whole = batch_size + -batch_size % row_devices(sampler.mesh)
-    parts = []
-    for first in range(0, len(prompts), batch_size):
-        rows = first + np.arange(whole) % batch_size
-        part = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
-        state = sampler.generate(part, options, seed=keys[rows], stop_ids=tokenizer.stop_ids)
-        parts.append([np.asarray(part)[:batch_size] for part in (state.tokens, state.commit_step)])
-    tokens, commit_step = map(np.concatenate, zip(*parts, strict=True))
-    return ended(tokens, commit_step, canvas.attention_mask, width, tokenizer)
+    # A mesh computes rows that it cannot split on every device, so some rows are sampled twice
+    # and their second sample is dropped: 6 rows on 4 devices become rows 0 1 2 3 4 5 0 1.
+    padded_size = batch_size + -batch_size % row_devices(sampler.mesh)
+    batches = []
+    for first in range(0, count, batch_size):
+        rows = first + np.arange(padded_size) % batch_size
+        canvas = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
+        state = sampler.generate(canvas, options, seed=keys[rows], stop_ids=tokenizer.stop_ids)
+        arrays = state.tokens, state.commit_step, canvas.attention_mask
+        batches.append([np.asarray(array)[:batch_size] for array in arrays])
+    tokens, steps, mask = map(np.concatenate, zip(*batches, strict=True))
+    return cut_at_stop(tokens, steps, mask, width, tokenizer)
 
 
-def ended(
+def cut_at_stop(
     tokens: Int[np.ndarray, "b t"],
     commit_step: Int[np.ndarray, "b t"],
     attention_mask: Bool[np.ndarray, "b t"],
     width: int,
     tokenizer: DiffuCoderTokenizer,
 ) -> Completions:
-    """Cut rows at the first stop token after column `width`."""
+    """End each completion at the first stop token after column `width`."""
     tokens = tokens.copy()
     completions = tokens[:, width:]
     is_stop = np.isin(completions, tokenizer.stop_ids)
@@ -218,68 +305,125 @@ def ended(
     last = np.where(stopped, is_stop.argmax(axis=1), completions.shape[1] - 1)
     completion_mask = np.arange(completions.shape[1]) <= last[:, None]
     completions[~completion_mask] = tokenizer.pad_id
-    texts = tuple(tokenizer.decode_until_stop(row.tolist()) for row in completions)
-    return Completions(tokens, attention_mask, completion_mask, commit_step[:, width:], texts, stopped)
+    texts = np.array([tokenizer.decode_until_stop(row.tolist()) for row in completions], object)
+    steps = commit_step[:, width:]
+    return Completions(tokens, attention_mask, completion_mask, steps, texts, stopped)
 
 
 def reward_completions(
-    rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions, rows: Sequence[int] | None = None
+    rewards: WeightedSum, prompts: Prompts, completions: Completions, rows: Sequence[int] | None = None
 ) -> Scored:
-    """Reward completions, all or some rows of them.
+    """Reward completions.
 
     A reward sees the prompts' contents, the texts, the prompts' columns and `completion_ids`.
+
+    Args:
+        rewards: the rewards and their weights.
+        prompts: the prompt of each completion.
+        completions: what is rewarded.
+        rows: completions to reward; None rewards all of them.
     """
     rows = range(len(prompts)) if rows is None else rows
+    # A column that only prompts of other rows have is a column of None.
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     columns = {name: [prompts[row].columns.get(name) for row in rows] for name in names}
     columns["completion_ids"] = [completions.ids(row) for row in rows]
-    return rewards.score([prompts[row].content for row in rows], [completions.texts[row] for row in rows], **columns)
+    contents = [prompts[row].content for row in rows]
+    return rewards.score(contents, [completions.texts[row] for row in rows], **columns)
 
 
-def reward_by_process(rewards: WeightedSum, prompts: Sequence[Prompt], completions: Completions, group: int) -> Scored:
-    """Reward all completions, each process its own groups: no program runs twice, and all hold the same rewards."""
-    if jax.process_count() == 1:
-        return reward_completions(rewards, prompts, completions)
-    owner = np.arange(len(prompts)) // group % jax.process_count()
+def judge_completions(rewards: WeightedSum, rollout: Rollout, group_size: int) -> Rollout:
+    """Reward the completions of a rollout, split by groups over the processes of the run.
+
+    No program runs twice, and all processes return the same rewards.
+    """
+    prompts, completions = rollout.prompts, rollout.completions
+    # With groups of 2 and 2 processes, rows 0 1 4 5 belong to process 0 and rows 2 3 6 7 to 1.
+    owner = np.arange(len(prompts)) // group_size % jax.process_count()
     mine = np.flatnonzero(owner == jax.process_index()).tolist()
-    names = tuple(rewards.rewards)
-    table = np.full((1 + len(names), len(prompts)), np.nan, np.float32)
+    table = np.full((1 + len(rewards.rewards), len(prompts)), np.nan)
     if mine:
         scored = reward_completions(rewards, prompts, completions, mine)
-        table[:, mine] = [rewards_of(scores) for scores in (scored.totals, *(scored.parts[name] for name in names))]
-    everyone = np.asarray(multihost_utils.process_allgather(table))
-    owned = everyone[owner, :, np.arange(len(prompts))].T.tolist()
-    totals, *parts = [[None if math.isnan(score) else score for score in line] for line in owned]
-    return Scored(totals, dict(zip(names, parts, strict=True)))
+        # None, the score of what was not judged, becomes NaN.
+        table[:, mine] = np.array([scored.totals, *scored.parts.values()], np.float64)
+    if jax.process_count() > 1:
+        everyone = np.asarray(multihost_utils.process_allgather(table.astype(np.float32)))
+        table = everyone[owner, :, np.arange(len(prompts))].T.astype(np.float64)
+    # Ordered, because JAX sorts the names of a plain dict.
+    parts = OrderedDict(zip(rewards.rewards, table[1:], strict=True))
+    return Rollout(prompts, completions, table[0], parts)
 
 
-def has_variance(rewards: Float[np.ndarray, "b"], num_generations: int) -> Bool[np.ndarray, "g"]:
-    """Tell for each group whether its judged completions are worth different amounts: only such a group teaches."""
-    groups = rewards.reshape(-1, num_generations)
+def advantages(
+    rewards: Float[np.ndarray, "b"],
+    num_generations: int,
+    *,
+    baseline: str = "leave_one_out",
+    scale_rewards: bool = False,
+) -> Float[np.ndarray, "b"]:
+    """Compare each completion with the others of its group; groups are consecutive rows.
+
+    A reward of NaN was not judged. It enters no baseline and gets advantage 0, as does a
+    completion without another judged one in its group.
+
+    Args:
+        rewards: one per completion.
+        num_generations: completions per group.
+        baseline: leave_one_out subtracts the mean of the group's other completions (RLOO), mean
+            that of all of them.
+        scale_rewards: divide by the group's standard deviation (plus 1e-4).
+
+    Raises:
+        ValueError: the rows do not fill groups of at least 2, or the baseline is unknown.
+    """
+    if baseline not in BASELINES:
+        raise ValueError(f"baseline={baseline!r}: must be one of {', '.join(BASELINES)}")
+    if num_generations < 2 or len(rewards) % num_generations:
+        rule = f"must be at least 2 and divide {len(rewards)} completions"
+        raise ValueError(f"num_generations={num_generations}: {rule}")
+    groups = rewards.astype(np.float64).reshape(-1, num_generations)
+    judged = np.isfinite(groups)
+    count = judged.sum(axis=1, keepdims=True)
+    total = np.where(judged, groups, 0.0).sum(axis=1, keepdims=True)
+    result = centred = np.where(judged, groups - total / np.maximum(count, 1), 0.0)
+    others = np.maximum(count - 1, 1)
+    if baseline == "leave_one_out":
+        # A mean that includes the completion itself would shrink its advantage by (n - 1) / n:
+        # r - mean of the others = n / (n - 1) * (r - mean of all).
+        # Rewards 3 and 1: 3 - 1 = 2 / 1 * (3 - 2).
+        result = centred * count / others
+    if scale_rewards:
+        result = result / (np.sqrt((centred**2).sum(axis=1, keepdims=True) / others) + STD_EPSILON)
+    return result.ravel().astype(np.float32)
+
+
+def has_variance(rewards: Float[np.ndarray, "b"], group_size: int) -> Bool[np.ndarray, "g"]:
+    """Return for each group whether its judged completions differ in reward.
+
+    Only such a group teaches: all advantages of the others are 0.
+    """
+    groups = rewards.reshape(-1, group_size)
     return np.array([len(np.unique(group[np.isfinite(group)])) > 1 for group in groups])
 
 
-def rewards_of(scores: Scores) -> Float[np.ndarray, "b"]:
-    """Turn scores into an array, NaN where there is none."""
-    return np.array([math.nan if score is None else score for score in scores], np.float32)
-
-
-def reward_metrics(scored: Scored, completions: Completions, num_generations: int) -> dict[str, float]:
-    """Summarise a rollout: means over judged completions, shares of groups and completions; NaN of none judged."""
-    rewards = rewards_of(scored.totals)
-    judged = np.isfinite(rewards)
-    groups = rewards.reshape(-1, num_generations)
-    spread = [
-        np.std(group[np.isfinite(group)], ddof=1, dtype=np.float64) for group in groups if np.isfinite(group).sum() > 1
-    ]
-    metrics = {
-        "reward": float(rewards[judged].mean()) if judged.any() else math.nan,
-        "reward_std": float(np.mean(spread)) if spread else 0.0,
+def reward_metrics(rollout: Rollout, group_size: int) -> dict[str, float]:
+    """Summarise rewards and completions: means over what was judged, NaN if nothing was."""
+    rewards, parts = rollout.rewards, rollout.parts
+    groups = [group[np.isfinite(group)] for group in rewards.reshape(-1, group_size)]
+    deviations = [np.std(group, ddof=1, dtype=np.float64) for group in groups if len(group) > 1]
+    return {
+        "reward": mean_of_judged(rewards),
+        "reward_std": float(np.mean(deviations)) if deviations else 0.0,
         # Such a group has no advantages: it trains on the divergence alone.
-        "zero_variance_groups": 1 - float(has_variance(rewards, num_generations).mean()),
-        "excluded_completions": float(scored.excluded),
-        "completion_tokens": float(completions.lengths.mean()),
-        "unfinished_completions": 1 - float(completions.stopped.mean()),
+        "zero_variance_groups": 1 - float(has_variance(rewards, group_size).mean()),
+        "excluded_completions": float(np.isnan(rewards).sum()),
+        "completion_tokens": float(rollout.completions.lengths.mean()),
+        "unfinished_completions": 1 - float(rollout.completions.stopped.mean()),
+        **{f"reward_{name}": mean_of_judged(scores) for name, scores in parts.items()},
     }
-    parts = {name: [score for score in scores if score is not None] for name, scores in scored.parts.items()}
-    return metrics | {f"reward_{name}": float(np.mean(scores or [math.nan])) for name, scores in parts.items()}
+
+
+def mean_of_judged(scores: Float[np.ndarray, "b"]) -> float:
+    """Average the scores that are not NaN; NaN if all are."""
+    judged = scores[np.isfinite(scores)]
+    return float(judged.mean()) if judged.size else math.nan

@@ -1,8 +1,9 @@
 """Masked diffusion on samples: fine-tuning on the responses of conversations, and adaptation on plain text.
 
-In fine-tuning only the response is masked, and the pads after its end are targets too: so the model learns to end. In
-adaptation all tokens are targets, and attention opens from causal to full while it trains: so that a model that has
-only seen the past is not confronted with the future at once. Knows samples, no files.
+In fine-tuning only the response is masked. The pads after its end are targets too, so that the
+model learns to end. In adaptation all tokens are targets, and attention opens from causal to full
+during training, so that a model that has only seen the past meets the future gradually.
+Knows samples, no files.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 HELD_OUT_SEED = 1
 MANY_PASSES = 30
-"""Passes over the samples beyond which a small model has learnt them by heart."""
+"""Passes over the samples after which a small model has memorised them."""
 
 
 def fine_tune(
@@ -40,26 +41,31 @@ def fine_tune(
     trained: Callable[[str], bool] = lambda name: True,
     identity: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Train `model` on samples; whether the end was reached.
+    """Train `model` on samples; returns whether the run reached its end.
 
     Args:
+        model: holds the trained weights afterwards.
         samples: open rows of at most `config.max_length` tokens, listed or tokenised.
-        expansion: shows a sample with a hole (`jax_lm.data.expansion`), as `config.expand_delete` needs it.
+        config: of the run.
         out: folder of the run; a run in it is continued.
+        pad_id: id of the pad token.
+        expansion: shows a sample with a hole (`jax_lm.data.expansion`), for `expand_delete`.
         trained: which parameters are trained, by name.
-        identity: what else a resumed run must agree on.
+        identity: further settings that a resumed run must agree on.
 
     Raises:
         ValueError: no samples, samples longer than a row, or another run in `out`.
     """
     if config.expand_delete != (expansion is not None):
-        raise ValueError(f"expand_delete={config.expand_delete}: comes with what shows holes, expansion")
-    stream, held_out = streams(samples, config, pad_id, config.spare_pads if config.packed else None, expansion)
+        raise ValueError(f"expand_delete={config.expand_delete}: must go with an expansion")
+    spare_pads = config.spare_pads if config.packed else None
+    stream, held_out = make_streams(samples, config, pad_id, spare_pads, expansion)
     training = config.training
     if config.num_train_epochs is not None:
         training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
     warn_of_many_passes(training.steps / stream().steps(1.0))
-    vary = revealed(round(config.condition_share * training.steps)) if config.condition_share else expansion
+    reveal_steps = round(config.condition_share * training.steps)
+    vary = reveal_prompts(reveal_steps) if config.condition_share else expansion
     return train(
         model,
         by_step(stream(vary=vary)),
@@ -73,11 +79,12 @@ def fine_tune(
 
 
 def warn_of_many_passes(passes: float) -> None:
-    """Warn of a run that learns its samples by heart."""
+    """Warn if a run passes over its samples so often that it memorises them."""
     if passes > MANY_PASSES:
         logger.warning(
-            "the run passes %.0f times over the samples and learns them by heart: take fewer max_steps or "
-            "num_train_epochs, or held_out_share with metric_for_best_model loss and early_stopping_patience",
+            "the run passes %.0f times over the samples and learns them by heart: take fewer "
+            "max_steps or num_train_epochs, or held_out_share with metric_for_best_model loss and "
+            "early_stopping_patience",
             passes,
         )
 
@@ -91,21 +98,25 @@ def adapt(
     pad_id: int,
     identity: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Train `model` on texts; whether the end was reached.
+    """Train `model` on texts; returns whether the run reached its end.
 
     Args:
-        samples: texts as closed rows, of at most `config.max_length` tokens, which share rows that packing fills; or
-            tokenised texts, which behind each other are cut into rows.
+        model: holds the trained weights afterwards.
+        samples: texts as closed rows of at most `config.max_length` tokens, which are packed; or
+            tokenised texts, which are concatenated and cut into rows.
+        config: of the run.
         out: folder of the run; a run in it is continued.
-        identity: what else a resumed run must agree on.
+        pad_id: id of the pad token.
+        identity: further settings that a resumed run must agree on.
 
     Raises:
         ValueError: no samples, or another run in `out`.
     """
-    stream, held_out = streams(samples, config, pad_id, 0)
+    stream, held_out = make_streams(samples, config, pad_id, 0)
+    opening = partial(openness, annealing_steps=config.annealing_steps)
     return train(
         model,
-        by_step(stream(vary=partial(varied, config=config)), partial(openness, annealing_steps=config.annealing_steps)),
+        by_step(stream(vary=partial(cut_or_reveal, config=config)), opening),
         dataclasses.replace(config.loss, masks_per_query=True),
         config.training,
         out,
@@ -114,18 +125,23 @@ def adapt(
     )
 
 
-def streams(
+def make_streams(
     samples: Sequence[Row] | TokenShards,
     config: SftConfig | AdaptConfig,
     pad_id: int,
     spare_pads: int | None,
     shown: Vary | None = None,
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
-    """Hold samples out; returns what makes the stream of the others (it takes `vary`), and the held-out batches.
+    """Hold out samples; returns a factory of the stream of the others, and the held-out batches.
+
+    The factory takes `vary`, which changes samples as they are drawn.
 
     Args:
-        spare_pads: pads behind a sample, after which others stand in its row; None gives each a row of its own.
-        shown: how the held-out samples are shown.
+        samples: all samples.
+        config: of the run.
+        pad_id: id of the pad token.
+        spare_pads: pads between samples that share a row; None gives each a row of its own.
+        shown: `vary` of the held-out samples.
     """
     seed, share = config.training.seed, config.held_out_share
     if isinstance(samples, TokenShards) and samples.kind == "text":
@@ -134,16 +150,31 @@ def streams(
     else:
         rows, lengths = samples, lengths_of(samples, config.max_length, spare_pads)
         capacity = None if spare_pads is None else config.max_length
-        orders = (Order(lengths[part], seed, capacity, part) for part in split(len(samples), share, seed))
+        parts = split(len(samples), share, seed)
+        orders = (Order(lengths[part], seed, capacity, part) for part in parts)
         learnt, held_out = next(orders), next(orders, None)
-    options = {"max_length": config.max_length, "batch_size": config.batch_size, "pad_id": pad_id, "seed": seed}
-    stream = partial(SampleStream, rows, **options, spare_pads=spare_pads)
-    evaluated = stream(held_out, vary=shown) if held_out else None
-    return partial(stream, learnt), [evaluated.batch(n) for n in range(evaluated.steps(1.0))] if evaluated else []
+    stream = partial(
+        SampleStream,
+        rows,
+        max_length=config.max_length,
+        batch_size=config.batch_size,
+        pad_id=pad_id,
+        seed=seed,
+        spare_pads=spare_pads,
+    )
+    batches = []
+    if held_out:
+        evaluated = stream(held_out, vary=shown)
+        batches = [evaluated.batch(number) for number in range(evaluated.steps(1.0))]
+    return partial(stream, learnt), batches
 
 
 def lengths_of(samples: Sequence[Row] | TokenShards, limit: int, spare_pads: int | None) -> Int[np.ndarray, "n"]:
-    """Count the tokens of each sample, with the pads behind it; ValueError if there is none, or one of too many."""
+    """Count the tokens of each sample, including the pads after it, up to `limit`.
+
+    Raises:
+        ValueError: a sample has more tokens than `limit`.
+    """
     is_tokenised = isinstance(samples, TokenShards)
     lengths = samples.lengths if is_tokenised else np.array([len(row.ids) for row in samples])
     if lengths.max(initial=0) > limit:
@@ -152,13 +183,18 @@ def lengths_of(samples: Sequence[Row] | TokenShards, limit: int, spare_pads: int
 
 
 def by_step(stream: SampleStream, openness: Callable[[int], float | None] = lambda step: None) -> ByStep:
-    """Draw this process's rows of each step; `openness` is the share of the future that attention sees, by step."""
+    """Make a source of this process's rows.
+
+    Args:
+        stream: of the samples.
+        openness: returns the share of the future that attention sees at a step.
+    """
     part = {"process": jax.process_index(), "processes": jax.process_count()}
     return ByStep(lambda step: stream.batch(step, openness=openness(step), **part))
 
 
 def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ...]:
-    """Split the numbers of samples into those to learn and, if there is a share, those held out, drawn by the seed.
+    """Split sample numbers into those to learn and, with a share, those held out by the seed.
 
     Raises:
         ValueError: a part would be empty.
@@ -172,8 +208,8 @@ def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ..
     return order[held_out:], order[:held_out]
 
 
-def revealed(steps: int) -> Vary:
-    """Mask whole samples, prompts too, with a probability that falls from 1 to 0 over `steps`."""
+def reveal_prompts(steps: int) -> Vary:
+    """Mask whole samples, including prompts, with a probability that falls from 1 to 0."""
 
     def vary(sample: Row, step: int, rng: np.random.Generator) -> Row:
         if rng.random() < step / max(steps, 1):
@@ -184,15 +220,15 @@ def revealed(steps: int) -> Vary:
 
 
 def openness(step: int, annealing_steps: int) -> float | None:
-    """Open attention along a line: the share of the future that it sees at a step (from 0), from 0 to 1.
+    """Return the share of the future that attention sees at a step: linear from 0 to 1.
 
-    None where nothing is to be opened. At the end it stays 1 instead: None would be another program to compile.
+    None without annealing. After it the share stays 1, as None would compile another program.
     """
     return min(1.0, step / annealing_steps) if annealing_steps else None
 
 
-def varied(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:
-    """Cut a text, rarely, to a random length; rarely keep a random beginning of it from ever being masked."""
+def cut_or_reveal(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:
+    """Rarely cut a text to a random length; rarely leave a random beginning of it unmasked."""
     size = len(sample.ids)
     if rng.random() < config.cut_share:
         size = int(rng.integers(1, size + 1))

@@ -3,9 +3,9 @@
     trainer = Trainer(loss, params, config, out=folder)
     finished = trainer.run(source)
 
-A loss says what to minimise on a batch, a source which batch comes next. A run that was killed at any moment and
-started again ends with the weights of the uninterrupted run, bit for bit: every random number follows from the seed
-and the step, and a checkpoint holds the rest.
+A loss defines what to minimise on a batch, and a source which batch comes next. A run that is
+killed at any moment and started again ends with the weights of the uninterrupted run, bit for bit:
+every random number follows from the seed and the step, and a checkpoint holds the rest.
 """
 
 import json
@@ -33,22 +33,25 @@ from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting
 from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of, named_leaves
 from jax_lm.training.config import TrainerConfig
-from jax_lm.training.fitting import chosen_dtype, fitted_trainer, weight_count
 from jax_lm.training.metrics import Meter, Write, open_writers, require_trackers
 from jax_lm.training.optimizer import make_optimizer, schedule
+from jax_lm.training.run_defaults import resolve_trainer, weight_count
 from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
 logger = logging.getLogger(__name__)
 
 SETTINGS_FILE = "settings.json"
-"""What a run was asked for, and what was chosen for it where nothing was."""
+"""The settings of a run, including those chosen for it."""
 
 Evaluate = Callable[[Params], Mapping[str, float]]
 Check = Callable[[int, Mapping[str, float]], None]
 
 
 class State(NamedTuple):
-    """Trained weights (float32), the optimizer's moments, and steps done. The next step overwrites the arrays."""
+    """Trained weights (float32), the optimizer's moments, and steps done.
+
+    The next step overwrites the arrays.
+    """
 
     params: Params
     optimizer: optax.OptState
@@ -57,12 +60,12 @@ class State(NamedTuple):
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """Which batch comes next.
+    """Draws the next batch.
 
-    `draw` gives the batch of step `state.step + 1` and metrics of its making. `save` gives what `load` needs to draw
-    the same batches again: a nested dict of arrays and JSON values ({} if batches follow from the step alone).
-    `arrays` is a tree of what else it needs and is as large as the weights: a checkpoint holds it, and brings it back,
-    on the devices where it lies.
+    `draw` returns the batch of step `state.step + 1` and metrics about it. `save` returns what
+    `load` needs to draw the same batches again: JSON that may contain arrays ({} if batches follow
+    from the step alone). `arrays` is a tree of state as large as the weights: a checkpoint stores
+    it, and restores it on the devices where it lies.
     """
 
     arrays: Any
@@ -75,21 +78,21 @@ class BatchSource(Protocol):
 
 
 class Trainer:
-    """Minimises a loss over what a source draws.
+    """Minimises a loss over the batches of a source.
 
     Args:
-        loss: what to minimise; sees the weights in the compute dtype.
-        params: nested dict of what is trained, on one device or on a mesh; copied to float32.
-        config: the run.
-        out: folder for metrics.jsonl, settings.json, checkpoints and what else the run leaves.
-        frozen: nested dict of weights that the loss sees among the trained ones, but that stay as they are.
+        loss: what to minimise; gets the weights in the compute dtype.
+        params: nested dict of the trained weights, on one device or on a mesh; copied to float32.
+        config: of the run.
+        out: folder for metrics.jsonl, settings.json, checkpoints and other files of the run.
+        frozen: nested dict of the other weights that the loss needs; they do not change.
         identity: further settings (JSON) that a resumed run must agree on.
         place: puts the rows of this process on the devices.
-        token_flops: operations that a step needs per token, by the tokens of a row; for the utilisation of devices
-            whose peak is known.
+        token_flops: returns the operations that a step needs per token, given the tokens of a row;
+            for the utilisation of devices whose peak is known.
 
     Raises:
-        ValueError: the settings contradict each other, or do not say how many steps there are.
+        ValueError: settings contradict each other, or do not define the number of steps.
     """
 
     def __init__(
@@ -104,17 +107,18 @@ class Trainer:
         place: Callable[[Batch], Batch] = lambda batch: batch,
         token_flops: Callable[[int], float] | None = None,
     ) -> None:
-        config = fitted_trainer(config, weight_count(params, frozen))
-        self.config, self.out, self.frozen, self.place = config, out, frozen or {}, place
-        self.token_flops = token_flops
-        # The peaks of devices are those of bfloat16.
-        self.peak = peak_flops(jax.devices()[0].device_kind) if config.compute_dtype == "bfloat16" else None
+        config = resolve_trainer(config, weight_count(params, frozen))
+        self.config, self.out, self.frozen = config, out, frozen or {}
+        self.place, self.token_flops = place, token_flops
+        # Peaks of devices are known for bfloat16.
+        is_bfloat16 = config.compute_dtype == "bfloat16"
+        self.peak = peak_flops(jax.devices()[0].device_kind) if is_bfloat16 else None
         self.best = BestEvaluation(config.metric_for_best_model, config.early_stopping_patience)
-        # As JSON gives it back, so that it can be compared with what a checkpoint holds.
+        # As read back from JSON, to compare it with that of a checkpoint.
         self.identity = json.loads(json.dumps(config.identity | dict(identity or {})))
         transform = make_optimizer(config.optimizer, config.steps)
         rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
-        # Copied, because the step overwrites its arguments and the caller keeps arrays of its own.
+        # Copied, because the step overwrites its arguments and the caller keeps its arrays.
         masters = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
         optimizer = transform.init(masters)
         placement = placements(masters, optimizer)
@@ -126,7 +130,7 @@ class Trainer:
             transform,
             rate,
             parts=config.gradient_accumulation_steps,
-            dtype=chosen_dtype(config),
+            dtype=config.dtype,
             seed=config.seed,
             placement=placement,
         )
@@ -135,24 +139,26 @@ class Trainer:
     def run(
         self, source: BatchSource, *, evaluate: Evaluate | None = None, check: Check = lambda step, metrics: None
     ) -> bool:
-        """Train to the end, from the newest checkpoint on if there is one; whether the end was reached.
+        """Train to the end, starting from the newest checkpoint; returns whether it was reached.
 
-        A termination signal ends the run early, with a checkpoint; evaluations that do not become better for too long
-        end it as well, and that is its end.
+        A termination signal ends the run early, with a checkpoint. A run whose evaluations have not
+        improved for `early_stopping_patience` has reached its end.
 
         Args:
             source: of the batches.
-            evaluate: metrics of the trained weights, every `evaluate_every` steps and at the end.
-            check: sees the metrics of every step once they are there, and may raise.
+            evaluate: returns metrics of the trained weights, every `evaluate_every` steps and at
+                the end.
+            check: gets the metrics of every step once they are computed, and may raise.
 
         Raises:
             FloatingPointError: loss or gradient is not finite; the batch is saved in `out`.
-            ValueError: `out` holds a run that may not be, or cannot be, continued; or the best evaluation is asked for
-                where there is none.
+            ValueError: `out` holds a run that may not be, or cannot be, continued; or the best
+                evaluation is requested but nothing is evaluated.
         """
         config = self.config
         if evaluate is None and config.metric_for_best_model is not None:
-            raise ValueError(f"metric_for_best_model={config.metric_for_best_model!r}: nothing is held out to evaluate")
+            metric = f"metric_for_best_model={config.metric_for_best_model!r}"
+            raise ValueError(f"{metric}: nothing is held out to evaluate")
         require_trackers(config.track)
         output_folder(self.out)
         folder, in_background = self.out / "checkpoints", config.async_checkpointing
@@ -179,7 +185,10 @@ class Trainer:
         profile: Callable[[int], None],
         evaluate: Evaluate | None,
     ) -> bool:
-        """Take steps until the end, and tell whether it was reached; metrics are fetched while the next step runs."""
+        """Take steps until the end; returns whether it was reached.
+
+        Metrics of a step are fetched while the next one runs.
+        """
         config = self.config
         last, running = config.last_step, None
         while self.state.step < last and not self.best.is_over:
@@ -205,7 +214,7 @@ class Trainer:
         return self.state.step >= last or self.best.is_over
 
     def start(self, source: BatchSource) -> "Running":
-        """Draw a batch and hand it to the devices, without waiting for them."""
+        """Draw a batch and start its step, without waiting for the devices."""
         batch, drawn = source.draw(self.state)
         step = self.state.step + 1
         params, optimizer, metrics = self.update(
@@ -215,18 +224,23 @@ class Trainer:
         return Running(step, batch, metrics, drawn)
 
     def finish(self, running: "Running", write: Write, bar: terminal.Report | None, check: Check) -> None:
-        """Wait for a step, check and count its metrics; FloatingPointError if loss or gradient is not finite."""
+        """Wait for a step, then check and record its metrics.
+
+        Raises:
+            FloatingPointError: loss or gradient is not finite.
+        """
         metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
             saved = self.out / f"not-finite-{running.step}.npz"
-            arrays = {name.strip(".[]'"): np.asarray(leaf) for name, leaf in named_leaves(running.batch).items()}
+            leaves = named_leaves(running.batch)
+            arrays = {name.strip(".[]'"): np.asarray(leaf) for name, leaf in leaves.items()}
             np.savez(saved, allow_pickle=False, **arrays)
             raise FloatingPointError(
-                f"loss is {metrics['loss']} at step {running.step}, its gradient has norm {metrics['gradient_norm']}; "
-                f"the batch is in {saved}"
+                f"loss is {metrics['loss']} at step {running.step}, its gradient has norm "
+                f"{metrics['gradient_norm']}; the batch is in {saved}"
             )
         check(running.step, metrics)
-        # A source gives the rows of this process, or all of them as arrays that every process holds.
+        # A source draws the rows of this process, or all rows as arrays that every process holds.
         tokens = running.batch.tokens
         shared = isinstance(tokens, jax.Array) and not tokens.is_fully_addressable
         self.meter.add(metrics | running.drawn, tokens.size * (1 if shared else jax.process_count()))
@@ -238,10 +252,11 @@ class Trainer:
                 entry["mfu"] = entry["tokens_per_second"] * self.token_flops(tokens.shape[1]) / peak
             write(running.step, entry)
             if bar:
-                bar(running.step, last, f"loss {entry['loss']:.4f}  {entry['tokens_per_second']:,.0f} tokens/s")
+                speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
+                bar(running.step, last, f"loss {entry['loss']:.4f}  {speed}")
 
     def save(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
-        """Write a checkpoint of the present state."""
+        """Write a checkpoint of the current state."""
         rest = {
             "identity": self.identity,
             "meter": self.meter.save(),
@@ -252,7 +267,11 @@ class Trainer:
         checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
 
     def resume(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
-        """Take up the newest checkpoint, if there is one; ValueError if it is of a run with other settings."""
+        """Continue from the newest checkpoint, if there is one.
+
+        Raises:
+            ValueError: it belongs to a run with other settings, or `resume` forbids it.
+        """
         step = checkpoints.latest
         if step is None:
             return
@@ -269,15 +288,15 @@ class Trainer:
         logger.info("continuing %s from step %d", self.out, step)
 
     def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int) -> None:
-        """Take weights, moments and the source's arrays from a checkpoint."""
-        # Shapes and shardings alone, so that the present arrays are gone before the saved ones come.
+        """Load weights, moments and the source's arrays from a checkpoint."""
+        # Keep only shapes and shardings, to free the current arrays before the saved ones load.
         like = abstract_of((self.state._replace(step=()), source.arrays))
         self.state, source.arrays = State({}, (), 0), ()
         state, source.arrays = checkpoints.load_state(like, step)
         self.state = state._replace(step=step)
 
     def writer(self) -> AbstractContextManager[Write]:
-        """Open where metrics go; nowhere for all processes but the first."""
+        """Open the writers of metrics; only the first process writes."""
         if jax.process_index() > 0:
             return nullcontext(lambda step, metrics: None)
         config, resumed_at = self.config, self.state.step
@@ -286,7 +305,7 @@ class Trainer:
 
     @contextmanager
     def profiler(self) -> Iterator[Callable[[int], None]]:
-        """Start and end the trace, by the number of the step that comes next."""
+        """Yield a function that starts or stops the trace, given the next step."""
         traced = self.config.profiled
         is_tracing = False
 
@@ -306,7 +325,7 @@ class Trainer:
 
 
 class Running(NamedTuple):
-    """A step that the devices compute."""
+    """A step that the devices are computing."""
 
     step: int
     batch: Batch
@@ -316,7 +335,11 @@ class Running(NamedTuple):
 
 @contextmanager
 def termination() -> Iterator[Callable[[int], bool]]:
-    """Watch for SIGTERM; yields whether the run shall end, on which all processes of a run agree at a step."""
+    """Watch for SIGTERM.
+
+    Yields a function that returns whether the run should end at a step; all processes of a run
+    agree on the step.
+    """
     received = threading.Event()
 
     def asked(step: int) -> bool:
@@ -324,7 +347,7 @@ def termination() -> Iterator[Callable[[int], bool]]:
             return multihost_utils.reached_preemption_sync_point(step)
         return received.is_set()
 
-    # Only the main thread may set handlers; the coordination of several processes sets its own.
+    # Only the main thread may set handlers, and the coordination of several processes has its own.
     if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
         yield asked
         return
@@ -340,10 +363,11 @@ class BestEvaluation:
     """The best evaluation so far, by one of its metrics.
 
     Attributes:
-        metric: its name, with or without eval_; the higher the better, but for names that end in loss. None where none
-            is asked for.
-        patience: evaluations in a row that are no better, after which a run ends; None is never.
-        value, step: of the best one; None before the first.
+        metric: its name, with or without eval_. Higher is better, unless the name ends in loss.
+            None tracks nothing.
+        patience: evaluations in a row without improvement that end a run; None never does.
+        value: of the best evaluation; None before the first.
+        step: of the best evaluation.
         since: evaluations since then.
     """
 
@@ -354,12 +378,17 @@ class BestEvaluation:
     since: int = 0
 
     def see(self, step: int, results: Mapping[str, float]) -> bool:
-        """Take an evaluation in; whether it is the best so far. ValueError if it lacks the metric."""
+        """Record an evaluation; returns whether it is the best so far.
+
+        Raises:
+            ValueError: the evaluation lacks the metric.
+        """
         if self.metric is None:
             return False
         name = self.metric.removeprefix("eval_")
         if name not in results:
-            raise ValueError(f"metric_for_best_model={self.metric!r}: must be one of {', '.join(results)}")
+            names = ", ".join(results)
+            raise ValueError(f"metric_for_best_model={self.metric!r}: must be one of {names}")
         sign, value = (-1 if name.endswith("loss") else 1), results[name]
         if math.isfinite(value) and (self.value is None or sign * value > sign * self.value):
             self.value, self.step, self.since = value, step, 0
@@ -369,13 +398,13 @@ class BestEvaluation:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has lost patience."""
+        """Whether evaluations have not improved for too long."""
         return self.patience is not None and self.since >= self.patience
 
     def save(self) -> dict[str, Any]:
         return asdict(self)
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what `save` gave, if it was by the same metric."""
+        """Restore what `save` returned, if it was for the same metric."""
         if saved["metric"] == self.metric:
             self.value, self.step, self.since = saved["value"], saved["step"], saved["since"]

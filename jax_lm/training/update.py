@@ -1,4 +1,4 @@
-"""One training step, compiled: the gradient of a loss over a batch in parts, and the optimizer's update.
+"""One compiled training step: the gradient of a loss over a batch in parts, and the update.
 
 Knows no loss, no model and no loop.
 """
@@ -19,11 +19,11 @@ from jax_lm.models.products import tied
 
 Params = dict[Any, Any]
 Batch = Any
-"""A tree of arrays with the rows in front, among them an attribute `tokens` [b, t]."""
+"""A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t]."""
 
 
 class Mean(NamedTuple):
-    """A mean in parts: the sum over some rows, and what it is divided by once all rows are summed up."""
+    """A mean in parts: the sum over some rows, and their weight. The quotient is taken last."""
 
     total: Float[Array, "*n"]
     weight: Float[Array, "*n"]
@@ -36,13 +36,13 @@ class Mean(NamedTuple):
 
 
 class LossTerms(NamedTuple):
-    """The loss of some rows in parts; that of a batch is the sum of `total` over the sum of `weight`.
+    """The loss of some rows; that of a batch is the sum of `total` over the sum of `weight`.
 
     Attributes:
         total: weighted sum over these rows.
-        weight: what it is divided by: tokens, rows. A constant to the gradient.
-        metrics: means, each with a weight of its own, so that no split of a batch changes one; of those called max_…
-            the maximum over these rows.
+        weight: divisor of the total, such as tokens or rows; a constant for the gradient.
+        metrics: means, each with a weight of its own, so that no split of a batch changes one;
+            for names that start with max_, the maximum over these rows.
     """
 
     total: Float[Array, ""]
@@ -52,8 +52,11 @@ class LossTerms(NamedTuple):
 
 @runtime_checkable
 class Loss(Protocol):
-    """A loss. The key is that of the step, the same for all rows of a batch however it is split: random numbers of a
-    row follow from it and from a number that the batch carries (`jax.random.fold_in`)."""
+    """A loss.
+
+    The key is that of the step and the same for all rows of a batch, however it is split. Random
+    numbers of a row follow from it and from a number in the batch (`jax.random.fold_in`).
+    """
 
     def __call__(self, params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms: ...
 
@@ -70,8 +73,16 @@ def make_update(
 ) -> Callable:
     """Compile the step: (params, optimizer state, frozen, step, batch) to the first two and metrics.
 
-    Params and optimizer state are donated, and come back where they were (`placement`, of `placements`). `rate` is
-    only reported; the transform has its own.
+    Params and optimizer state are donated, and returned where they were.
+
+    Args:
+        loss: what to minimise.
+        transform: the optimizer.
+        rate: learning rate, which is only reported; the transform has its own.
+        parts: parts of a batch, computed one after the other.
+        dtype: that the loss computes in.
+        seed: of the loss's random numbers.
+        placement: where params and optimizer state lie, from `placements`.
     """
 
     def update(params: Params, optimizer: optax.OptState, frozen: Params, step: Int[Array, ""], batch: Batch) -> tuple:
@@ -85,18 +96,21 @@ def make_update(
 
 
 def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
-    """Place moments beside the parameters on their mesh, all else on every device; None off a mesh."""
+    """Return shardings that place moments like their parameters, and the rest on every device.
+
+    Returns None if the parameters are not on a mesh.
+    """
     shardings = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     mesh = next((x.sharding.mesh for x in shardings.values() if isinstance(x.sharding, NamedSharding)), None)
     if mesh is None:
         return None
 
-    def beside(path: tuple, leaf: Array) -> NamedSharding:
+    def place(path: tuple, leaf: Array) -> NamedSharding:
         name = jax.tree_util.keystr(path)
         owner = next((x for known, x in shardings.items() if name.endswith(known) and x.shape == leaf.shape), None)
         return NamedSharding(mesh, PartitionSpec()) if owner is None else owner.sharding
 
-    return jax.tree_util.tree_map_with_path(beside, params), jax.tree_util.tree_map_with_path(beside, optimizer)
+    return jax.tree_util.tree_map_with_path(place, params), jax.tree_util.tree_map_with_path(place, optimizer)
 
 
 def gradient(
@@ -109,9 +123,10 @@ def gradient(
     parts: int = 1,
     dtype: DTypeLike = jnp.float32,
 ) -> tuple[Params, dict[str, Array]]:
-    """Compute gradient and metrics of a batch's loss; the same for any number of parts that divides the rows.
+    """Compute gradient and metrics of a batch's loss.
 
-    Each part gives its sum, and what all parts sum up to is divided once by their weight.
+    The result does not depend on the number of parts, which must divide the rows: each part
+    contributes a sum, and the sum of all parts is divided once by their weight.
     """
 
     def total(params: Params, rows: Batch) -> tuple[Array, LossTerms]:
@@ -125,24 +140,26 @@ def gradient(
     else:
 
         def add(sums: Params, rows: Batch) -> tuple[Params, LossTerms]:
-            # Tied to its rows, the compute copy is made in this loop: TPUs would make it before, and keep all of it.
-            # On CPUs a tie costs a copy of the weights.
+            # Tied to its rows, the compute copy is made in this loop; TPUs would make it before the
+            # loop and keep all of it. On CPUs a tie costs a copy of the weights.
             gradients, terms = differentiate(*tied("tpu", params, rows))
             return jax.tree.map(jnp.add, sums, gradients), terms
 
         gradients, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts))
     weight = jnp.sum(terms.weight)
-    # Nothing to learn from (every row excluded) is a gradient of zero, not of 0 / 0.
+    # If every row is excluded, the gradient is zero and not 0 / 0.
     weight = jnp.where(weight == 0, 1.0, weight)
     metrics = {name: m.value if isinstance(m, Mean) else jnp.max(m) for name, m in terms.metrics.items()}
     return jax.tree.map(lambda g: g / weight, gradients), {"loss": jnp.sum(terms.total) / weight} | metrics
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
-    """Split rows into `parts`; part i takes rows i, i + parts, …, so that rows of one device go to every part.
+    """Split rows into `parts`; part i takes rows i, i + parts, ...
+
+    So every part has rows of every device. 6 rows in 2 parts are 0 2 4 and 1 3 5.
 
     Raises:
-        ValueError: the rows cannot be divided so.
+        ValueError: `parts` does not divide the rows.
     """
 
     def split(leaf: Array) -> Array:
@@ -160,12 +177,13 @@ def in_dtype(params: Params, dtype: DTypeLike) -> Params:
 
 @partial(jax.jit, static_argnames="dtype")
 def compute_copy(params: Params, dtype: DTypeLike) -> Params:
-    """Copy trained weights into the dtype that losses and samplers compute in; gradients pass unchanged.
+    """Copy trained weights to the dtype that losses and samplers compute in; gradients pass through.
 
-    Into bfloat16 they are rounded up as often as they are near the upper neighbour. To the nearest, a weight that a
-    checkpoint gave in bfloat16 would stand still until it has moved by half a step of it, 1/512 of its size, which at
-    the rates of fine-tuning takes hundreds of updates. The draw belongs to the weight's name and place: equal weights
-    give equal copies, on any mesh, and what bfloat16 holds exactly stays.
+    Rounding to bfloat16 is stochastic. With rounding to the nearest, a weight that was loaded from
+    bfloat16 would not change until it has moved by half a step, 1/512 of its size, which takes
+    hundreds of updates at the rates of fine-tuning. The random draw depends on the weight's name
+    and index alone, so equal weights give equal copies on any mesh, and numbers that bfloat16 can
+    represent stay as they are.
     """
 
     def copy(path: tuple, weights: Array) -> Array:
@@ -178,7 +196,11 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
-    """Round float32 to bfloat16: up with the probability that makes the mean exact, by a hash of salt and place."""
+    """Round float32 to bfloat16, up with the probability that makes the mean exact.
+
+    The random draw is a hash of salt and index. A number a quarter of a step above its lower
+    neighbour is rounded up in one of four draws.
+    """
     place = jnp.zeros(weights.shape, jnp.uint32)
     for axis, size in enumerate(weights.shape):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, weights.shape, axis)
@@ -187,7 +209,8 @@ def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         place = (place ^ (place >> shift)) * jnp.uint32(factor)
     draw = (place ^ (place >> 16)) & 0xFFFF
-    # bfloat16 is the upper half of float32: what is added carries into it as often as the lower half is large.
+    # bfloat16 is the upper half of float32. Adding a draw from 0 to 0xFFFF to the lower half
+    # carries into the upper one with probability lower / 0x10000.
     bits = jax.lax.bitcast_convert_type(weights, jnp.uint32) + draw
     upper = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isfinite(weights), upper, weights.astype(jnp.bfloat16))
@@ -199,7 +222,7 @@ def _(salt: int, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 def merged(first: Params, second: Params) -> Params:
-    """Unite two nested dicts."""
+    """Merge two nested dicts."""
     both = first | second
     for name in first.keys() & second.keys():
         both[name] = merged(first[name], second[name])

@@ -34,7 +34,7 @@ from jax_lm.rewards.cases import row_tests
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
 from jax_lm.training.config import SftConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
-from jax_lm.training.fitting import training_mesh
+from jax_lm.training.run_defaults import training_mesh
 from jax_lm.training.sft import adapt, fine_tune
 from untrusted.runner import choose_tier
 

@@ -17,16 +17,15 @@ from jax_lm.sharding import MeshShape
 from jax_lm.training.checkpoints import UNCOMPARED
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
-from jax_lm.training.fitting import (
-    announced,
-    chosen_dtype,
-    fitted_grpo,
-    fitted_loss,
-    fitted_trainer,
+from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.run_defaults import (
+    log_setup,
+    resolve_grpo,
+    resolve_remat,
+    resolve_trainer,
     training_mesh,
     weight_count,
 )
-from jax_lm.training.grpo_config import GRPOConfig
 
 SMALL, LARGE = 4_331_776, parameter_count(DIFFUCODER_7B)
 TRAINER = TrainerConfig(max_steps=1, optimizer=OptimizerConfig(learning_rate=1e-5))
@@ -39,26 +38,26 @@ def meshed(**sizes):
 
 
 def test_large_models_compute_in_bfloat16_and_compute_layers_again():
-    assert chosen_dtype(fitted_trainer(SftConfig().training, LARGE)) == "bfloat16"
-    assert chosen_dtype(fitted_trainer(SftConfig().training, SMALL)) == "float32"
-    assert [fitted_loss(LossConfig(), size).remat for size in (SMALL, LARGE)] == [False, True]
-    assert [fitted_grpo(GRPOConfig(), size, None).remat for size in (SMALL, LARGE)] == [False, True]
+    assert resolve_trainer(SftConfig().training, LARGE).dtype == "bfloat16"
+    assert resolve_trainer(SftConfig().training, SMALL).dtype == "float32"
+    assert [resolve_remat(LossConfig(), size).remat for size in (SMALL, LARGE)] == [False, True]
+    assert [resolve_grpo(GRPOConfig(), size, None).remat for size in (SMALL, LARGE)] == [False, True]
 
 
 def test_what_is_asked_for_stays():
     asked = TrainerConfig(max_steps=1, optimizer=TRAINER.optimizer, compute_dtype="float32")
-    assert fitted_trainer(asked, LARGE) == asked
-    assert fitted_loss(LossConfig(remat=False), LARGE).remat is False
-    chosen = fitted_grpo(GRPOConfig(remat=True, score_chunk=16), SMALL, meshed(data=2, fsdp=4))
+    assert resolve_trainer(asked, LARGE) == asked
+    assert resolve_remat(LossConfig(remat=False), LARGE).remat is False
+    chosen = resolve_grpo(GRPOConfig(remat=True, score_chunk=16), SMALL, meshed(data=2, fsdp=4))
     assert (chosen.remat, chosen.score_chunk) == (True, 16)
 
 
 def test_each_device_that_splits_rows_scores_one_completion_at_a_time():
     """Also where they do not divide the 80 completions of the recipe: those are filled up to 96."""
     for mesh, chunk in ((None, 1), (meshed(fsdp=16), 16), (meshed(data=2, fsdp=4, tensor=4), 8), (meshed(fsdp=32), 32)):
-        assert fitted_grpo(GRPOConfig(), LARGE, mesh).score_chunk == chunk
+        assert resolve_grpo(GRPOConfig(), LARGE, mesh).score_chunk == chunk
     with pytest.raises(ValueError, match="score_chunk=1: must be a multiple of 8, the devices of the mesh that split"):
-        fitted_grpo(GRPOConfig(score_chunk=1), LARGE, meshed(data=2, fsdp=4))
+        resolve_grpo(GRPOConfig(score_chunk=1), LARGE, meshed(data=2, fsdp=4))
 
 
 def test_one_device_needs_no_mesh_and_one_can_be_asked_for(tiny_config):
@@ -72,7 +71,7 @@ def test_one_device_needs_no_mesh_and_one_can_be_asked_for(tiny_config):
 
 def test_what_was_chosen_is_logged_and_recorded(policy, letters, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        assert announced(meshed(fsdp=8), remat=True, score_chunk=8) == {"mesh": "fsdp=8"}
+        assert log_setup(meshed(fsdp=8), remat=True, score_chunk=8) == {"mesh": "fsdp=8"}
     assert caplog.messages == ["training on fsdp=8: remat True, score_chunk 8"]
     short = GenerationOptions(max_new_tokens=4, num_steps=2)
     rewards = {"reward_funcs": ("code_format",), "reward_weights": (1.0,)}

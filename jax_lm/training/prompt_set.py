@@ -1,0 +1,119 @@
+"""The prompts of a coupled-GRPO run: encoded, those that are too long dropped, in a random order."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from jax_lm.rewards.reward import Chat
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+logger = logging.getLogger(__name__)
+
+PROMPT = "prompt"
+WIDTH_BUCKET = 32
+"""Prompts are padded to a multiple of this."""
+
+HELD_OUT = 2**32 - 1
+"""Stands in for the number of an epoch or a rollout where prompts are held out for evaluation."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt.
+
+    Attributes:
+        content: text or chat messages, as rewards see it.
+        ids: its tokens.
+        columns: the other columns of its row, for rewards.
+    """
+
+    content: Chat
+    ids: tuple[int, ...]
+    columns: Mapping[str, Any]
+
+
+Prompts = Sequence[Prompt] | Shaped[np.ndarray, "b"]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of a run, in a random order that depends only on the seed and the rollout.
+
+    Attributes:
+        prompts: the prompts that fit.
+        too_long: number of prompts dropped because they exceed the allowed length.
+        width: columns that hold any of the prompts. One width, so that everything compiles once.
+    """
+
+    prompts: tuple[Prompt, ...]
+    too_long: int
+    width: int
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], tokenizer: DiffuCoderTokenizer, max_length: int) -> "PromptSet":
+        """Encode rows.
+
+        Args:
+            rows: mappings with a `prompt`, which is text (completed as it is) or chat messages,
+                and the columns that rewards read.
+            tokenizer: encodes prompts and applies the chat template.
+            max_length: longer prompts are dropped.
+
+        Raises:
+            ValueError: a row has no prompt, or no prompt fits.
+        """
+        prompts = []
+        for number, row in enumerate(rows):
+            content = row.get(PROMPT)
+            if not content or not isinstance(content, str | list | tuple):
+                message = f"row {number} has no 'prompt' (text or chat messages): {str(row)[:80]}"
+                raise ValueError(message)
+            text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
+            columns = {name: value for name, value in row.items() if name != PROMPT}
+            prompts.append(Prompt(content, tuple(tokenizer.encode(text)), columns))
+        fitting = tuple(prompt for prompt in prompts if len(prompt.ids) <= max_length)
+        too_long = len(prompts) - len(fitting)
+        limit = f"max_prompt_length={max_length} tokens"
+        if not fitting:
+            raise ValueError(f"no prompt has at most {limit} ({too_long} are longer)")
+        if too_long:
+            logger.warning("%d prompts dropped: longer than %s", too_long, limit)
+        longest = max(len(prompt.ids) for prompt in fitting)
+        return cls(fitting, too_long, longest + -longest % WIDTH_BUCKET)
+
+    def hold_out(self, count: int, seed: int) -> tuple["PromptSet", tuple[Prompt, ...]]:
+        """Split off `count` prompts drawn by the seed; the remaining set keeps its width.
+
+        Raises:
+            ValueError: no prompt would remain.
+        """
+        total = len(self.prompts)
+        if count >= total:
+            rule = f"must leave some of the {total} prompts that fit"
+            raise ValueError(f"held_out_prompts={count}: {rule}")
+        order = np.random.default_rng((seed, HELD_OUT)).permutation(total)
+        held_out = tuple(self.prompts[number] for number in order[:count])
+        rest = tuple(self.prompts[number] for number in sorted(order[count:]))
+        return PromptSet(rest, self.too_long, self.width), held_out
+
+    def select(self, seed: int, first: int, count: int, draw: int = 0) -> list[Prompt]:
+        """Select prompts number `first` to `first + count - 1` of an endless sequence of epochs.
+
+        Every prompt comes once per epoch, and each epoch has an order of its own. With 5 prompts,
+        numbers 4 and 5 are the last prompt of epoch 0 and the first one of epoch 1.
+
+        Args:
+            draw: number of the draw within a rollout; each draw orders the epochs differently.
+        """
+        size = len(self.prompts)
+        numbers = range(first, first + count)
+        stream = (draw,) if draw else ()
+        orders = {
+            epoch: np.random.default_rng((seed, epoch, *stream)).permutation(size)
+            for epoch in {number // size for number in numbers}
+        }
+        return [self.prompts[orders[number // size][number % size]] for number in numbers]

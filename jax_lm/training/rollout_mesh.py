@@ -1,0 +1,84 @@
+"""The mesh that rollouts sample on.
+
+Training stores weights in parts and gathers each layer where it is used, once for thousands of
+tokens. A denoising loop would gather all of them again at every step, so rollouts sample with a
+copy of the weights in the compute dtype, which is split as little as memory allows and placed
+once per rollout.
+"""
+
+import logging
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.planning.rollouts import HELD_PER_WEIGHT, rollout_shape
+from jax_lm.sharding import MeshShape, remeshed, tree_shardings
+from jax_lm.training.update import Params
+
+logger = logging.getLogger(__name__)
+
+
+def place_sampler(
+    sampler: Sampler, requested: str | None, *, trained: Params, policy: Params
+) -> tuple[Sampler, Params | None]:
+    """Return the sampler on the mesh that rollouts use, and the shardings of its weights there.
+
+    Args:
+        sampler: of the policy, on the mesh of the training.
+        requested: mesh for sampling, such as tensor=4; None chooses one.
+        trained: the weights that have masters and moments.
+        policy: shapes and dtypes of all weights as rollouts use them.
+
+    Raises:
+        ValueError: the mesh takes other devices than training, or does not split the model evenly.
+    """
+    config, mesh = sampler.config, sampler.mesh
+    training = MeshShape() if mesh is None else MeshShape.of(mesh)
+    shape = MeshShape.parse(requested) if requested else None
+    if shape and shape.size != training.size:
+        sizes = f"takes {shape.size} devices, training takes {training.size}"
+        raise ValueError(f"rollout_mesh={requested!r}: {sizes}")
+    if mesh is None:
+        return sampler, None
+    shape = shape or choose_shape(config, mesh, trained, policy)
+    shape.require(config)
+    if shape != training:
+        mesh = remeshed(mesh, shape)
+        sampler = sampler.on_mesh(mesh)
+    return sampler, tree_shardings(policy, config, mesh)
+
+
+def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Params) -> MeshShape:
+    """Choose a mesh for sampling by the memory that training leaves free, and log it."""
+    training = MeshShape.of(mesh)
+    held = bytes_on_device(trained, config, mesh, HELD_PER_WEIGHT)
+    held += bytes_on_device(policy, config, mesh)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+
+    def copy_bytes(shape: MeshShape) -> int:
+        return bytes_on_device(policy, config, remeshed(mesh, shape))
+
+    shape = rollout_shape(config, training, copy_bytes, None if limit is None else limit - held)
+    if shape is None:
+        message = "rollouts sample on %s: no copy of the weights fits beside the training"
+        logger.warning(message, training)
+        return training
+    logger.info("rollouts sample on %s", shape)
+    return shape
+
+
+def bytes_on_device(tree: Any, config: DreamConfig, mesh: Mesh, itemsize: int | None = None) -> int:
+    """Count the bytes that arrays, or shapes, take on each device of a mesh.
+
+    Args:
+        itemsize: bytes per number; None is that of each array's dtype.
+    """
+
+    def count(leaf: Any, sharding: Any) -> int:
+        return math.prod(sharding.shard_shape(leaf.shape)) * (itemsize or leaf.dtype.itemsize)
+
+    return sum(jax.tree.leaves(jax.tree.map(count, tree, tree_shardings(tree, config, mesh))))

@@ -1,0 +1,71 @@
+"""Settings that a run leaves open, chosen by the size of its model and by its devices.
+
+From `LARGE_MODEL` parameters on, updates compute in bfloat16 and keep only the inputs of layers
+for the gradient. On several devices the mesh takes all of them. Knows settings, no loss, no loop.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from jax_lm.config import DreamConfig
+from jax_lm.sharding import AnyMesh, MeshShape, row_devices
+from jax_lm.training.config import LossConfig, TrainerConfig
+from jax_lm.training.grpo_config import GRPOConfig
+
+logger = logging.getLogger(__name__)
+
+LARGE_MODEL = 250_000_000
+HasRemat = TypeVar("HasRemat", LossConfig, GRPOConfig)
+
+
+def training_mesh(config: DreamConfig, text: str | None) -> Mesh | None:
+    """Make the requested mesh, or one over all devices of all hosts; None if there is only one."""
+    if text is None and jax.device_count() == 1:
+        return None
+    shape = MeshShape.parse(text) if text else MeshShape.for_training(config, jax.device_count())
+    shape.require(config)
+    return shape.mesh()
+
+
+def weight_count(*trees: Any) -> int:
+    """Count the numbers in trees of arrays."""
+    return sum(leaf.size for leaf in jax.tree.leaves(trees))
+
+
+def resolve_trainer(config: TrainerConfig, parameters: int) -> TrainerConfig:
+    """Choose the compute dtype for a model of that size, unless it is set."""
+    dtype = "bfloat16" if parameters >= LARGE_MODEL else "float32"
+    return replace(config, compute_dtype=config.compute_dtype or dtype)
+
+
+def resolve_remat(config: HasRemat, parameters: int) -> HasRemat:
+    """Choose whether the backward pass recomputes layers, unless it is set."""
+    remat = parameters >= LARGE_MODEL if config.remat is None else config.remat
+    return replace(config, remat=remat)
+
+
+def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> GRPOConfig:
+    """Choose dtype, remat and `score_chunk`: one completion per device that splits rows.
+
+    Raises:
+        ValueError: these devices cannot split `score_chunk`, so each would compute all of it.
+    """
+    rows = row_devices(mesh)
+    chunk = config.score_chunk or rows
+    if chunk % rows:
+        rule = f"must be a multiple of {rows}, the devices of the mesh that split rows"
+        raise ValueError(f"score_chunk={chunk}: {rule}")
+    training = resolve_trainer(config.training, parameters)
+    return replace(resolve_remat(config, parameters), score_chunk=chunk, training=training)
+
+
+def log_setup(mesh: AnyMesh | None, **settings: Any) -> dict[str, Any]:
+    """Log on which mesh and how a run computes; returns the mesh for the run's record."""
+    where = str(MeshShape.of(mesh)) if mesh else "one device"
+    text = ", ".join(f"{name} {value}" for name, value in settings.items())
+    logger.info("training on %s: %s", where, text)
+    return {"mesh": where}
