@@ -6,8 +6,7 @@ python tools/options.py
 from pathlib import Path
 
 from jax_lm.cli.arguments.table import COMMANDS
-from jax_lm.cli.declared import options_page
-from jax_lm.cli.parsing import SYNONYMS
+from jax_lm.cli.declared import SYNONYMS, options_page
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 PREAMBLE = """\

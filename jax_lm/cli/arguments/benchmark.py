@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from jax_lm.benchmark.settings import ExperimentSettings, QualitySettings, RecordingShape, ScaleSettings, Workload
+from jax_lm.cli.declared import Positional
 
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
@@ -151,7 +150,7 @@ class ParityCheck:
         training: also check coupled_grpo.safetensors: scores, loss, divergence and gradients of coupled-GRPO.
     """
 
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     tolerance: float | None = None
     tokenizer: str | None = None
     training: bool = False

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from jax_lm.benchmark.settings import require_at_least_one
+from jax_lm.cli.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +27,8 @@ class Convert:
         allow_missing_bias: put zeros where a params.pkl lacks biases.
     """
 
-    source: tyro.conf.Positional[str]
-    destination: tyro.conf.Positional[Path]
+    source: Positional[str]
+    destination: Positional[Path]
     format: str | None = None
     dtype: str | None = None
     quantize: Literal["int8"] | None = None
@@ -48,7 +47,7 @@ class Verify:
         json: print a JSON object instead of lines.
     """
 
-    path: tyro.conf.Positional[str]
+    path: Positional[str]
     json: bool = False
 
 
@@ -74,8 +73,8 @@ class Push:
         revision: branch to commit to; the main one if not given.
     """
 
-    folder: tyro.conf.Positional[Path]
-    repo: tyro.conf.Positional[str]
+    folder: Positional[Path]
+    repo: Positional[str]
     yes: bool = False
     public: bool = False
     license: str | None = None

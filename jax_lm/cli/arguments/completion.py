@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import tyro
+from jax_lm.cli.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,4 +19,4 @@ class Completion:
         shell: whose.
     """
 
-    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    shell: Positional[Literal["bash", "zsh", "fish"]]

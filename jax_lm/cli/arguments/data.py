@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import tyro
+from jax_lm.cli.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class Show:
         columns: what they are called.
     """
 
-    data: tyro.conf.Positional[str]
+    data: Positional[str]
     model: str | None = None
     kind: Kind = "conversations"
     limit: int = 3

@@ -1,14 +1,11 @@
 """Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`. Imports no JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import tyro
-
-from jax_lm.cli.recipe import values
+from jax_lm.cli.declared import Positional
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 ONE_PER_STEP = GenerationOptions(
@@ -17,8 +14,6 @@ ONE_PER_STEP = GenerationOptions(
 """Options that `analyze` decodes by: the low-confidence remasking of the paper, over the whole canvas."""
 
 SMALL_SUITES = ("builtin", "infilling")
-TEXT_OPTIONS = ("--data", "--model", "--out")
-"""Options whose value may read like the name of a suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +58,7 @@ class Analyze:
         "out",
     )
 
-    suite: tyro.conf.Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
+    suite: Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
     data: Path | None = None
     model: str | None = None
     adapter: str | None = None
@@ -142,9 +137,7 @@ class Evaluate:
         "out",
     )
 
-    suite: tyro.conf.Positional[
-        Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
-    ]
+    suite: Positional[Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]]
     data: Path | None = None
     model: str | None = None
     adapter: str | None = None
@@ -166,16 +159,16 @@ class Evaluate:
     allow_unsafe_exec: bool = False
 
     IMPLIED: ClassVar = {
-        "--max-new-tokens": "512; 144 for builtin, infilling and the built-in model",
-        "--temperature": "0.2; 0 for builtin and infilling",
+        "max_new_tokens": "512; 144 for builtin, infilling and the built-in model",
+        "temperature": "0.2; 0 for builtin and infilling",
     }
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Length and temperature as published, or short and greedy for small tasks, unless something else is typed."""
-        is_small = any(w in SMALL_SUITES for before, w in pairwise(["", *words]) if before not in TEXT_OPTIONS)
-        is_long = not is_small and values(words, "--model") not in ([], ["None"])
-        return ["--max-new-tokens", "512" if is_long else "144", "--temperature", "0" if is_small else "0.2"]
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the published length and temperature, or short and greedy answers for small tasks."""
+        is_small = given.get("suite") in SMALL_SUITES
+        is_long = not is_small and given.get("model") is not None
+        return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
     def __post_init__(self) -> None:
         for one, other in (("chat", "base"), ("canonical", "empty"), ("canonical", "chat"), ("empty", "chat")):

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import tyro
-
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.cli.declared import Positional
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 
@@ -55,7 +54,7 @@ class Generate:
         "model", "chat", "watch", "max_new_tokens", "temperature", "preset", "num_steps", "file", "prompts", "out",
     )  # fmt: skip
 
-    prompt: tyro.conf.Positional[str | None] = None
+    prompt: Positional[str | None] = None
     model: str | None = None
     adapter: str | None = None
     tokenizer: str | None = None

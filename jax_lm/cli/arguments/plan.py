@@ -1,12 +1,11 @@
 """Arguments of `diffucoder plan`. Imports no JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jax_lm.benchmark.settings import require_at_least_one
-from jax_lm.cli.recipe import values
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 
@@ -74,10 +73,9 @@ class Plan:
             raise ValueError("explain=True: reads a compiled program, estimate=True compiles none; give one of them")
         require_at_least_one(self, "batch_size", "max_length")
 
-    IMPLIED: ClassVar = {"--max-new-tokens": "half of --max-length"}
+    IMPLIED: ClassVar = {"max_new_tokens": "half of --max-length"}
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Take half of a row as new, unless something else is typed."""
-        length = "".join(values(words, "--max-length")) or str(Plan.max_length)
-        return ["--max-new-tokens", str(max(1, int(length) // 2))] if length.isdecimal() else []
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Let half of a row be new tokens."""
+        return {"max_new_tokens": max(1, given.get("max_length", Plan.max_length) // 2)}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
+from jax_lm.cli.declared import Positional
 
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 
@@ -57,7 +57,7 @@ class SandboxRun:
         allow_unsafe_exec: run without containment where there is none.
     """
 
-    file: tyro.conf.Positional[Path]
+    file: Positional[Path]
     tests: Path | None = None
     input: Path | None = None
     expected: Path | None = None

@@ -1,13 +1,12 @@
 """Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`. Imports no JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jax_lm.cli.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, PromptColumns, TextColumn
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
-from jax_lm.cli.recipe import values
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.grpo_config import GRPOConfig
 
@@ -117,7 +116,7 @@ class Sft:
         "lora_rank",
     )  # fmt: skip
 
-    EXCLUSIVE: ClassVar = (("--max-steps", "--num-train-epochs"),)
+    EXCLUSIVE: ClassVar = (("max_steps", "num_train_epochs"),)
 
     data: Path
     out: Path
@@ -127,12 +126,12 @@ class Sft:
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
 
-    IMPLIED: ClassVar = {"--num-train-epochs": "3", "--max-steps": ""}
+    IMPLIED: ClassVar = {"num_train_epochs": "3", "max_steps": ""}
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Make three passes over the samples, however many there are, unless a number of steps is asked for."""
-        return [] if values(words, "--max-steps") else ["--num-train-epochs", "3"]
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Train for three epochs unless a number of steps is given."""
+        return {} if "max_steps" in given else {"num_train_epochs": 3.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,10 +176,10 @@ class Grpo:
     settings: GRPOConfig = field(default_factory=GRPOConfig)
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Weigh a single reward by 1; several must be weighted by whoever names them."""
-        rewards = values(words, "--reward-funcs")
-        return ["--reward-weights", *(["1"] if len(rewards) == 1 else [])] if rewards else []
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a single reward the weight 1; several rewards need weights of their own."""
+        rewards = given.get("reward_funcs")
+        return {"reward_weights": (1.0,) * (len(rewards) == 1)} if rewards else {}
 
 
 @dataclass(frozen=True, kw_only=True)

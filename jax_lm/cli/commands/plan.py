@@ -261,7 +261,7 @@ def explanation_rows(compiled: CompiledPass, found: Explanation) -> Iterator[tup
     yield "written", gib(found.written)
     for name, traffic in (("weights", found.weights), ("head", found.head), ("cache", found.cache)):
         if traffic.once:
-            yield f"{name} read", f"{gib(traffic.read)}, {traffic.read / traffic.once:.3f} times {gib(traffic.once)}"
+            yield (f"{name} read", f"{gib(traffic.read)}, {traffic.read / traffic.once:.3f} times {gib(traffic.once)}")
     rows = ", ".join(f"{count} of {rows} rows" for rows, count in found.rows.items())
     yield "products with weights", rows
     for name, group in (
