@@ -51,7 +51,7 @@ CARELESS = [
     ("generate --preset trubo x", "preset='trubo': must be one of exact, fast, turbo (perhaps turbo)"),
     ("generate --seed -1 x", "seed=-1: must not be negative"),
     ("generate --watch=perhaps x", "--watch 'perhaps': must be true or false"),
-    ("generate def f(n):", "'f(n):': generate takes no more without a name; a text with spaces is put in quotes"),
+    ("generate def f(n):", "'f(n):': generate takes no further argument; put a text with spaces in quotes"),
     ("generate --prefix a --prompts words.txt --out o", "prefix/suffix and prompts given"),
     ("generate --prompts words.txt", "answers of a file go to a file, give both"),
     ("generate --prompts absent.jsonl --out o", "absent.jsonl"),

@@ -169,7 +169,7 @@ def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
     (folder / "attempts.jsonl").write_text("\n".join(lines)[:-9])
     status, _, err = run(capsys, "eval", "builtin", *arguments)
     assert status == 0
-    assert "going on after 3 attempts" in err
+    assert "resuming after 3 attempts" in err
     redone = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
     strip = [{name: value for name, value in each.items() if name != "seconds"} for each in (*attempts, *redone)]
     assert strip[:4] == strip[4:]

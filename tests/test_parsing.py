@@ -54,7 +54,7 @@ class Outer:
     inner: Inner = field(default_factory=lambda: Inner(rate=0.5))
 
 
-TOO_MANY = "do takes no more without a name; a text with spaces is put in quotes"
+TOO_MANY = "do takes no further argument; put a text with spaces in quotes"
 
 
 def read(*words):
@@ -124,14 +124,14 @@ def test_a_union_takes_the_first_type_that_fits(text, value):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["p"], "do needs --out; diffucoder do --help says more"),
+        (["p"], "do needs --out; see diffucoder do --help"),
         (["--out"], "--out: needs a value"),
         (["--out", "--watch"], "--out: needs a value"),
         (["--out", "o", "--wacth"], "--wacth: no option of do (perhaps --watch)"),
         (["--out", "o", "--bacth_size", "1"], "--bacth_size: no option of do (perhaps --batch-size)"),
         (["--out", "o", "--output-dri", "1"], "--output-dri: no option of do (perhaps --out)"),
-        (["--out", "o", "--zzz"], "--zzz: no option of do; diffucoder do --help lists them"),
-        (["--out", "o", "-x"], "-x: no option of do; diffucoder do --help lists them"),
+        (["--out", "o", "--zzz"], "--zzz: no option of do; see diffucoder do --help"),
+        (["--out", "o", "-x"], "-x: no option of do; see diffucoder do --help"),
         (["--out=o", "--kind=x"], "--kind 'x': must be one of fast, slow"),
         (["--out", "o", "--length", "x"], "--length 'x': must be INT|{auto}"),
         (["--out", "o", "--rate", "x"], "--rate 'x': must be FLOAT"),

@@ -1,9 +1,8 @@
 """Options of a program, declared as the fields of a dataclass or the parameters of a function.
 
-Fields of nested dataclasses are options like the others, and docstrings are the help. Reads the
-words of a command line, writes help and the documentation's table; `argparse` lays out the help.
-It does not read the words, because it knows neither `--watch true` before a prompt, nor `-1e-3` as
-a value, nor `--max_new_tokens`. Standard library only.
+Fields of nested dataclasses are options like the others, and docstrings are the help. `argparse`
+lays out the help. It does not read the command line: it knows neither `--watch true` before a
+prompt, nor `-1e-3` as a value, nor `--max_new_tokens`. Standard library only.
 """
 
 import argparse
@@ -236,7 +235,7 @@ def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
     names, name = option_names(kind), word.replace("_", "-")
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f" (perhaps {names[near[0]][0].long})" if near else f"; {prog} --help lists them"
+        hint = f" (perhaps {names[near[0]][0].long})" if near else f"; see {prog} --help"
         raise ValueError(f"{word}: no option of {prog.removeprefix('diffucoder ')}{hint}")
     return names[name]
 
@@ -266,7 +265,7 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
     free = [option for option in declared_options(kind) if option.is_positional and option.field not in given]
     if len(places) > len(free):
         command = prog.removeprefix("diffucoder ")
-        rule = "takes no more without a name; a text with spaces is put in quotes"
+        rule = "takes no further argument; put a text with spaces in quotes"
         raise ValueError(f"{places[len(free)]!r}: {command} {rule}")
     return given | {option.field: option.value([text]) for option, text in zip(free, places, strict=False)}
 
@@ -288,7 +287,7 @@ def arguments_of(kind: Program, given: Mapping[str, Any], prog: str) -> dict[str
     missing = [o.name for o in declared_options(kind) if o.is_required and o.field not in given]
     if missing:
         command = prog.removeprefix("diffucoder ")
-        raise ValueError(f"{command} needs {', '.join(missing)}; {prog} --help says more")
+        raise ValueError(f"{command} needs {', '.join(missing)}; see {prog} --help")
     return build_arguments(kind, given)
 
 
@@ -347,22 +346,3 @@ def help_text(kind: Program, prog: str) -> str:
         arguments: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": option.metavar}
         groups[option.group].add_argument(*names, help=text, **arguments)
     return parser.format_help()
-
-
-def table_row(option: Option) -> str:
-    """Write one row of the documentation's table."""
-    name = f"--[no-]{option.long[2:]}" if option.is_flag and option.default else option.name
-    name = name if option.is_positional else f"{name} {option.metavar}".rstrip()
-    default = option.default if option.default in ("on", "") else f"`{option.default}`"
-    cells = (f"`{name}`", "required" if option.is_required else default, option.help)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def options_page(commands: Mapping[str, tuple[type, str]], preamble: str) -> str:
-    """Write the documentation's page of all options of commands, given by class and summary."""
-    lines = ["# Options", "", preamble]
-    for command, (kind, summary) in commands.items():
-        lines += ["", f"## diffucoder {command}", "", summary, ""]
-        lines += ["| option | default | meaning |", "|---|---|---|"]
-        lines += map(table_row, declared_options(kind))
-    return "\n".join([*lines, ""])

@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
-    """Run what was typed, and end the process.
+    """Run the command line, and end the process.
 
     After Ctrl-C it exits at once: a normal interpreter exit would crash while XLA's threads still
     compute.

@@ -97,7 +97,7 @@ def run_frontier(arguments: Bench, out: Path) -> int:
 def chosen_model(arguments: Bench) -> MeasuredModel:
     """Name the model, and choose its dtype."""
     if arguments.random_shape:
-        config, name = (SHAPES[arguments.random_shape], f"random weights of the shape {arguments.random_shape}")
+        config, name = SHAPES[arguments.random_shape], f"random weights of the shape {arguments.random_shape}"
     else:
         config = DreamForCausalLM.read_config(huggingface.resolve(arguments.model or BUILTIN_MODEL))
         name = arguments.model or "built-in model"

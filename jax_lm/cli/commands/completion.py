@@ -42,7 +42,7 @@ def run_completion(arguments: Completion) -> int:
 
 
 def completions() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield what may follow the words `before`; with a star, at any place behind them."""
+    """Yield words, a star or nothing, and the completions after these words, or anywhere later if starred."""
     first = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     yield "", "", first
     for word in first:

@@ -1,4 +1,4 @@
-"""`diffucoder models`: what lies in the hub's cache, and deleting it."""
+"""`diffucoder models`: lists and deletes models in the hub's cache."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -21,11 +21,11 @@ class CachedModel:
     """A revision of a repository in the cache.
 
     Attributes:
-        model: hub id, with the revision where it is not the main branch.
-        what: kind, size and state, or why this package cannot use it.
-        bytes: on disk; revisions of a repository share files.
-        commit: digest of the revision.
-        folder: where it lies.
+        model: hub id, with the revision unless it is the main branch.
+        what: type, size and state, or why this package cannot use it.
+        bytes: size on disk; revisions of a repository share files.
+        commit: hash of the revision.
+        folder: its folder.
     """
 
     model: str
@@ -40,15 +40,15 @@ def run_models(arguments: Models) -> int:
     repositories = cached_repositories()
     if arguments.delete is not None:
         return delete(repositories, arguments.delete, confirmed=arguments.yes)
-    found = [model for repository in repositories for model in models_of(repository)]
+    cached = [model for repository in repositories for model in models_of(repository)]
     if arguments.json:
-        print(json.dumps([asdict(model) for model in found], indent=1))
+        print(json.dumps([asdict(model) for model in cached], indent=1))
         return 0
-    if not found:
+    if not cached:
         print("no model in the hub's cache: --model OWNER/NAME downloads one")
         return 0
     table = Table("model", "what it is", "on disk", box=None, padding=(0, 2, 0, 0))
-    for model in found:
+    for model in cached:
         table.add_row(model.model, model.what, gigabytes(model.bytes))
     console = Console(highlight=False)
     console.print(table)
@@ -57,7 +57,7 @@ def run_models(arguments: Models) -> int:
 
 
 def cached_repositories() -> list[CachedRepoInfo]:
-    """List the repositories of models in the cache, by name."""
+    """Return the model repositories in the cache, sorted by name."""
     try:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
@@ -66,18 +66,18 @@ def cached_repositories() -> list[CachedRepoInfo]:
 
 
 def models_of(repository: CachedRepoInfo) -> list[CachedModel]:
-    """List the revisions of a repository, the main branch first."""
-    found = []
+    """Return the revisions of a repository, the main branch first."""
+    models = []
     for revision in sorted(repository.revisions, key=lambda each: ("main" not in each.refs, each.commit_hash)):
         name = min(revision.refs, key=lambda ref: ref != "main", default=revision.commit_hash[:12])
         model = repository.repo_id if name == "main" else f"{repository.repo_id}@{name}"
         what, folder = describe_folder(revision.snapshot_path), str(revision.snapshot_path)
-        found.append(CachedModel(model, what, revision.size_on_disk, revision.commit_hash, folder))
-    return found
+        models.append(CachedModel(model, what, revision.size_on_disk, revision.commit_hash, folder))
+    return models
 
 
 def describe_folder(folder: Path) -> str:
-    """Say what a checkpoint is, or why it cannot be used."""
+    """Describe a checkpoint, or why it cannot be used."""
     try:
         config = DreamForCausalLM.read_config(folder)
     except ValueError as error:
@@ -88,7 +88,7 @@ def describe_folder(folder: Path) -> str:
 
 
 def delete(repositories: list[CachedRepoInfo], model: str, *, confirmed: bool) -> int:
-    """Delete a model's revisions, or say what that would free; ValueError if it is not in the cache."""
+    """Delete revisions of a model, or print what that would free; ValueError if it is not cached."""
     asked = HUB_ID.fullmatch(model)
     chosen = [
         revision.commit_hash
