@@ -77,7 +77,7 @@ def test_other_settings_are_another_run(files, capsys):
     before = files[1].read_text()
     status, _ = answer(files, "--seed", "1")
     assert status == 2
-    assert "by other settings" in capsys.readouterr().err
+    assert "with other settings" in capsys.readouterr().err
     assert files[1].read_text() == before
 
 

@@ -118,7 +118,7 @@ def test_a_piped_conversation(monkeypatch, capsys):
     assert "the built-in model answers with small Python functions alone" in err
     status, out, err = talk(monkeypatch, capsys, "/nothing\n")
     assert (status, out) == (2, "")
-    assert "error: /nothing: no command" in err
+    assert "error: /nothing: no such command" in err
 
 
 @pytest.fixture

@@ -229,7 +229,7 @@ def test_a_function_is_a_program(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith("usage: do.py --out PATH [OPTIONS]\n\nDo it.\n\noptions:\n")
     assert out.count("two parameters with one text.") == 2
-    assert "inner options:\n  how.\n" in out
+    assert "inner:\n  how.\n" in out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -181,7 +181,7 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
     }
     for name, (hint, default) in signature_of(kind, base).items():
         if is_settings(hint):
-            nested.append((hint, default, (f"{name.replace('_', ' ')} options", texts.get(name, ""))))
+            nested.append((hint, default, (name.replace("_", " "), texts.get(name, ""))))
             continue
         is_positional = get_origin(hint) is Annotated
         every = alternatives(get_args(hint)[0] if is_positional else hint)
