@@ -362,6 +362,11 @@ def test_help_and_version_need_no_dashes(capsys):
     assert run(capsys)[0] == 2
 
 
+def test_help_lists_the_suites(capsys):
+    _, out, _ = run(capsys, "eval", "--help")
+    assert "One of builtin, humaneval, humaneval+, mbpp, mbpp+, infilling, livecodebench." in " ".join(out.split())
+
+
 def test_the_built_in_model_has_a_name():
     assert cli.parse(["info", "-m", "builtin"]).model is None
     assert cli.parse(["eval", "humaneval", "-m", "builtin"]).generation.max_new_tokens == 144

@@ -16,7 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -187,12 +187,13 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
         every = alternatives(get_args(hint)[0] if is_positional else hint)
         kinds = tuple(each for each in every if each is not NoneType)
         takes_many = get_origin(kinds[0]) is tuple
+        choices = f" One of {', '.join(kinds[0])}." if is_positional and isinstance(kinds[0], tuple) else ""
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
         yield Option(
             field=name,
             kinds=alternatives(get_args(kinds[0])[0]) if takes_many else kinds,
             default="" if default is MISSING else {"True": "on", "False": "", "None": ""}.get(shown, shown),
-            help=texts.get(name, ""),
+            help=texts.get(name, "") + choices,
             group=("arguments", "") if is_positional else group,
             takes_many=takes_many,
             takes_none=NoneType in every,
@@ -321,7 +322,8 @@ def help_text(kind: Program, prog: str) -> str:
     places = [o.name if o.is_required else f"[{o.name}]" for o in options if o.is_positional]
     needed = [f"{o.name} {o.metavar}" for o in options if o.is_required and not o.is_positional]
     about = re.split(r"^(?:Attributes|Args):\n", docstring(kind), flags=re.MULTILINE)[0].strip()
-    parts = (part if part.startswith("Example") else textwrap.fill(part, width) for part in about.split("\n\n"))
+    fill = partial(textwrap.fill, width=width, break_on_hyphens=False)
+    parts = (part if part.startswith("Example") else fill(part) for part in about.split("\n\n"))
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=" ".join([prog, *places, *needed, "[OPTIONS]"]),
@@ -330,7 +332,7 @@ def help_text(kind: Program, prog: str) -> str:
         add_help=False,
     )
     groups = {
-        group: parser.add_argument_group(group[0], textwrap.fill(group[1], width) or None)
+        group: parser.add_argument_group(group[0], fill(group[1]) or None)
         for group in dict.fromkeys([*(option.group for option in options), OTHERS])
     }
     groups[OTHERS].add_argument("-h", "--help", action="store_true", help="show this help and exit")
