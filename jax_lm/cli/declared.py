@@ -48,7 +48,7 @@ ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """A name, or several, and its text in a docstring of Google's style; further lines are indented."""
 
 SWITCHES = {"true": True, "false": False}
-NOTHING = {"none": None, "null": None}
+NOTHING = ("none", "null")
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 WORD_SIZE = 2**63
 COMMON, OTHERS = ("common options", ""), ("options", "")
@@ -107,7 +107,7 @@ class Option:
 
     def value(self, texts: Sequence[str], *, is_negated: bool = False) -> Any:
         """Convert the texts given for this option; ValueError says what is allowed."""
-        if self.takes_none and [text.lower() for text in texts] in ([name] for name in NOTHING):
+        if self.takes_none and " ".join(texts).lower() in NOTHING:
             return None
         if self.takes_many:
             return tuple(map(self.convert, texts))

@@ -55,31 +55,24 @@ def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
     # Imported here because a command line without a recipe does not need it.
     import yaml
 
-    class Loader(yaml.BaseLoader):
-        """Refuses names that come twice, which YAML forbids and its library accepts."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-            names = [self.construct_object(name) for name, _ in node.value]
-            if twice := [name for name in names if names.count(name) > 1]:
-                raise ValueError(f"{twice[0]} is given twice")
-            return super().construct_mapping(node, deep)
-
     try:
-        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
+        # Nodes, not objects: every scalar is text, and a name that comes twice is still there.
+        recipe = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot be read ({error})") from error
-    if not isinstance(recipe, dict) or not all(isinstance(n, str) and n.isidentifier() for n in recipe):
+    if not isinstance(recipe, yaml.MappingNode) or not all(str(key.value).isidentifier() for key, _ in recipe.value):
         raise ValueError("must be a mapping of options to values")
-    if "config" in recipe:
-        raise ValueError("config: a recipe cannot name another recipe")
     given = {}
-    for name, value in recipe.items():
-        # The loader leaves every scalar as text.
-        texts = value if isinstance(value, list) else [value]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{name} must be a value or a list of values, not {value!r:.80}")
-        option, is_negated = find_option(kind, f"--{name}", prog)
-        given[option.field] = option.value(texts, is_negated=is_negated)
+    for key, node in recipe.value:
+        if key.value == "config":
+            raise ValueError("config: a recipe cannot name another recipe")
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        if not all(isinstance(part, yaml.ScalarNode) for part in parts):
+            raise ValueError(f"{key.value} must be a value or a list of values")
+        option, is_negated = find_option(kind, f"--{key.value}", prog)
+        if option.field in given:
+            raise ValueError(f"{key.value} is given twice")
+        given[option.field] = option.value([part.value for part in parts], is_negated=is_negated)
     return given
 
 
