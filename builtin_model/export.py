@@ -12,9 +12,8 @@ import random
 from dataclasses import asdict
 from pathlib import Path
 
-import tyro
-
 from builtin_model.corpus import draw_task
+from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import TASKS_FILE, BuiltinTask
 
 HELD_OUT_SEED, HELD_OUT_COUNT = 20_000_000, 2000
@@ -61,4 +60,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

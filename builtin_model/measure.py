@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from builtin_model.layouts import draw_hole
+from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import BuiltinTask, held_out_tasks
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import Problem, held_out_problems
@@ -217,4 +216,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

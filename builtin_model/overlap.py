@@ -12,10 +12,9 @@ import builtins
 import random
 import sys
 
-import tyro
-
 from builtin_model.layouts import header_prompt
 from builtin_model.spelling import draw_spelled
+from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import BuiltinTask, held_out_tasks
 
 READINGS = ("whole text", "code", "code under other names")
@@ -91,4 +90,4 @@ def main(programs: int = 100_000, seed: int = 0, held_out: int = 2000) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

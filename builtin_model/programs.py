@@ -10,10 +10,9 @@ import json
 import random
 from pathlib import Path
 
-import tyro
-
 from builtin_model.layouts import header_prompt
 from builtin_model.spelling import draw_spelled
+from jax_lm.cli.declared import run_main
 
 
 def main(*, out: Path, count: int = 30_000, seed: int = 0) -> None:
@@ -33,4 +32,4 @@ def main(*, out: Path, count: int = 30_000, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

@@ -20,12 +20,12 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import tyro
 from flax import nnx
 
 from builtin_model.bpe import save_tokenizer, train_bpe
 from builtin_model.rows import chat_row, completion_row, continuation_row, draw_text, infilling_row, stream_batches
 from jax_lm.checkpoints.description import complete
+from jax_lm.cli.declared import run_main
 from jax_lm.data.batches import Batch
 from jax_lm.host.terminal import TERMINATED
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
@@ -260,4 +260,4 @@ def main(recipe: Recipe) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Recipe))
+    main(run_main(Recipe))

@@ -4,8 +4,7 @@ python examples/basic.py
 python examples/basic.py --prompt "def gcd(a, b):" --model ./DiffuCoder-7B-Instruct
 """
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 
 
@@ -22,4 +21,4 @@ def main(prompt: str = "def is_prime(n):", model: str | None = None, max_new_tok
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

@@ -6,8 +6,7 @@
 A row's draws depend on the seed and its place in the batch, so that the same batch gives the same answers.
 """
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template
@@ -35,4 +34,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

@@ -9,8 +9,7 @@ begins with stands behind the prompt, and the model goes on from there. The buil
 `--model` names a better one.
 """
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 
@@ -44,4 +43,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

@@ -5,8 +5,7 @@ python examples/grpo_inference.py --model out/grpo-example/model --problems 8
 
 from pathlib import Path
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.inference import DiffuCoderInference
@@ -37,4 +36,4 @@ def main(model: Path, problems: int = 8, max_new_tokens: int = 96) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

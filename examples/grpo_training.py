@@ -9,8 +9,7 @@ Runs on a laptop. The same with a checkpoint of your own: load it in place of th
 import logging
 from pathlib import Path
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import builtin_prompts
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
@@ -64,4 +63,4 @@ def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, len
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

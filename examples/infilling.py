@@ -5,8 +5,7 @@
 Infilling was a twentieth of the built-in model's training: it fills gaps in common functions, and seldom others.
 """
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 
@@ -30,4 +29,4 @@ def main(model: str | None = None, max_new_tokens: int = 24) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

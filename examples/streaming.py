@@ -6,8 +6,7 @@ A masked-diffusion model does not write from left to right: the settled text, wh
 stay short for long and then grow by a leap.
 """
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 
@@ -31,4 +30,4 @@ def main(prompt: str = "def is_even(n):", model: str | None = None, max_new_toke
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

@@ -8,8 +8,8 @@ own; `--mesh data=2,tensor=4` says it yourself. `diffucoder plan` answers for a 
 """
 
 import jax
-import tyro
 
+from jax_lm.cli.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template
@@ -37,4 +37,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

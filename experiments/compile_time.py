@@ -16,10 +16,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import tyro
 from flax import nnx
 
 from jax_lm.benchmark.machine import about
+from jax_lm.cli.declared import run_main
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models.dream import DreamForCausalLM, default_positions
 
@@ -110,4 +110,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    main(run_main(Arguments))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
+from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import builtin_prompts
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL
@@ -71,4 +71,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

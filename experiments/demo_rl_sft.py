@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 from builtin_model.bpe import save_tokenizer
 from builtin_model.rows import split_row
 from builtin_model.train import LOSS, Chunks
 from jax_lm.checkpoints.description import complete
+from jax_lm.cli.declared import run_main
 from jax_lm.data.batches import Batch, closed, collate
 from jax_lm.data.prompts import shipped_tasks
 from jax_lm.host.terminal import TERMINATED
@@ -88,4 +88,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(main)

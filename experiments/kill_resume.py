@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
+from jax_lm.cli.declared import Positional, run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -36,7 +35,7 @@ class KillResume:
         seed: of the moments.
     """
 
-    what: tyro.conf.Positional[Literal["sft", "grpo"]]
+    what: Positional[Literal["sft", "grpo"]]
     kills: int = 10
     seed: int = 0
 
@@ -130,4 +129,4 @@ def main(config: KillResume) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(KillResume)))
+    sys.exit(main(run_main(KillResume)))

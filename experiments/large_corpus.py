@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from jax_lm.cli.declared import run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -178,4 +177,4 @@ def main(config: LargeCorpus) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(LargeCorpus)))
+    sys.exit(main(run_main(LargeCorpus)))

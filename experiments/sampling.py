@@ -16,11 +16,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
 
 from jax_lm.benchmark.backend import JaxBackend, model_card_options, random_model, random_prompts
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.timer import time_in_turns
+from jax_lm.cli.declared import run_main
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.candidates import SamplingParams, confidence, draw, filtered
 from jax_lm.diffusion.sampler import Sampler
@@ -137,4 +137,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    main(run_main(Arguments))

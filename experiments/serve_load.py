@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import tyro
+from jax_lm.cli.declared import run_main
 
 PROMPTS = (
     "def fibonacci(n):",
@@ -215,4 +215,4 @@ def load(port: int, arguments: Arguments, clients: int, seconds: float, alone: d
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,)).run())
+    sys.exit(run_main(Arguments).run())

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
-import tyro
 from flax import nnx
 
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.benchmark.torch_reference import load_qwen2
+from jax_lm.cli.declared import run_main
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.masking import mask_tokens, noise_levels
 from jax_lm.inference import BUILTIN_MODEL
@@ -155,4 +155,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    main(run_main(Arguments))

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tyro
+
+from jax_lm.cli.declared import run_main
 
 # Both frameworks share one accelerator: JAX must not take its memory beforehand.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -229,4 +230,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    main(run_main(Arguments))

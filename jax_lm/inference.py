@@ -10,16 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jaxtyping import Array, Key
 
+from jax_lm.cli.declared import run_main
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.constrained import constraints_of, meet
 from jax_lm.diffusion.likelihood import Score, log_likelihood
@@ -413,7 +412,7 @@ def main(
     mesh: str | None = None,
     prompt: str = "def fibonacci(n):",
     benchmark: bool = False,
-    options: tyro.conf.OmitArgPrefixes[GenerationOptions] = DEFAULTS,
+    options: GenerationOptions = DEFAULTS,
     seed: int = 0,
 ) -> None:
     """Generate with a checkpoint, or time its forward pass.
@@ -439,6 +438,4 @@ def main(
 
 
 if __name__ == "__main__":
-    given = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    command = partial(tyro.cli, main, args=given, config=(tyro.conf.FlagCreatePairsOff,))
-    sys.exit(terminal.guarded(lambda: command() or 0, debug="--debug" in sys.argv))
+    sys.exit(terminal.guarded(lambda: run_main(main) or 0, debug=False))

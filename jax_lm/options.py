@@ -1,9 +1,9 @@
-"""What may be asked of a generation, checked in one place. Knows no model, and does not import JAX.
+"""Options of a generation, checked in one place. Knows no model, and does not import JAX.
 
     GenerationOptions(max_new_tokens=64, temperature=0.0, decoding=Decoding(preset="fast"))
 
-`GenerationOptions` says how long the answer is, how tokens are drawn and in which order; `Decoding` how the canvas is
-walked: commit rule, blocks, cache. What comes back is `jax_lm.results`.
+`GenerationOptions` sets the length of the answer, the sampling of tokens and their order, `Decoding`
+the commit rule, blocks and cache. Results are in `jax_lm.results`.
 """
 
 import difflib
@@ -63,38 +63,44 @@ def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Commit rule, blocks and cache: a preset, and what overrides it. Hashable, hence static under jit.
+    """Commit rule, blocks and cache: a preset and its overrides. Hashable, hence static under jit.
 
     Attributes:
-        preset: exact (equal to the reference), fast (blocks of 32 with a window cache) or turbo (fast, and every token
-            of probability 0.9 at once). Everything below that is not given is as the preset says.
-        commit: `steps` commits the counts of the noise schedule (Dream); `threshold` every token of probability at
-            least `threshold`; `factor` the longest run of most confident tokens with p_i >= 1 - factor / (i + 1) (both
-            Fast-dLLM); `dynamic` lowers the threshold to threshold * (1 - decay * (1 - r)), r = share of masks left;
-            `entropy` the longest run whose entropies sum up to at most `entropy_bound` more than the largest of them
-            (EB-Sampler, arXiv 2505.24857). All but `steps` commit at least one token per step, and with `num_steps` at
-            most what that schedule allows.
-        threshold: probability from which `threshold` and `dynamic` commit, in (0, 1].
-        factor: for `factor`, positive; larger commits more.
-        decay: for `dynamic`, in [0, 1].
-        entropy_bound: for `entropy`, in nats, not negative; of what the model says before temperature and filters.
-        block_length: columns filled before those after them; 0 is the whole canvas. If neither given nor preset, 0 for
-            plain `steps` without a cache and else 32: a threshold over the whole canvas wrecks instruct models.
-        cache: rows recomputed each step: `none` all of them, `prefix` from the block on, `dual` the block (the row
-            before it stays as the last refresh left it), `window` the block and the row before it. `causal` is for
-            weights trained for it alone (D2F, arXiv 2508.09192): a block attends to itself and to what stands before
-            it, so that nothing finished is computed again, and several blocks are filled at once, each by the tokens
-            whose probability is above `threshold` (its only commit rule). For completions.
-        refresh_every: blocks between two full forwards; at other blocks only the last block and the new one are
-            recomputed.
-        refresh_steps: evaluations between two full forwards within a block; not given is never.
-        freeze_prompt: leave the cache of the prompt as first computed.
-        first_token: `rule` treats a block's first position like the others; `force` commits it at the refresh, as
-            Fast-dLLM does.
-        add_threshold: for `causal`, the share of the last block from which the next one is begun, in [0, 1].
-        activate_threshold: for `causal`, the share of a block from which the one after it decides its surest token at
-            each step even if none is above the threshold, in [0, 1].
-        active_blocks: for `causal`, blocks that are filled at once at most; each costs its rows at each step.
+        preset: exact (equal to the reference), fast (blocks of 32 with a window cache) or turbo (like
+            fast, and commits every token of probability at least 0.9). The options below override it.
+        commit: which tokens a step commits. `steps`: as many as the noise schedule says (Dream).
+            `threshold`: tokens of probability at least `threshold`. `factor`: the longest run of most
+            confident tokens with p_i >= 1 - factor / (i + 1) (both Fast-dLLM). `dynamic`: like
+            threshold, but lowered to threshold * (1 - decay * (1 - r)), where r is the share of masks
+            left. `entropy`: the longest run whose entropies sum to at most `entropy_bound` more than
+            the largest of them (EB-Sampler, arXiv 2505.24857). All except `steps` commit at least one
+            token per step, and with `num_steps` at most as many as that schedule allows.
+        threshold: probability at which `threshold` and `dynamic` commit a token, in (0, 1].
+        factor: factor of `factor`, positive; larger values commit more tokens.
+        decay: decay of `dynamic`, in [0, 1].
+        entropy_bound: bound of `entropy` in nats, not negative, for probabilities before temperature and
+            filters.
+        block_length: positions per block; blocks are filled from left to right, and 0 means one block.
+            By default 0 for `steps` without a cache, and 32 otherwise, because a threshold over the
+            whole canvas ruins the answers of instruct models.
+        cache: which positions a step recomputes. `none`: all. `prefix`: the block and everything after
+            it. `dual`: the block; the position before it is only updated by a refresh. `window`: the
+            block and the position before it. `causal` is for weights trained for it (D2F, arXiv
+            2508.09192): a block attends to itself and to earlier blocks, so that finished blocks are
+            never recomputed, and several blocks are filled at once, each by `threshold`, the only
+            commit rule with this cache. For completions only.
+        refresh_every: blocks per full forward pass. Other blocks only recompute the previous block and
+            their own.
+        refresh_steps: steps per full forward pass within a block; by default there is none.
+        freeze_prompt: never update the cache of the prompt.
+        first_token: `rule` treats the first position of a block like the others; `force` commits it at
+            the refresh, as Fast-dLLM does.
+        add_threshold: with the cache `causal`, committed share of the last block from which the next one
+            starts, in [0, 1].
+        activate_threshold: with the cache `causal`, committed share of a block from which the next block
+            commits its most confident token in each step, even below the threshold, in [0, 1].
+        active_blocks: with the cache `causal`, maximum number of blocks filled at once; each step
+            recomputes all of them.
     """
 
     preset: str = "exact"
@@ -180,31 +186,39 @@ class GenerationOptions:
     """How to answer a prompt; the defaults are DiffuCoder's published settings.
 
     Attributes:
-        max_new_tokens: length of the canvas that is filled.
-        temperature: 0 is greedy.
-        top_p: mass of the nucleus, in (0, 1]; None is off.
-        top_k: number of candidates per position; None is off. The published sampler's hidden default is 50.
-        min_p: least probability of a candidate, as a share of the likeliest one's, in [0, 1]; None is off.
-        num_steps: denoising steps; None takes max_new_tokens / tokens_per_step, or as many as a commit rule by
-            probability needs.
-        tokens_per_step: how many tokens a step commits; more is faster and worse.
-        alg: order of unmasking: `origin` (each position by chance), or most confident first by the chosen token's
-            probability (`maskgit_plus`), the margin of the two best (`topk_margin`) or negative entropy (`entropy`);
-            `random` and `left_to_right` are controls with the same counts.
-        alg_temp: 0 commits the most confident positions; above, they are drawn from softmax(confidence / alg_temp).
-        early_stop: do not decode what comes after a stop token; the text is the same.
-        draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. The answer
-            is the same but for ties of floating point; an evaluation costs as much as that of 1 + draft canvases.
-        lookahead: branches that are tried beside the canvas after each step, each with one token more of those that the
-            rule did not take; on goes the one whose masks are surest (LoPA, arXiv 2512.16229). Takes fewer evaluations,
-            each of 1 + lookahead canvases, and may change the answer; 0 is off. Not with commit="steps".
-        grammar: `python`: the answer, with its prompt and what stands after it, is a program that the running Python
-            parses; `json_object`: the answer is one; `regex:EXPRESSION`, `json_schema:SCHEMA`: the answer as a whole
-            matches it (extra `grammar`). An answer that is right anyway stays as it is; another is decoded again from
-            its first wrong token.
-        growth: whether a hole between texts finds its own length, at most max_new_tokens, by tokens for expanding and
-            deleting that the checkpoint was trained with (DreamOn): `auto` if it has them, `on` refuses one without
-            them, `off` keeps the length that is stated.
+        max_new_tokens: length of the canvas, and so the maximum number of generated tokens.
+        temperature: sampling temperature; 0 is greedy.
+        top_p: probability mass of nucleus sampling, in (0, 1]; None turns it off.
+        top_k: number of most likely tokens that are considered; None turns it off. The published
+            sampler uses 50 without saying so.
+        min_p: minimum probability of a token relative to the most likely one, in [0, 1]; None turns it
+            off.
+        num_steps: number of denoising steps; by default max_new_tokens / tokens_per_step, or as many
+            as a commit rule by probability takes.
+        tokens_per_step: tokens committed per step; more is faster and worse.
+        alg: order of unmasking. `origin`: random. The others take the most confident position first,
+            by the probability of the chosen token (`maskgit_plus`), the margin between the two most
+            likely tokens (`topk_margin`) or the negative entropy (`entropy`). `random` and
+            `left_to_right` are controls that commit as many tokens per step.
+        alg_temp: temperature of the order; 0 commits the most confident positions, larger values draw
+            them from softmax(confidence / alg_temp).
+        early_stop: stop decoding at a stop token; the text stays the same.
+        draft: number of steps drafted ahead and verified by each forward pass; 0 turns drafts off. The
+            answer stays the same except for ties in floating point. A forward pass costs as much as
+            one over 1 + draft canvases.
+        lookahead: number of branches tried in parallel with the canvas after each step, each with one
+            more token of those that the commit rule left out. Decoding continues with the branch whose
+            remaining masks are most confident (LoPA, arXiv 2512.16229). Takes fewer forward passes,
+            each over 1 + lookahead canvases, and may change the answer; 0 turns it off. Not with
+            commit="steps".
+        grammar: constraint on the answer. `python`: with the prompt and the text after it, a program
+            that this Python can parse. `json_object`: a JSON object. `regex:EXPRESSION` and
+            `json_schema:SCHEMA`: the whole answer matches (extra `grammar`). An answer that satisfies
+            the constraint is not changed; any other is decoded again from its first wrong token.
+        growth: whether holes between texts find their own length, at most max_new_tokens, with the
+            tokens for expanding and deleting that the checkpoint was trained with (DreamOn). `auto`: if
+            the checkpoint has them. `on`: refuse a checkpoint without them. `off`: keep the given
+            length.
         decoding: preset, commit rule, blocks and cache.
     """
 

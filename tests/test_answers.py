@@ -52,15 +52,15 @@ def test_a_killed_run_goes_on_to_the_same_answers(files, capsys, monkeypatch, cu
     status, again = answer(files)
     assert (status, again) == (0, whole)
     assert sorted(seen) == [0, 2, 4]
-    assert "going on after 2 answers" in capsys.readouterr().err
+    assert "resuming after 2 answers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"line": 1, "run": "another"}\n', "holds answers to other prompts or by other settings"),
-        ("my thesis\n", "line 1 is no answer of this command"),
-        ("[]\n", "line 1 is no answer of this command"),
+        ('{"line": 1, "run": "another"}\n', "has answers to other prompts or with other settings"),
+        ("my thesis\n", "line 1 is not an answer of this command"),
+        ("[]\n", "line 1 is not an answer of this command"),
     ],
 )
 def test_nothing_foreign_is_overwritten(files, capsys, content, said):
@@ -77,7 +77,7 @@ def test_other_settings_are_another_run(files, capsys):
     before = files[1].read_text()
     status, _ = answer(files, "--seed", "1")
     assert status == 2
-    assert "by other settings" in capsys.readouterr().err
+    assert "with other settings" in capsys.readouterr().err
     assert files[1].read_text() == before
 
 

@@ -25,7 +25,7 @@ CARELESS = [
     ("genrate 'def f():'", "command 'genrate': must be one of generate, chat, info"),
     ("genrate x", "(perhaps generate)"),
     ("data tokenise", "must be one of data prepare-acecode, data show, data tokenize (perhaps data tokenize)"),
-    ("sandbox", "command 'sandbox': must be one of sandbox check, sandbox run, sandbox serve"),
+    ("sandbox chek", "must be one of sandbox check, sandbox run, sandbox serve (perhaps sandbox check)"),
     ("generate --max-token 8 x", "--max-token: no option of generate (perhaps --max-new-tokens)"),
     ("generate --temprature 0 x", "--temprature: no option of generate (perhaps --temperature)"),
     ("generate --steps 4 x", "--steps: no option of generate (perhaps --num-steps)"),
@@ -51,7 +51,7 @@ CARELESS = [
     ("generate --preset trubo x", "preset='trubo': must be one of exact, fast, turbo (perhaps turbo)"),
     ("generate --seed -1 x", "seed=-1: must not be negative"),
     ("generate --watch=perhaps x", "--watch 'perhaps': must be true or false"),
-    ("generate def f(n):", "'f(n):': generate takes no more without a name; a text with spaces is put in quotes"),
+    ("generate def f(n):", "'f(n):': generate takes no further argument; put a text with spaces in quotes"),
     ("generate --prefix a --prompts words.txt --out o", "prefix/suffix and prompts given"),
     ("generate --prompts words.txt", "answers of a file go to a file, give both"),
     ("generate --prompts absent.jsonl --out o", "absent.jsonl"),
@@ -60,14 +60,14 @@ CARELESS = [
     ("generate --file empty", "Is a directory"),
     ("generate --file words.txt", "template has no hole"),
     ("chat --seed -1", "seed=-1"),
-    ("eval humanevil", "invalid choice 'humanevil' for argument 'suite'. Expected one of ('builtin', 'humaneval'"),
+    ("eval humanevil", "SUITE 'humanevil': must be one of builtin, humaneval, humaneval+"),
     ("eval", "eval needs SUITE"),
     ("plan --topology v5e:2x2 --model-config 7b --batch-size 0", "batch_size=0: must be at least 1"),
     ("info --max-length 0", "max_length=0: must be at least 1"),
     ("bench --batch-sizes 0", "batch_sizes=(0,): must name at least one number"),
     ("bench --batch-sizes one", "--batch-sizes 'one': must be INT"),
     ("sandbox run words.txt --timeout soon", "--timeout 'soon': must be FLOAT"),
-    ("completion powershell", "invalid choice 'powershell' for argument 'shell'."),
+    ("completion powershell", "SHELL 'powershell': must be one of bash, zsh, fish"),
     # Models that are none.
     ("generate --model taken x", "model 'taken' is a file; expected a folder"),
     ("generate --model empty x", "empty has no config.json"),
@@ -102,7 +102,7 @@ CARELESS = [
         "sft --config typo.yaml --data d --out o",
         "config='typo.yaml': learning_rte: no option of sft (perhaps learning_rate)",
     ),
-    ("sft --config nested.yaml --data good.jsonl --out o", "config='nested.yaml': config: a recipe is read"),
+    ("sft --config nested.yaml --data good.jsonl --out o", "config: a recipe cannot name another recipe"),
     ("sft --config absent.yaml --data d --out o", "config='absent.yaml': cannot be read"),
     ("grpo --reward-funcs code,format --out o", "no reward named 'code,format'"),
     ("grpo --reward-funcs code accuracy --out o", "must have one weight per reward ('code', 'accuracy')"),
@@ -151,7 +151,6 @@ def one_line(capsys):
     lines = captured.err.splitlines()
     assert len([line for line in lines if line.startswith("error: ")]) == 1, captured.err
     assert "Traceback" not in captured.err
-    assert "__tyro" not in captured.err
     assert len(lines[-1]) < 700
     return lines[-1]
 

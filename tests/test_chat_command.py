@@ -82,9 +82,9 @@ def test_the_commands(conversation, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("/rest", "/rest: no command; perhaps /reset"),
-        ("/what", "/what: no command; perhaps /help"),
-        ("/save", "/save: needs the name of a file"),
+        ("/rest", "/rest: no such command; perhaps /reset"),
+        ("/what", "/what: no such command; perhaps /help"),
+        ("/save", "/save: needs a file name"),
         ("/save /no/such/folder/chat.json", "No such file or directory"),
         ("/infill absent.py", "file='absent.py' cannot be read"),
         ("word " * 600, "the context holds 512 tokens"),
@@ -118,7 +118,7 @@ def test_a_piped_conversation(monkeypatch, capsys):
     assert "the built-in model answers with small Python functions alone" in err
     status, out, err = talk(monkeypatch, capsys, "/nothing\n")
     assert (status, out) == (2, "")
-    assert "error: /nothing: no command" in err
+    assert "error: /nothing: no such command" in err
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
     (folder / "attempts.jsonl").write_text("\n".join(lines)[:-9])
     status, _, err = run(capsys, "eval", "builtin", *arguments)
     assert status == 0
-    assert "going on after 3 attempts" in err
+    assert "resuming after 3 attempts" in err
     redone = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
     strip = [{name: value for name, value in each.items() if name != "seconds"} for each in (*attempts, *redone)]
     assert strip[:4] == strip[4:]
@@ -348,6 +348,38 @@ def test_every_command_has_help(capsys, command):
     text = capsys.readouterr().out
     assert "usage: diffucoder" in text
     assert not command or "Examples" in text or "diffucoder" in text
+
+
+def test_help_and_version_need_no_dashes(capsys):
+    for words, same in ((["help"], ["--help"]), (["help", "data", "show"], ["data", "show", "-h"])):
+        assert run(capsys, *words) == run(capsys, *same)
+    assert run(capsys, "version") == run(capsys, "--version")
+    status, out, _ = run(capsys, "sandbox")
+    assert (status, out) == run(capsys, "sandbox", "--help")[:2]
+    assert status == 0
+    assert "sandbox check" in out
+    assert "generate" not in out
+    assert run(capsys)[0] == 2
+
+
+def test_help_lists_the_suites(capsys):
+    _, out, _ = run(capsys, "eval", "--help")
+    assert "One of builtin, humaneval, humaneval+, mbpp, mbpp+, infilling, livecodebench." in " ".join(out.split())
+
+
+def test_the_built_in_model_has_a_name():
+    assert cli.parse(["info", "-m", "builtin"]).model is None
+    assert cli.parse(["eval", "humaneval", "-m", "builtin"]).generation.max_new_tokens == 144
+    assert cli.parse(["adapt", "-m", "builtin", "--data", "d", "-o", "o"]).model == "builtin"
+
+
+@pytest.mark.parametrize("columns", ["60", "100"])
+def test_help_fits_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    _, out, _ = run(capsys, "sft", "--help")
+    # Commands are shown as they are typed.
+    lines = [line for line in out.splitlines() if not line.startswith("    diffucoder ")]
+    assert max(map(len, lines)) <= int(columns)
 
 
 @pytest.mark.parametrize("status", [0, 2, 130])

@@ -34,7 +34,7 @@ def test_the_prompt_is_visible_and_the_response_is_learnt(file, capsys):
     _, all_masked, _ = show(capsys, path, "--mask-ratio", "1")
     learnt = int(all_masked.partition(" tokens, ")[2].partition(" of them")[0])
     assert f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n{'░' * learnt}\n" in all_masked
-    assert f"{learnt} of them learnt, {learnt} masked here" in all_masked
+    assert f"{learnt} of them learned, {learnt} masked here" in all_masked
 
 
 def test_masks_are_drawn_by_the_seed(file, capsys):
@@ -48,7 +48,7 @@ def test_texts_are_learnt_as_wholes_and_in_pieces(file, capsys):
         capsys, file({"text": "x = 1\n" * 40}), "--kind", "text", "--max-length", "32", "--limit", "2"
     )
     assert status == 0
-    assert out.count("32 tokens, 32 of them learnt") == 2
+    assert out.count("32 tokens, 32 of them learned") == 2
 
 
 def test_refused_lines_are_named_and_nothing_reaches_the_terminal(file, capsys):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from jax_lm.cli import main as cli
-from jax_lm.cli.commands import models
+from jax_lm.conversion import hub_cache
 
 COMMIT, OTHER, FOREIGN = "a" * 40, "b" * 40, "c" * 40
 
@@ -30,7 +30,7 @@ def cache(tmp_path, monkeypatch, builtin_folder):
     weights = tmp_path / "models--me--coder" / "blobs" / "weights"
     shutil.copyfile(builtin_folder / "model.safetensors", weights)
     (tmp_path / "models--me--coder" / "snapshots" / COMMIT / "model.safetensors").symlink_to(weights)
-    monkeypatch.setattr(models, "scan_cache_dir", lambda scan=models.scan_cache_dir: scan(tmp_path))
+    monkeypatch.setattr(hub_cache, "scan_cache_dir", lambda scan=hub_cache.scan_cache_dir: scan(tmp_path))
     return tmp_path
 
 
@@ -68,6 +68,6 @@ def test_deleting_is_said_first(cache, capsys):
 
 
 def test_an_empty_cache(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(models, "scan_cache_dir", lambda scan=models.scan_cache_dir: scan(tmp_path / "absent"))
+    monkeypatch.setattr(hub_cache, "scan_cache_dir", lambda scan=hub_cache.scan_cache_dir: scan(tmp_path / "absent"))
     assert run(capsys) == (0, "no model in the hub's cache: --model OWNER/NAME downloads one\n", "")
     assert run(capsys, "--json")[1] == "[]\n"

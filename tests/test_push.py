@@ -18,7 +18,7 @@ REPO = "me/tiny-diffucoder"
 RUN = """
 import json, sys
 from huggingface_hub import constants
-from jax_lm.cli import main
+from jax_lm.cli.main import main
 constants.DOWNLOAD_CHUNK_SIZE = 2**16  # the client goes on from the last whole piece, of 10 MB by itself
 for command in json.loads(sys.argv[1]):
     print(json.dumps(command), flush=True)

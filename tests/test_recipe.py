@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from jax_lm.cli import main as cli
-from jax_lm.cli.parsing import parse_words
-from jax_lm.cli.recipe import flags
+from jax_lm.cli.parsing import parse_words, read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +51,10 @@ def test_a_typed_number_of_steps_overrules_the_epochs_of_a_recipe():
     assert cli.parse(words[:1] + words[3:]).settings.num_train_epochs == 3
 
 
-def test_a_recipe_is_read_as_words(recipe):
-    assert flags(Path(recipe)) == [
-        ["--learning-rate", "1e-6"], ["--track", "wandb", "tensorboard"], ["--scale-rewards", "false"],
-        ["--top-p", "null"],
-    ]  # fmt: skip
+def test_a_recipe_is_read_as_values(recipe):
+    assert read_recipe(Settings, Path(recipe), "diffucoder grpo") == {
+        "learning_rate": 1e-6, "track": ("wandb", "tensorboard"), "scale_rewards": False, "top_p": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -6,28 +6,45 @@ python tools/options.py
 from pathlib import Path
 
 from jax_lm.cli.arguments.table import COMMANDS
-from jax_lm.cli.declared import options_page
-from jax_lm.cli.parsing import SYNONYMS
+from jax_lm.cli.declared import SYNONYMS, Option, declared_options
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 PREAMBLE = """\
-Generated from the code by `python tools/options.py`; `diffucoder COMMAND --help` prints the same, those that matter
-first. One name means one thing in every command, and it is Hugging Face's where there is one. `--max-new-tokens 8`,
-`--max_new_tokens=8` and `max_new_tokens: 8` in a recipe (`--config`) are the same. `--watch` is a flag; `--no-watch`
-and `--watch false` turn it off. What may stand without a name has one too (`--prompt`). Of several values, all follow
-the option: `--k 1 10`. `-m`, `-o` and `-p` are `--model`, `--out` and `--prompt`.
+# Options
 
-| understood as well | is |
+Generated from the code by `python tools/options.py`. `diffucoder COMMAND --help` prints the same.
+
+- An option has the same name and meaning in every command, and the name that Hugging Face gives it
+  where there is one.
+- `--max-new-tokens 8`, `--max_new_tokens=8` and `max_new_tokens: 8` in a recipe (`--config`) are the
+  same.
+- Flags such as `--watch` are turned off by `--no-watch` or `--watch false`.
+- Options with several values take them one after the other: `--k 1 10`.
+- Arguments without a name can also be given with one: `--prompt`.
+- `-m`, `-o` and `-p` are short for `--model`, `--out` and `--prompt`.
+
+| also accepted | option |
 |---|---|
 """
 
 
 def page() -> str:
-    """The text of the page as it should be."""
-    synonyms = "\n".join(f"| `{other}` | `{name}` |" for other, name in SYNONYMS.items())
-    return options_page(
-        {name: (entry.arguments, entry.summary) for name, entry in COMMANDS.items()}, PREAMBLE + synonyms
-    )
+    """Return the text of the page."""
+    lines = [f"| `{other}` | `{name}` |" for other, name in SYNONYMS.items()]
+    for command, entry in COMMANDS.items():
+        lines += ["", f"## diffucoder {command}", "", entry.summary, ""]
+        lines += ["| option | default | meaning |", "|---|---|---|"]
+        lines += map(table_row, declared_options(entry.arguments))
+    return PREAMBLE + "\n".join([*lines, ""])
+
+
+def table_row(option: Option) -> str:
+    """Write one row of the documentation's table."""
+    name = f"--[no-]{option.long[2:]}" if option.is_flag and option.default else option.name
+    name = name if option.is_positional else f"{name} {option.metavar}".rstrip()
+    default = option.default if option.default in ("on", "") else f"`{option.default}`"
+    cells = (f"`{name}`", "required" if option.is_required else default, option.help)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

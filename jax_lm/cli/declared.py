@@ -1,168 +1,350 @@
-"""The options that tyro makes of a dataclass of arguments: one list for words, help and the documentation's table.
+"""Options of a program, declared as the fields of a dataclass or the parameters of a function.
 
-Knows dataclasses and their docstrings, not what an option does.
+Fields of nested dataclasses are options like the others, and docstrings are the help. `argparse`
+lays out the help. It does not read the command line: it knows neither `--watch true` before a
+prompt, nor `-1e-3` as a value, nor `--max_new_tokens`. Standard library only.
 """
 
 import argparse
+import dataclasses
+import difflib
 import inspect
+import math
 import re
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache, partial
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import tyro
-
-MARKS = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
-DEFAULT = re.compile(r"\s*\((?:default: (?P<default>.*)|required)\)$", re.DOTALL)
-"""What tyro writes after the text of an option."""
+T = TypeVar("T")
+Positional = Annotated[T, "positional"]
+"""Type of a field that may be given without its name."""
 
 SHORT = {"-m": "--model", "-o": "--out", "-p": "--prompt"}
-MANY = re.compile(r"\{?\[(\S+) \[.*")
-"""How tyro writes that there may be several values."""
+SYNONYMS = {
+    "--output": "--out",
+    "--output-dir": "--out",
+    "--logging-steps": "--log-every",
+    "--save-steps": "--save-every",
+    "--eval-steps": "--evaluate-every",
+    "--save-total-limit": "--keep",
+    "--report-to": "--track",
+    "--gradient-checkpointing": "--remat",
+    "--per-device-train-batch-size": "--batch-size",
+    "--packing": "--packed",
+}
+"""Names of these options in Hugging Face and TRL, accepted wherever the option exists."""
 
-NONE_CHOICE = re.compile(r"\{None\}\||None,|,None(?=\})")
+Program = Any
+"""A dataclass, or a function."""
+
+WORD = re.compile(r"(?P<name>--[A-Za-z][\w-]*|-[A-Za-z]\w*)(?:=(?P<value>.*))?", re.DOTALL)
+ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""A name, or several, and its text in a docstring of Google's style; further lines are indented."""
+
+SWITCHES = {"true": True, "false": False}
+NOTHING = ("none", "null")
+METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+WORD_SIZE = 2**63
+COMMON, OTHERS = ("common options", ""), ("options", "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of a command.
+    """An option of a program.
 
     Attributes:
-        name: for the user, with dashes in front of one that has to be named.
-        metavar: what stands for its value; empty for a flag.
-        default: as it would be typed; empty where there is none to speak of.
+        field: name of the field or parameter.
+        kinds: types of a value, tried in this order; the choices of a Literal as a tuple.
+        default: as a user would type it; empty if it is None, False or an empty tuple.
         help: from the docstring.
-        is_flag: it means something without a value.
-        is_open: a flag that may be left open (None).
-        takes_none: its value may be None.
-        is_required: it must be given.
+        group: title and description of its section in the help.
+        takes_many: takes any number of values.
+        takes_none: the value may be None.
+        is_positional: may be given without its name.
+        is_required: has no default.
     """
 
-    name: str
-    metavar: str
+    field: str
+    kinds: tuple[Any, ...]
     default: str
     help: str
-    is_flag: bool
-    is_open: bool
+    group: tuple[str, str]
+    takes_many: bool
     takes_none: bool
+    is_positional: bool
     is_required: bool
 
     @property
-    def takes_many(self) -> bool:
-        return self.metavar.endswith("...")
+    def long(self) -> str:
+        return f"--{self.field.replace('_', '-')}"
 
     @property
-    def is_positional(self) -> bool:
-        return not self.name.startswith("-")
+    def name(self) -> str:
+        """The name in help and messages."""
+        return self.field.upper() if self.is_positional else self.long
 
-    @classmethod
-    def of(cls, action: Any) -> "Option":
-        """Describe an action of the argparse that tyro carries."""
-        text = " ".join((action.help or "").split())
-        found = DEFAULT.search(text)
-        default = (found and found["default"]) or ""
-        choices = {str(choice) for choice in action.choices or ()}
-        metavar = str(action.metavar or "")
-        is_open = {"True", "False", "None"} <= choices
-        return cls(
-            name=action.option_strings[0] if action.option_strings else action.dest.rpartition(".")[2],
-            metavar="" if action.nargs == 0 or is_open else MANY.sub(r"\1 ...", NONE_CHOICE.sub("", metavar)),
-            default="" if default in ("None", "False") else default,
-            help=DEFAULT.sub("", text),
-            is_flag=action.nargs == 0 or is_open,
-            is_open=is_open,
-            takes_none="None" in metavar,
-            is_required=action.required and found is not None and found["default"] is None,
+    @property
+    def is_flag(self) -> bool:
+        return self.kinds == (bool,)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.kinds[0] if isinstance(self.kinds[0], tuple) else ()
+
+    @property
+    def metavar(self) -> str:
+        """Placeholder of the value; empty for a flag."""
+        if self.is_flag:
+            return ""
+        kinds = (f"{{{','.join(k)}}}" if isinstance(k, tuple) else METAVARS[k] for k in self.kinds)
+        return "|".join(kinds) + (" ..." if self.takes_many else "")
+
+    def value(self, texts: Sequence[str], *, is_negated: bool = False) -> Any:
+        """Convert the texts given for this option; ValueError says what is allowed."""
+        if self.takes_none and " ".join(texts).lower() in NOTHING:
+            return None
+        if self.takes_many:
+            return tuple(map(self.convert, texts))
+        if not texts and not self.is_flag:
+            raise ValueError(f"{self.name}: needs a value")
+        if len(texts) > 1:
+            raise ValueError(f"{self.name}: takes one value, not {len(texts)}")
+        if not self.is_flag:
+            return self.convert(texts[0])
+        if (state := "".join(texts).lower() or "true") not in SWITCHES:
+            rule = f"true or false{' or none' if self.takes_none else ''}"
+            raise ValueError(f"{self.name} {texts[0]!r:.80}: must be {rule}")
+        return SWITCHES[state] is not is_negated
+
+    def convert(self, text: str) -> Any:
+        """Convert one text to the first type that fits."""
+        rule = self.metavar
+        if self.choices:
+            near = difflib.get_close_matches(text, self.choices, n=1)
+            rule = f"one of {', '.join(self.choices)}{f' (perhaps {near[0]})' if near else ''}"
+        for kind in self.kinds:
+            try:
+                value = kind[kind.index(text)] if isinstance(kind, tuple) else kind(text)
+            except ValueError:
+                continue
+            if kind is float and not math.isfinite(value):
+                rule = "a finite number"
+            elif kind is int and not -WORD_SIZE <= value < WORD_SIZE:
+                rule = "a number of 64 bits"
+            else:
+                return value
+        raise ValueError(f"{self.name} {text!r:.80}: must be {rule}")
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """List the types of a union; the choices of a Literal are one of them, as a tuple."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(kind for part in get_args(hint) for kind in alternatives(part))
+    return (get_args(hint) if get_origin(hint) is Literal else hint,)
+
+
+def is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def signature_of(kind: Program, base: Any = MISSING) -> dict[str, tuple[Any, Any]]:
+    """Return types and defaults of a dataclass or function by name; `base` overrides defaults."""
+    if not is_settings(kind):
+        signature = inspect.signature(kind).parameters.items()
+        defaults = {name: MISSING if p.default is p.empty else p.default for name, p in signature}
+    elif base is not MISSING:
+        defaults = {field.name: getattr(base, field.name) for field in fields(kind)}
+    else:
+        defaults = {
+            field.name: field.default if field.default_factory is MISSING else field.default_factory()
+            for field in fields(kind)
+        }
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: (hints[name], default) for name, default in defaults.items()}
+
+
+def docstring(kind: Program) -> str:
+    return inspect.cleandoc(kind.__doc__ or "")
+
+
+def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Option]:
+    """Yield the options of a dataclass or function, those of nested dataclasses last."""
+    nested = []
+    texts = {
+        name: " ".join(text.split()) for names, text in ATTRIBUTE.findall(docstring(kind)) for name in names.split(", ")
+    }
+    for name, (hint, default) in signature_of(kind, base).items():
+        if is_settings(hint):
+            nested.append((hint, default, (name.replace("_", " "), texts.get(name, ""))))
+            continue
+        is_positional = get_origin(hint) is Annotated
+        every = alternatives(get_args(hint)[0] if is_positional else hint)
+        kinds = tuple(each for each in every if each is not NoneType)
+        takes_many = get_origin(kinds[0]) is tuple
+        choices = f" One of {', '.join(kinds[0])}." if is_positional and isinstance(kinds[0], tuple) else ""
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        yield Option(
+            field=name,
+            kinds=alternatives(get_args(kinds[0])[0]) if takes_many else kinds,
+            default="" if default is MISSING else {"True": "on", "False": "", "None": ""}.get(shown, shown),
+            help=texts.get(name, "") + choices,
+            group=("arguments", "") if is_positional else group,
+            takes_many=takes_many,
+            takes_none=NoneType in every,
+            is_positional=is_positional,
+            is_required=default is MISSING,
         )
-
-
-def parser_of(kind: type, command: str) -> Any:
-    """Make the parser of a command, of the argparse that tyro carries.
-
-    `FIRST` of the dataclass names the options that come first in its help.
-    """
-    with warnings.catch_warnings():
-        # tyro offers nothing else yet that lists what it has made of a dataclass.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        parser = tyro.extras.get_parser(kind, prog=f"diffucoder {command}", config=MARKS)
-    bring_forward(parser, getattr(kind, "FIRST", ()))
-    return parser
-
-
-def bring_forward(parser: Any, first: Sequence[str]) -> None:
-    """Put the options of these names into a group of their own before all others, in this order."""
-    chosen: dict[str, Any] = {}
-    for group in parser._action_groups:
-        for action in list(group._group_actions):
-            name = "".join(action.option_strings[:1]).removeprefix("--").replace("-", "_")
-            if name in first:
-                chosen[name] = action
-                group._group_actions.remove(action)
-    assert set(chosen) == set(first), f"no such options: {set(first) - set(chosen)}"
-    group = parser.add_argument_group("options that matter first")
-    group._group_actions.extend(chosen[name] for name in first)
-    # Behind those without a name.
-    parser._action_groups.insert(1, parser._action_groups.pop())
-
-
-def help_text(kind: type, command: str) -> str:
-    """Write the text of `diffucoder COMMAND --help`."""
-    parser = parser_of(kind, command)
-    options = {option.name: option for option in declared_options(kind, command)}
-    for group in parser._action_groups:
-        group.title = (group.title or "").rpartition(".")[2].replace("-", " ")
-        for action in group._group_actions:
-            name = action.option_strings[0] if action.option_strings else action.dest.rpartition(".")[2]
-            if option := options.get(name):
-                action.option_strings = [
-                    *(short for short, full in SHORT.items() if full == name),
-                    *action.option_strings,
-                ]
-                action.nargs = 0 if option.is_flag else None
-                action.metavar = (name.upper() if option.is_positional else option.metavar) or None
-                note = (
-                    " (required)" if option.is_required else f" (default: {option.default})" if option.default else ""
-                )
-                action.help = f"{option.help}{note}".replace("%", "%%")
-    places = [o.name.upper() if o.is_required else f"[{o.name.upper()}]" for o in options.values() if o.is_positional]
-    needed = [f"{o.name} {o.metavar}" for o in options.values() if o.is_required and not o.is_positional]
-    parser.usage = " ".join(["diffucoder", command, *places, *needed, "[OPTIONS]"])
-    parser.description = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[0].rstrip()
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser.format_help(parser)
+    for hint, default, inner in nested:
+        yield from options_in(hint, default, inner)
 
 
 @cache
-def declared_options(kind: type, command: str) -> tuple[Option, ...]:
-    """List the options of a command, those that matter first.
+def declared_options(kind: Program) -> tuple[Option, ...]:
+    """List the options of a program: arguments without a name, common options, all others.
 
-    `IMPLIED` of the dataclass says what its `implied` puts in the place of defaults.
+    `FIRST` of a dataclass names the common options, and `IMPLIED` describes the defaults that its
+    `implied` computes, by name.
     """
-    groups = parser_of(kind, command)._action_groups
-    actions = [action for group in groups for action in group._group_actions]
-    options = [Option.of(action) for action in actions if "--help" not in action.option_strings]
-    implied = getattr(kind, "IMPLIED", {})
-    assert implied.keys() <= {option.name for option in options}, f"no such options: {set(implied)}"
-    return tuple(replace(option, default=implied.get(option.name, option.default)) for option in options)
+    first, implied = getattr(kind, "FIRST", ()), getattr(kind, "IMPLIED", {})
+    options = {option.field: option for option in options_in(kind, MISSING, OTHERS)}
+    for name in first:
+        options[name] = replace(options[name], group=COMMON)
+    for name, default in implied.items():
+        options[name] = replace(options[name], default=default)
+    common = [options.pop(name) for name in first]
+    places = [option for option in options.values() if option.is_positional]
+    return (*places, *common, *(option for option in options.values() if not option.is_positional))
 
 
-def options_page(commands: Mapping[str, tuple[type, str]], preamble: str) -> str:
-    """Write the page of the documentation that lists every option of every command, given by class and summary."""
-    lines = ["# Options", "", preamble]
-    for command, (kind, summary) in commands.items():
-        lines += ["", f"## diffucoder {command}", "", summary, "", "| option | default | meaning |", "|---|---|---|"]
-        lines += [table_row(option) for option in declared_options(kind, command)]
-    return "\n".join([*lines, ""])
+@cache
+def option_names(kind: Program) -> dict[str, tuple[Option, bool]]:
+    """Map everything that can be typed for an option to it, and to whether that negates it."""
+    options = declared_options(kind)
+    names = {option.long: (option, False) for option in options}
+    names |= {f"--no-{option.long[2:]}": (option, True) for option in options if option.is_flag}
+    return names | {other: names[name] for other, name in (SHORT | SYNONYMS).items() if name in names}
 
 
-def table_row(option: Option) -> str:
-    """Write one row of the documentation's table."""
-    name = option.name.upper() if option.is_positional else option.name
-    if option.is_flag and option.default == "True":
-        name = f"--[no-]{option.name[2:]}"
-    shown = f"{name} {'' if option.is_positional else option.metavar}".rstrip()
-    default = {"True": "on", "": ""}.get(option.default, f"`{option.default}`")
-    cells = (f"`{shown}`", "required" if option.is_required else default, option.help)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
+    """Return the option that a word names, and whether it negates it; ValueError hints at one."""
+    names, name = option_names(kind), word.replace("_", "-")
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" (perhaps {names[near[0]][0].long})" if near else f"; see {prog} --help"
+        raise ValueError(f"{word}: no option of {prog.removeprefix('diffucoder ')}{hint}")
+    return names[name]
+
+
+def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]:
+    """Read a command line as values by field; ValueError for anything the program does not take.
+
+    `--max-new-tokens 8` and `--max_new_tokens=8` are the same, a flag is `--watch`, `--no-watch` or
+    `--watch true`, and the last of repeated options counts. After `--` no word is an option.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    rest, places, given = list(words[:end]), [], {}
+    while rest:
+        match = WORD.fullmatch(word := rest.pop(0))
+        if match is None:
+            places.append(word)
+            continue
+        option, is_negated = find_option(kind, match["name"], prog)
+        texts = [] if match["value"] is None else [match["value"]]
+        limit = len(rest) if option.takes_many else 1
+        while match["value"] is None and rest and len(texts) < limit and not WORD.fullmatch(rest[0]):
+            if option.is_flag and rest[0].lower() not in SWITCHES:
+                break
+            texts.append(rest.pop(0))
+        given[option.field] = option.value(texts, is_negated=is_negated)
+    places += words[end + 1 :]
+    free = [option for option in declared_options(kind) if option.is_positional and option.field not in given]
+    if len(places) > len(free):
+        command = prog.removeprefix("diffucoder ")
+        rule = "takes no further argument; put a text with spaces in quotes"
+        raise ValueError(f"{places[len(free)]!r}: {command} {rule}")
+    return given | {option.field: option.value([text]) for option, text in zip(free, places, strict=False)}
+
+
+def build_arguments(kind: Program, given: Mapping[str, Any], base: Any = MISSING) -> dict[str, Any]:
+    """Return the arguments of a dataclass or function, with nested dataclasses made."""
+    arguments = {}
+    for name, (hint, default) in signature_of(kind, base).items():
+        if name in given:
+            arguments[name] = given[name]
+        elif is_settings(hint):
+            inner = build_arguments(hint, given, default)
+            arguments[name] = hint(**inner) if default is MISSING else replace(default, **inner)
+    return arguments
+
+
+def arguments_of(kind: Program, given: Mapping[str, Any], prog: str) -> dict[str, Any]:
+    """Return the arguments of a program from its options; ValueError names those that are missing."""
+    missing = [o.name for o in declared_options(kind) if o.is_required and o.field not in given]
+    if missing:
+        command = prog.removeprefix("diffucoder ")
+        raise ValueError(f"{command} needs {', '.join(missing)}; see {prog} --help")
+    return build_arguments(kind, given)
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether `-h` or `--help` is among the words that may be options: those before `--`."""
+    end = words.index("--") if "--" in words else len(words)
+    return not {"-h", "--help"}.isdisjoint(words[:end])
+
+
+def run_main(program: Callable[..., T]) -> T:
+    """Call a function, or make a dataclass, with the options on the command line of this process.
+
+    Prints help for `--help`. Wrong options end the process with status 2.
+    """
+    words, prog = sys.argv[1:], Path(sys.argv[0]).name
+    if asks_for_help(words):
+        sys.stdout.write(help_text(program, prog))
+        sys.exit(0)
+    try:
+        arguments = arguments_of(program, read_words(program, words, prog), prog)
+        if is_settings(program):
+            return program(**arguments)
+    except ValueError as error:
+        argparse.ArgumentParser(prog=prog, usage=f"{prog} --help").error(str(error))
+    return program(**arguments)
+
+
+def help_text(kind: Program, prog: str) -> str:
+    """Write the help of a program for the width of this terminal."""
+    options, width = declared_options(kind), shutil.get_terminal_size().columns - 2
+    places = [o.name if o.is_required else f"[{o.name}]" for o in options if o.is_positional]
+    needed = [f"{o.name} {o.metavar}" for o in options if o.is_required and not o.is_positional]
+    about = re.split(r"^(?:Attributes|Args):\n", docstring(kind), flags=re.MULTILINE)[0].strip()
+    fill = partial(textwrap.fill, width=width, break_on_hyphens=False)
+    parts = (part if part.startswith("Example") else fill(part) for part in about.split("\n\n"))
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=" ".join([prog, *places, *needed, "[OPTIONS]"]),
+        description="\n\n".join(parts),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    groups = {
+        group: parser.add_argument_group(group[0], fill(group[1]) or None)
+        for group in dict.fromkeys([*(option.group for option in options), OTHERS])
+    }
+    groups[OTHERS].add_argument("-h", "--help", action="store_true", help="show this help and exit")
+    for option in options:
+        note = f" (default: {option.default})" if option.default else " (required)" if option.is_required else ""
+        text = f"{option.help}{note}".replace("%", "%%")
+        if option.is_positional:
+            groups[option.group].add_argument(option.field, metavar=option.name, help=text)
+            continue
+        names = [*(short for short, name in SHORT.items() if name == option.long), option.long]
+        if option.is_flag and option.default:
+            names.append(f"--no-{option.long[2:]}")
+        arguments: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": option.metavar}
+        groups[option.group].add_argument(*names, help=text, **arguments)
+    return parser.format_help()

@@ -1,7 +1,7 @@
-"""The `diffucoder` command: finds the command's module, parses its arguments, turns errors into one line.
+"""The `diffucoder` command: finds a command's module, parses its arguments, prints errors as one line.
 
-A command's arguments are declared in `jax_lm.cli.arguments`, without JAX, so that help costs nothing; what it does is a
-module of `jax_lm.cli.commands`, imported when it runs.
+The arguments of a command are declared in `jax_lm.cli.arguments`, without JAX, so that help is fast.
+Its code is a module of `jax_lm.cli.commands`, imported when it runs.
 """
 
 import difflib
@@ -18,19 +18,21 @@ from jax_lm.cli.arguments.table import COMMANDS
 from jax_lm.host import interruption, platforms, terminal
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
+GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 
 def overview(group: str = "") -> str:
     """List the commands, or those of a group: the text of `diffucoder --help`."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items() if name.startswith(group)]
+    entries = ((n, e) for n, e in COMMANDS.items() if n.startswith(f"{group} ".lstrip()))
+    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in entries]
     usage = "usage: diffucoder COMMAND [OPTIONS]    (diffucoder COMMAND --help shows a command's options)"
     more = "  --version  print the version\n  --debug    with any command: show tracebacks"
     return "\n".join([usage, "", DESCRIPTION, "", "commands:", *lines, "", "options:", more, ""])
 
 
 def find(words: list[str]) -> tuple[str, list[str]]:
-    """The name of the command that these words begin with, of one word or two, and the words after it.
+    """Return the command that these words begin with, of one word or two, and the words after it.
 
     Raises:
         ValueError: there is no such command.
@@ -46,58 +48,57 @@ def find(words: list[str]) -> tuple[str, list[str]]:
 
 
 def parse(words: list[str]) -> Any:
-    """The arguments of the command that these words ask for, which is not run.
+    """Return the arguments of the command that these words ask for, without running it.
 
     Raises:
-        ValueError: no such command, a recipe that cannot be read, or options that are wrong.
+        ValueError: no such command, a recipe that cannot be read, or wrong options.
     """
     name, rest = find(words)
     return parsing.parse_words(COMMANDS[name].arguments, rest, name)
 
 
 def run(words: list[str]) -> int:
-    """Run the command that these words ask for, or print its help; its exit status."""
+    """Run the command that these words ask for, or print its help; returns the exit status."""
     name, rest = find(words)
-    if {"-h", "--help"} & set(before_end(rest)):
-        sys.stdout.write(f"{declared.help_text(COMMANDS[name].arguments, name)}")
+    if declared.asks_for_help(rest):
+        sys.stdout.write(declared.help_text(COMMANDS[name].arguments, f"diffucoder {name}"))
         return 0
     arguments = parse(words)
     platforms.silence_absent(os.environ)
-    module = importlib.import_module(f"jax_lm.cli.commands.{COMMANDS[name].place.partition('.')[0]}")
-    return getattr(module, f"run_{re.sub('[ -]', '_', name)}")(arguments)
-
-
-def before_end(words: list[str]) -> list[str]:
-    """The words that may be options: those before `--`."""
-    return words[: words.index("--")] if "--" in words else words
+    module = COMMANDS[name].place.partition(".")[0]
+    command = importlib.import_module(f"jax_lm.cli.commands.{module}")
+    return getattr(command, f"run_{re.sub('[ -]', '_', name)}")(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; returns the exit status. `--debug` anywhere shows tracebacks, `--version` alone the version."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given == ["--version"]:
+    """Parse and run the command line; returns the exit status.
+
+    `--debug` anywhere shows tracebacks. `help` and `version` are `--help` and `--version`.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words in (["--version"], ["version"]):
         sys.stdout.write(f"diffucoder {version('jax-diffucoder')}\n")
         return 0
-    groups = {name.split()[0] for name in COMMANDS if " " in name}
-    if not given or (
-        given[-1] in ("--help", "-h") and (len(given) == 1 or given[:-1] in [[group] for group in groups])
-    ):
-        sys.stdout.write(overview(" ".join(given[:-1])))
-        return 0 if given else terminal.USAGE_ERROR
-    debug = "--debug" in before_end(given)
-    if debug:
-        given.remove("--debug")
-    # Compilations of earlier runs are kept, so that a second start is fast; the user's own setting wins.
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    asked = [word for word in words if word not in ("--help", "-h")]
+    if {*asked} <= GROUPS and len(asked) < 2:
+        sys.stdout.write(overview(*asked))
+        return 0 if words else terminal.USAGE_ERROR
+    if debug := "--debug" in words[: words.index("--") if "--" in words else None]:
+        words.remove("--debug")
+    # Compilations are kept for later runs, so that a second start is fast. The user's setting wins.
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-    return terminal.guarded(lambda: run(given), debug=debug)
+    return terminal.guarded(lambda: run(words), debug=debug)
 
 
 def entry() -> NoReturn:
-    """Run what was typed, and end the process.
+    """Run the command line, and end the process.
 
-    After Ctrl-C it leaves at once: the interpreter's own end would crash under what XLA's threads still compute.
+    After Ctrl-C it exits at once: a normal interpreter exit would crash while XLA's threads still
+    compute.
     """
     interruption.hear_interrupts()
     status = main()

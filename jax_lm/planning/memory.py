@@ -1,12 +1,12 @@
-"""Parameters, memory and least time of a model from its shape alone, before it is loaded or a machine rented.
+"""Parameters, memory and least time of a model, estimated from its shape alone.
 
-Everything here is arithmetic and says so; `jax_lm.compilation` asks the compiler.
+Everything here is arithmetic; `jax_lm.compilation` asks the compiler.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -23,34 +23,38 @@ from jax_lm.sharding import MeshShape, partition_spec, row_axes
 PRECISIONS = ("bfloat16", "float32", "int8")
 STEPS = ("generate", "sft", "grpo")
 COPIES = 3
-"""Masked copies of a sample that coupled-GRPO scores: all of the completion, a part of it, and the complement."""
+"""Masked copies per sample that coupled-GRPO scores: all of the completion, part of it, the rest."""
 PASSES = 4
-"""Forward passes that a gradient costs where layers are computed again: forward, again, and twice in the backward."""
+"""Cost of a gradient in forward passes with remat: forward, recomputation, and two for the backward."""
 RESERVED = 0.1
-"""Share of a device's memory that must stay free: runtime, further compiled programs, fragmentation."""
+"""Share of device memory kept free for the runtime, other programs and fragmentation."""
 
 
 def parameter_count(config: DreamConfig) -> int:
-    """Count the weights, biases included."""
+    """Return the number of parameters, including biases."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def memory_estimate(
     config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas: int, logit_bytes: int | None = None
 ) -> tuple[int, int]:
-    """Estimate the bytes of the weights, and of the working memory of a denoising step; ValueError if it has no rows.
+    """Estimate the bytes of the weights and of the working memory of a denoising step.
 
-    The second counts what lives at the widest point: either the float32 logits and their filtered copy, or
-    the activations of one layer (float32 attention scores, and the two feed-forward branches). `logit_bytes` are
-    those of float32 logits that are held at most, where the vocabulary is gone through in blocks.
+    The working memory is that of the widest point: either the float32 logits and their filtered
+    copy, or the activations of one layer (float32 attention scores, and the two feed-forward
+    branches). `logit_bytes` bounds the float32 logits if the vocabulary is processed in blocks.
+
+    Raises:
+        ValueError: `batch` or `canvas` is less than 1.
     """
     for name, value in (("batch", batch), ("canvas", canvas)):
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
     size = jnp.dtype(dtype).itemsize
     rows = batch * canvas
-    # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate and up branch. XLA
-    # reuses the space of one point for the next, so that only the widest counts, over the residual and its copies.
+    # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate and
+    # up branch. XLA reuses their memory, so that only the widest pair counts, besides the residual
+    # stream and its copies.
     all_logits = 4 * rows * config.vocab_size
     logits = 2 * min(all_logits, logit_bytes or all_logits)
     scores = 2 * 4 * rows * canvas * config.num_attention_heads
@@ -63,16 +67,16 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
     """Count the operations and bytes of one forward pass.
 
     Args:
-        rows: rows recomputed per row of the batch; they attend to `canvas` positions.
-        head_rows: rows per row of the batch whose logits are computed.
-        dtype: of the weights and of the cached keys and values; int8 are int8 weights.
+        rows: positions computed per sequence; they attend to `canvas` positions.
+        head_rows: positions per sequence whose logits are computed.
+        dtype: dtype of the weights and of cached keys and values; int8 means int8 weights.
     """
     shapes = parameter_shapes(config).items()
     body = sum(math.prod(shape) for name, shape in shapes if name.startswith("model.layers.") and len(shape) == 2)
     head = config.vocab_size * config.hidden_size
-    # Scores, and values weighted by them: two products over the width of all heads, which is the hidden size.
+    # Scores and weighted values: two products over the width of all heads, the hidden size.
     attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
-    # A weight costs a multiplication and an addition for each row.
+    # Each weight costs one multiplication and one addition per position.
     flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
     key_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
     size = jnp.dtype(dtype).itemsize
@@ -81,17 +85,19 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """A step of a generation, or of a training, to plan for.
+    """A denoising step or a training update to plan.
 
     Attributes:
-        precision: bfloat16, float32, or int8 kernels with bfloat16 around them; what a training step computes in.
-        batch: rows decoded, or learnt from, together.
-        canvas: tokens of a row, prompt and answer.
-        new_tokens: of them, those that are generated.
+        precision: bfloat16, float32, or int8 (int8 kernels, everything else in bfloat16); in training,
+            the compute dtype.
+        batch: rows per step.
+        canvas: tokens per row, prompt and answer together.
+        new_tokens: generated tokens among them.
         decoding: as in `GenerationOptions`.
-        kind: generate, sft (masked diffusion) or grpo (coupled-GRPO's update, `new_tokens` of a row its completion).
-        lora_rank: of adapters, which are trained instead of all weights; int8 are then the kernels below them.
-        canvases_beside: guesses or branches of a row that each step computes too; memory is not estimated with them.
+        kind: generate, sft (masked diffusion) or grpo (coupled-GRPO, with completions of `new_tokens`).
+        lora_rank: rank of the trained adapters; the kernels below them may be int8.
+        canvases_beside: additional canvases per row that each step computes, as drafts or branches;
+            the memory estimate does not include them.
     """
 
     precision: str = "bfloat16"
@@ -127,23 +133,32 @@ class PlannedStep:
 
     @property
     def dtype(self) -> str:
-        """Of everything but int8 kernels."""
+        """Dtype of everything except int8 kernels."""
         return "bfloat16" if self.is_int8 else self.precision
 
+    def __str__(self) -> str:
+        new = f", {self.new_tokens} of them new" if self.kind != "sft" else ""
+        trained = "all weights" if self.lora_rank is None else f"adapters of rank {self.lora_rank}"
+        given = asdict(self.decoding).items()
+        overrides = [f"{name} {value}" for name, value in given if value is not None and name != "preset"]
+        decoding = ", ".join([f"preset {self.decoding.preset}", *overrides])
+        work = f"one {self.kind} update of {trained}" if self.is_training else decoding
+        return f"{self.batch} x {self.canvas} tokens{new}, {work}, {self.precision}"
+
     def default_mesh(self, config: DreamConfig, devices: int) -> MeshShape:
-        """Choose the mesh that is used if none is asked for."""
+        """Return the mesh that is used by default."""
         choose = MeshShape.for_training if self.is_training else MeshShape.for_generation
         return choose(config, devices)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device, by what they hold.
+    """Bytes per device.
 
     Attributes:
-        weights: parameters, exactly; when training, float32 masters and their two moments.
-        cache: keys and values, exactly.
-        working: everything that lives only during a step.
+        weights: parameters (exact); in training, float32 masters and their two moments.
+        cache: cached keys and values (exact).
+        working: temporary memory of a step (estimated).
     """
 
     weights: int
@@ -157,14 +172,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Bound:
-    """The roofline of a step on a mesh, all devices together doing no more than they must.
+    """Roofline of a step: the least cost and time on a mesh.
 
     Attributes:
         step: average cost on the busiest device.
         seconds: least time.
-        limit: compute or memory.
-        tokens_per_second: at one token per row and step, None where the commit rule decides how many; when training,
-            those of all rows.
+        limit: what bounds the time, compute or memory.
+        tokens_per_second: rate at one token per row and step; None if the commit rule decides how many.
+            In training, the rate over all tokens.
     """
 
     step: Cost
@@ -174,7 +189,7 @@ class Bound:
 
 
 def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
-    """Count the bytes of the parameters on one device."""
+    """Return the bytes of the parameters on one device."""
     total, size = 0, jnp.dtype(planned.dtype).itemsize
     for name, shape in parameter_shapes(config, int8=planned.is_int8).items():
         parts = math.prod(mesh.sizes[axis] for axis in partition_spec(name, config, mesh) if axis)
@@ -184,12 +199,12 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
 
 
 def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
-    """Count the rows of the batch that one device computes; a batch that does not divide is computed everywhere."""
+    """Return the rows of the batch per device; a batch that does not divide is replicated."""
     return planned.batch // math.prod(mesh.sizes[axis] for axis in row_axes(planned.batch, mesh.sizes) or ())
 
 
 def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
-    """Estimate the memory of a device: weights and cache exactly, the rest as `memory_estimate` does."""
+    """Estimate the memory per device: weights and cache exactly, the rest by `memory_estimate`."""
     if planned.is_training:
         return training_memory(config, planned, mesh)
     rows = rows_per_device(planned, mesh)
@@ -203,11 +218,12 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
 
 
 def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
-    """Estimate the memory of an update with AdamW, of all weights or of adapters, on one device.
+    """Estimate the memory per device of an AdamW update of all weights or of adapters.
 
-    Masters and moments are exact, as are frozen weights. The rest is float32 gradients, weights and gradients in the
-    compute dtype, the inputs of layers, the widest point of a layer with its gradient (of coupled-GRPO, for one
-    sample's copies), and on a mesh two matrices that are gathered whole: the one in use, and the next.
+    Masters, moments and frozen weights are exact. The rest is float32 gradients, weights and gradients
+    in the compute dtype, the inputs of all layers, the widest point of a layer with its gradient (in
+    coupled-GRPO, for the copies of one sample), and on a mesh two gathered matrices: the one in use
+    and the next one.
     """
     masters = master_bytes(config, planned, mesh)
     size = jnp.dtype(planned.dtype).itemsize
@@ -222,7 +238,7 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
 
 
 def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
-    """Count the bytes of the float32 masters on one device: all weights, or adapters of the layers' kernels."""
+    """Return the bytes of float32 masters on one device: all weights, or adapters of all kernels."""
     if planned.lora_rank is None:
         return device_bytes(config, replace(planned, precision="float32"), mesh)
     total = 0
@@ -236,18 +252,18 @@ def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
 
 
 def fits(size: int, topology: Topology) -> bool:
-    """Tell whether so many bytes on a device leave what must stay free."""
+    """Whether a device has room for `size` bytes and its reserve."""
     return size <= topology.chip.memory * (1 - RESERVED)
 
 
 def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
-    """Find the least that a device must do, averaged over the steps of a block, and how long that takes."""
+    """Return the least work per device, averaged over the steps of a block, and its time."""
     if planned.is_training:
         return training_bound(config, planned, mesh, topology)
     decoding = planned.decoding
     batch = rows_per_device(planned, mesh) * (1 + planned.canvases_beside)
     block = decoding.block_columns(planned.new_tokens)
-    # The head runs on the masked rows alone: from all of the block down to one.
+    # The head only runs on masked positions: from the whole block down to one, on average half.
     masked = (block + 1) // 2
 
     def cost(rows: int) -> Cost:
@@ -255,7 +271,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
 
     steps = [cost(planned.canvas)]
     if decoding.resolved.cache != "none":
-        # After one step over all rows, the others recompute the block and the row before it.
+        # One step over all positions, then steps over the block and the position before it.
         steps += [cost(block + 1)] * (block - 1)
     mean = Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps)) // len(steps) // mesh.tensor
     limits = topology.chip.limits
@@ -266,9 +282,9 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
 
 
 def training_bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
-    """Find the least that a device must do in an update: passes over the rows, and the optimizer's three numbers.
+    """Return the least work per device of an update: forward passes, and the optimizer's memory traffic.
 
-    Adapters need no gradient of the weights below them, which is a quarter of the work.
+    Adapters need no gradient of the weights below them, which saves a quarter of the passes.
     """
     is_grpo, rows = planned.kind == "grpo", rows_per_device(planned, mesh)
     canvas = planned.canvas
@@ -276,17 +292,17 @@ def training_bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, t
     forward = forward_cost(config, planned.precision, batch=rows, rows=canvas, canvas=canvas, head_rows=head)
     passes = PASSES if planned.lora_rank is None else PASSES - 1
     flops = passes * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
-    # The optimizer reads and writes a master and its two moments.
+    # The optimizer reads and writes each master and its two moments: 6 transfers.
     cost = Cost(flops, passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh))
     seconds = cost.seconds(topology.chip.limits)
     return Bound(cost, seconds, cost.limit(topology.chip.limits), planned.batch * planned.canvas / seconds)
 
 
 def training_flops(config: DreamConfig, length: int, head_rows: int, *, all_weights: bool = True) -> float:
-    """Count the operations that a gradient needs per token of rows of `length`, what is computed again not among them.
+    """Return the operations of a gradient per token of a row of `length` tokens, without recomputation.
 
-    A forward pass, and as much again for the gradients of the activations, and for those of the weights if all are
-    trained; those of adapters are small.
+    A forward pass, the same again for the gradients of activations, and the same again for the
+    gradients of weights if all weights are trained. The gradients of adapters are negligible.
     """
     forward = forward_cost(config, "bfloat16", batch=1, rows=length, canvas=length, head_rows=head_rows)
     return (3 if all_weights else 2) * forward.flops / length
@@ -295,11 +311,11 @@ def training_flops(config: DreamConfig, length: int, head_rows: int, *, all_weig
 def smallest_topology(
     config: DreamConfig, planned: PlannedStep, family: Topology, *, more_than: int = 0, beyond: int = 0
 ) -> tuple[Topology, MeshShape] | None:
-    """Find the smallest topology of these chips that an estimate fits on, and its mesh.
+    """Return the smallest topology of the same chips that the estimate fits, and its mesh.
 
     Args:
-        more_than: devices that it must exceed.
-        beyond: bytes that a compiler has found beyond the estimate.
+        more_than: number of devices that the topology must exceed.
+        beyond: bytes by which the compiled program exceeds the estimate.
     """
     for topology in family.same_family():
         mesh = planned.default_mesh(config, topology.devices)
@@ -310,7 +326,7 @@ def smallest_topology(
 
 
 def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[tuple[str, Memory]]:
-    """List options that each take less memory, the least loss first, with an estimate of each."""
+    """List options that each save memory, with their estimates; those with the least loss first."""
     half = max(1, planned.canvas // 2)
     trains_all = planned.is_training and planned.lora_rank is None
     variants = (
@@ -325,26 +341,26 @@ def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[
 def cheapest_changes(
     config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology, *, beyond: int = 0
 ) -> list[str]:
-    """Name the cheapest changes with which an estimate fits here, at most three; each is tried alone.
+    """Name at most three changes that each make the step fit, the cheapest first.
 
     Args:
-        beyond: bytes that a compiler has found beyond the estimate; what is changed is taken to need them too.
+        beyond: bytes by which the compiled program exceeds the estimate; assumed not to change.
     """
     options = [(name, memory.total + beyond) for name, memory in cheaper(config, planned, mesh)]
-    found = [f"{name} (about {size / GIB:.1f} GiB per device)" for name, size in options if fits(size, topology)]
+    changes = [f"{name} (about {size / GIB:.1f} GiB per device)" for name, size in options if fits(size, topology)]
     larger = smallest_topology(config, planned, topology, more_than=topology.devices, beyond=beyond)
     if larger:
-        found.append(f"--topology {larger[0]} (mesh {larger[1]})")
-    return found[:3]
+        changes.append(f"--topology {larger[0]} (mesh {larger[1]})")
+    return changes[:3]
 
 
 class OutOfMemoryError(ValueError):
-    """A model or a request does not fit into the memory there is; the message says what would."""
+    """Raised when a model or a request exceeds the memory; the message names changes that help."""
 
 
 @contextmanager
 def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
-    """Turn a device's out-of-memory error into an OutOfMemoryError: what the work takes, and three remedies."""
+    """Turn a device's out-of-memory error into an OutOfMemoryError with the need and three remedies."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
@@ -355,6 +371,6 @@ def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Ite
         options.append(f"more devices on the tensor axis (now {mesh.tensor})")
         raise OutOfMemoryError(
             f"out of memory: {planned.batch} x {planned.canvas} tokens in {planned.precision} take about "
-            f"{gib(need.weights)} of weights and {gib(need.cache + need.working)} beside them per device. "
-            f"Try {', or '.join(options[:3])}; `diffucoder plan` says more"
+            f"{gib(need.weights)} of weights and {gib(need.cache + need.working)} of other memory per device. "
+            f"Try {', or '.join(options[:3])}; `diffucoder plan` shows more"
         ) from error

@@ -1,7 +1,7 @@
-"""Rollouts of coupled-GRPO as arithmetic: where the weights lie while completions are sampled, and what that costs.
+"""Rollouts of coupled-GRPO as arithmetic: where the weights are during sampling, and what that costs.
 
-The least time of a denoising step is that of the slowest of three: operations, bytes of memory, and bytes that come
-from other devices. Knows shapes and figures of machines; nothing runs.
+The least time of a denoising step is the slowest of compute, memory traffic and traffic between
+devices. Knows shapes and the figures of machines; nothing runs.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from jax_lm.planning.roofline import Topology, gib
 from jax_lm.sharding import MeshShape, divisors
 
 HELD_PER_WEIGHT = 16
-"""Bytes of a trained weight that stay while completions are sampled: master, two moments, reference, in float32."""
+"""Bytes per trained weight held during sampling: float32 master, two moments and reference."""
 
 COPY_SHARE = 2 / 3
-"""Of the memory that is left, what a copy of the weights may take; the rest is for canvases, caches and logits."""
+"""Share of the free memory that a copy of the weights may take; canvases, caches and logits need the rest."""
 
 ITERATIONS = 2
-"""Updates of a rollout in the published recipe; each is scored under the policy that sampled and the reference."""
+"""Updates per rollout in the published recipe, scored under the sampling policy and the reference."""
 
 ROLLOUTS = 2625
-"""Of the published recipe: 21,000 prompts, eight each."""
+"""Rollouts in the published recipe: 21,000 prompts, eight per rollout."""
 
 LINKS = {
     "v4": 150e9,
@@ -38,19 +38,19 @@ LINKS = {
     "l4": 32e9,
     "rtx4090": 32e9,
 }
-"""Bytes a second that a device receives from others: what Google Cloud documents of each TPU's interconnect (of a
-v4, per core), and one direction of NVLink or PCIe."""
+"""Bytes per second that a device receives from others: Google Cloud's figures of each TPU's
+interconnect (for a v4, per core), and one direction of NVLink or PCIe."""
 
 
 def rollout_shape(
     config: DreamConfig, training: MeshShape, copy_bytes: Callable[[MeshShape], int], free: int | float | None
 ) -> MeshShape | None:
-    """Choose the mesh that splits a copy of the weights least; None if none of them fits.
+    """Return the mesh that splits a copy of the weights least, or None if no copy fits.
 
     Args:
-        training: the mesh whose devices are taken.
-        copy_bytes: of the copy on each device, by mesh.
-        free: bytes on each device beside what training holds; None is not known, and the copy is split as for
+        training: mesh of the training, on the same devices.
+        copy_bytes: returns the bytes of a copy per device on a mesh.
+        free: bytes per device that training leaves free; if None (unknown), the copy is split as for
             generation.
     """
     if free is None:
@@ -62,7 +62,7 @@ def rollout_shape(
 
 
 def planned_shape(config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology) -> MeshShape:
-    """Choose the mesh of rollouts beside a planned update of all weights; the training's own if no copy fits."""
+    """Return the mesh of rollouts for an update of all weights; the training mesh if no copy fits."""
 
     def copy_bytes(shape: MeshShape) -> int:
         return device_bytes(config, planned, shape)
@@ -74,13 +74,13 @@ def planned_shape(config: DreamConfig, planned: PlannedStep, training: MeshShape
 
 @dataclass(frozen=True)
 class Sampling:
-    """The least that sampling the completions of a rollout takes.
+    """Least time of sampling the completions of a rollout.
 
     Attributes:
-        step: seconds of a denoising step, on average.
-        seconds: of the rollout.
-        received: bytes that come to a device from others, in the rollout.
-        limit: compute, memory or links.
+        step: average seconds per denoising step.
+        seconds: seconds per rollout.
+        received: bytes that a device receives from others per rollout.
+        limit: what bounds the time: compute, memory or links.
     """
 
     step: float
@@ -90,7 +90,7 @@ class Sampling:
 
 
 def sampling(config: DreamConfig, planned: PlannedStep, shape: MeshShape, topology: Topology) -> Sampling:
-    """Find the least time of sampling on a mesh: one step for each new token, all completions at once."""
+    """Return the least time of sampling all completions together, at one step per new token."""
     generation = replace(planned, kind="generate")
     least, link = bound(config, generation, shape, topology), LINKS[topology.family]
     bytes_received = received(config, generation, shape)
@@ -100,14 +100,15 @@ def sampling(config: DreamConfig, planned: PlannedStep, shape: MeshShape, topolo
 
 
 def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:
-    """Count the bytes that a device must receive in a denoising step, on average."""
+    """Return the bytes that a device receives per denoising step, on average."""
     whole = device_bytes(config, planned, replace(shape, fsdp=1))
     decoding, rows = planned.decoding, planned.canvas
     if decoding.resolved.cache != "none":
         block = decoding.block_columns(planned.new_tokens)
         rows = (planned.canvas + (block - 1) * (block + 1)) // block
     hidden = rows_per_device(planned, shape) * rows * config.hidden_size * jnp.dtype(planned.dtype).itemsize
-    # Attention and feed-forward each end with a sum over the devices that share a layer: its parts, then the whole.
+    # Attention and feed-forward each end with an all-reduce over the devices that share a layer, which
+    # receives every value twice: its partial sums, then the total.
     sums = 2 * config.num_hidden_layers * hidden * 2 * (shape.tensor - 1) // shape.tensor
     return whole * (shape.fsdp - 1) // shape.fsdp + sums
 
@@ -115,8 +116,10 @@ def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int
 def rollout_rows(
     config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
 ) -> list[tuple[str, str]]:
-    """List what a rollout of so many completions takes, without and with a cache: on the mesh of the training, where
-    weights are streamed, and with a copy of them."""
+    """List the cost of rollouts without and with a cache, as names and values.
+
+    Both on the training mesh, where weights are streamed, and on a mesh with a copy of the weights.
+    """
     shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
     cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
     ways = [(replace(planned, decoding=decoding), shape) for decoding in (EXACT, cached) for shape in shapes]

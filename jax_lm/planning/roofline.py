@@ -1,8 +1,8 @@
-"""Limits of accelerators, and how long work must take on them at least. Knows no model.
+"""Limits of accelerators, and the least time of work on them. Knows no model.
 
-Figures of TPUs are those of Google Cloud's documentation of each version, of GPUs those of NVIDIA's data sheets (dense
-bfloat16, SXM where there is a choice), but for their memory: that is what CUDA's `deviceQuery` or PyTorch say that a
-program finds on such a card, which is less than what is sold (error correction, the driver).
+Figures of TPUs are from Google Cloud's documentation, figures of GPUs from NVIDIA's data sheets (dense
+bfloat16, SXM where there is a choice). The memory of GPUs is what CUDA's `deviceQuery` or PyTorch
+report, which is less than the advertised size (error correction, the driver).
 """
 
 import math
@@ -18,10 +18,10 @@ def gib(size: int | float) -> str:
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """The most that a machine can do.
+    """Peak rates of a machine.
 
     Attributes:
-        matmul_flops: floating-point operations per second of a large product with operands of the model's dtype.
+        matmul_flops: floating-point operations per second of large products in the model's dtype.
         copy_bytes: bytes read and written per second.
     """
 
@@ -31,33 +31,33 @@ class MachineLimits:
 
 @dataclass(frozen=True)
 class Cost:
-    """The least a forward pass has to do: operations, and bytes of weights, keys and values."""
+    """Least cost of a forward pass: operations, and bytes of weights, keys and values."""
 
     flops: int
     bytes: int
 
     def seconds(self, limits: MachineLimits) -> float:
-        """Take the roofline: no implementation is faster on this machine."""
-        # Products and copies can overlap fully at best, so that the slower of the two alone counts.
+        """Return the roofline: no implementation is faster on this machine."""
+        # At best, compute and memory traffic overlap fully, so that only the slower one counts.
         return max(self.flops / limits.matmul_flops, self.bytes / limits.copy_bytes)
 
     def __floordiv__(self, parts: int) -> "Cost":
         return Cost(self.flops // parts, self.bytes // parts)
 
     def limit(self, limits: MachineLimits) -> str:
-        """Name the limit that the seconds come from."""
+        """Name what bounds the time: compute or memory."""
         return "compute" if self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes else "memory"
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A device as JAX sees it.
+    """A kind of chip.
 
     Attributes:
-        memory: bytes that programs find.
-        limits: of one device, with bfloat16 operands.
-        topologies: that one can have, smallest first.
-        cores: devices per chip that the compiler sees.
+        memory: bytes available to programs, per device.
+        limits: peak rates of one device, with bfloat16 operands.
+        topologies: available topologies, smallest first.
+        cores: devices per chip, as the compiler counts them.
     """
 
     memory: int
@@ -92,29 +92,29 @@ KINDS = {
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
 }
-"""What JAX calls these chips; a v4 is not among them, as its two cores may be one device or two."""
+"""Chips by their name in JAX. A v4 is missing, because its two cores may be one device or two."""
 TPUS = ("v4", "v5e", "v5p", "v6e")
 
 
 def peak_flops(kind: str) -> float | None:
-    """Find the most operations per second, with bfloat16 operands, of a device as JAX names it; None if not known."""
+    """Return the peak bfloat16 operations per second of a device kind of JAX; None if unknown."""
     return CHIPS[KINDS[kind]].limits.matmul_flops if kind in KINDS else None
 
 
 MOST_CHIPS = 2**16
-"""More than any pod has; the arithmetic of meshes goes through them."""
+"""More than any pod has. Bounds the loops over meshes."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Chips of one kind and how they are wired."""
+    """Chips of one kind, and the shape in which they are connected."""
 
     family: str
     shape: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Read v5e:2x2, v4:2x2x1 or h100:8; ValueError if the chip is not known, or the shape not of its kind."""
+        """Parse v5e:2x2, v4:2x2x1 or h100:8; ValueError for an unknown chip or a shape it cannot have."""
         family, _, shape = text.partition(":")
         if family not in CHIPS:
             raise ValueError(f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like v5e:2x2")
@@ -143,5 +143,5 @@ class Topology:
         return f"{self.family}:{'x'.join(map(str, self.shape))}"
 
     def same_family(self) -> list["Topology"]:
-        """List all topologies of these chips, smallest first."""
+        """List the topologies of the same chips, smallest first."""
         return [Topology.parse(f"{self.family}:{shape}") for shape in self.chip.topologies]

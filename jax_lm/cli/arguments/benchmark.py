@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from jax_lm.benchmark.settings import ExperimentSettings, QualitySettings, RecordingShape, ScaleSettings, Workload
+from jax_lm.cli.declared import Positional
 
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
@@ -18,9 +17,9 @@ SCALE = ScaleSettings()
 class Bench:
     """Measure speed, memory and compilations of a model on this machine.
 
-    Prompts are random, nothing stops early, settings are the published ones (temperature 0.2, top_p 0.95, top_k 50,
-    entropy, one token per step; turbo takes as many steps as it needs). Times are medians after a warm-up,
-    limits of the machine the best of ten calls.
+    Prompts are random, nothing stops early, and settings are the published ones (temperature 0.2,
+    top_p 0.95, top_k 50, entropy, one token per step; turbo takes as many steps as it needs). Times
+    are medians after a warm-up; limits of the machine are the best of ten calls.
 
     Examples:
         diffucoder bench --batch-sizes 1 --new-tokens 64
@@ -32,16 +31,16 @@ class Bench:
             --data HumanEval.jsonl.gz --max-new-tokens 256 --out frontier-7b
 
     Attributes:
-        model: folder or hub id; the built-in model if not given.
-        dtype: float32 or bfloat16; chosen by the device if not given.
-        presets: exact, fast, turbo.
-        workload: which batches and lengths.
-        random_shape: random weights in place of a model: small (the published vocabulary, 8 layers of width 512) or 7b
-            (the published shape).
-        frontier: measure every commit rule and setting on tasks instead: pass@1 against tokens per evaluation. A run
-            that was killed goes on with the same command.
+        model: folder or hub id; the built-in model by default.
+        dtype: float32 or bfloat16; depends on the device by default.
+        presets: decoding presets to measure.
+        workload: batch sizes and lengths.
+        random_shape: use random weights instead of a model: small (the published vocabulary, 8 layers
+            of width 512) or 7b (the published shape).
+        frontier: measure pass@1 against tokens per forward pass for every commit rule and setting
+            instead. If the command is killed, the same command resumes it.
         quality: tasks of the frontier.
-        out: folder for bench.json, bench.md, bench.html and bench.svg; of the frontier, frontier.json and so on.
+        out: folder for bench.json, bench.md, bench.html and bench.svg, or frontier.json and so on.
     """
 
     model: str | None = None
@@ -64,22 +63,24 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Run the same checkpoint in PyTorch and in JAX, and report the differences; exit status 1 if numbers differ.
+    """Run the same checkpoint in PyTorch and in JAX, and report the differences.
 
-    Each backend runs in a process of its own, one after the other. PyTorch is transformers' Qwen2 without a causal mask
-    and the published loop; no code of the checkpoint is executed. Needs the extra:
-    pip install 'jax-diffucoder[parity]'.
+    The exit status is 1 if the numbers differ. The backends run one after the other, each in its own
+    process. The PyTorch side is transformers' Qwen2 without a causal mask and the published loop; no
+    code of the checkpoint is executed. Needs the extra: pip install 'jax-diffucoder[parity]'.
 
     Examples:
         diffucoder compare --out comparison
         diffucoder compare --model ./DiffuCoder-7B-Instruct --dtype bfloat16 --prompt-tokens 64 512 --out comparison
 
     Attributes:
-        model: folder or hub id; the built-in model if not given.
-        dtype: of both backends.
-        tolerance: largest relative difference of a module's output; 1e-4 in float32 and 0.05 in bfloat16 if not given.
-        workload: every prompt length at batch 1, every batch size at the first prompt length; one length of answers.
-        out: folder for comparison.json, comparison.md, comparison.html and the pictures.
+        model: folder or hub id; the built-in model by default.
+        dtype: dtype of both backends.
+        tolerance: maximum relative difference of a module's output; by default 1e-4 in float32 and 0.05
+            in bfloat16.
+        workload: every prompt length at batch size 1, every batch size at the first prompt length, and
+            one length of answers.
+        out: folder for comparison.json, comparison.md, comparison.html and the charts.
     """
 
     model: str | None = None
@@ -97,10 +98,10 @@ class Compare:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Measure a model on this machine step by step: loading, speed, memory, parity with PyTorch, quality.
+    """Measure a model on this machine step by step: loading, speed, memory, parity, quality.
 
-    A step that fails is reported, and the others go on; the exit status is then 1. A run that was killed goes on with
-    the same command. Success criteria are ticked or not, each with what was measured.
+    A step that fails is reported and the others continue; the exit status is then 1. If the command
+    is killed, the same command resumes it. The report lists success criteria with the measurements.
 
     Examples:
         diffucoder experiment --out experiment
@@ -110,11 +111,12 @@ class Experiment:
         diffucoder experiment --full --random-shape small --rows 1 4 --clients 1 4 --out small
 
     Attributes:
-        out: folder for steps.jsonl, results.json, report.md, report.html and the pictures.
-        full: instead, what the machine does at full size, on random weights: passes and presets by batch, updates of
-            training, the slots of the server, PyTorch beside it. In runs of some minutes: the same command goes on.
-        settings: what the results depend on; a folder that is gone on with must have been begun with the same.
-        scale: of a full experiment, beside dtype, new_tokens, repeats and timeout.
+        out: folder for steps.jsonl, results.json, report.md, report.html and the charts.
+        full: measure the machine at full size with random weights instead: forward passes and presets
+            by batch, training updates, the server, and PyTorch. Runs for some minutes at a time; the
+            same command continues.
+        settings: what the results depend on; a resumed run must have the same settings.
+        scale: size of a full experiment, besides dtype, new_tokens, repeats and timeout.
     """
 
     out: Path
@@ -137,7 +139,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCheck:
-    """Run every recorded forward pass and generation, and print a table; exit status 1 if anything differs.
+    """Compare forward passes and generations with a recording; exit status 1 if any differs.
 
     Examples:
         diffucoder parity check tests/golden
@@ -145,13 +147,13 @@ class ParityCheck:
         diffucoder parity check tests/golden --training
 
     Attributes:
-        folder: holds checkpoint/, golden.safetensors and cases.json.
-        tolerance: largest absolute difference of float32 hidden states and logits; 2e-5 if not given.
-        tokenizer: also check tokenizer_cases.json with the tokenizer of this folder.
-        training: also check coupled_grpo.safetensors: scores, loss, divergence and gradients of coupled-GRPO.
+        folder: folder with checkpoint/, golden.safetensors and cases.json.
+        tolerance: maximum absolute difference of float32 hidden states and logits; 2e-5 by default.
+        tokenizer: also check tokenizer_cases.json, with the tokenizer of this folder.
+        training: also check coupled_grpo.safetensors: scores, loss, divergence and gradients.
     """
 
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     tolerance: float | None = None
     tokenizer: str | None = None
     training: bool = False
@@ -159,7 +161,7 @@ class ParityCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityRecord:
-    """Run the PyTorch reference on a checkpoint and write a folder that `parity check` takes.
+    """Run the PyTorch reference on a checkpoint, and record its outputs for `parity check`.
 
     Needs the extra: pip install 'jax-diffucoder[parity]'.
 
@@ -168,8 +170,8 @@ class ParityRecord:
 
     Attributes:
         pytorch_model: folder of a Dream or DiffuCoder checkpoint in the Hugging Face layout.
-        out: folder to write; must not exist.
-        shape: how much is recorded.
+        out: output folder; must not exist.
+        shape: size of the recording.
     """
 
     pytorch_model: Path

@@ -8,11 +8,11 @@ from jax_lm.options import DEFAULTS, GenerationOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Talk with a model at the terminal; the canvas is shown while it fills in.
+    """Chat with a model in the terminal, and watch the canvas fill in.
 
-    A line is a message, and the model sees all of them; a line that ends in a backslash goes on. /infill fills the
-    holes of a text, /reset forgets the conversation, /save FILE writes it as JSON, /help lists the commands, /exit or
-    Ctrl-D ends. Ctrl-C stops an answer, and at the prompt the command.
+    Each line is a message; a backslash at its end continues it on the next line. /infill fills holes
+    in text, /reset clears the conversation, /save FILE writes it as JSON, /help lists the commands.
+    Ctrl-C stops an answer; /exit, Ctrl-D, or Ctrl-C at the prompt quits.
 
     Examples:
         diffucoder chat --model apple/DiffuCoder-7B-Instruct
@@ -20,14 +20,15 @@ class Chat:
         echo "Write a function gcd(a, b)." | diffucoder chat
 
     Attributes:
-        model: folder or hub id; the built-in model if not given, which knows small Python functions alone.
-        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
-        tokenizer: folder with the tokenizer; the model's own if not given.
-        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
-        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
-        system: message that stands before all others.
-        generation: how to answer.
-        seed: of the draws of the first answer; each answer takes the next one.
+        model: folder or hub id; by default the built-in model, which only knows small Python functions.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
+            `model` is given.
+        tokenizer: folder of the tokenizer; the model's own by default.
+        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
+        mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
+        system: system message.
+        generation: how to decode.
+        seed: random seed of the first answer; later answers use the next seeds.
     """
 
     FIRST: ClassVar = ("model", "system", "max_new_tokens", "temperature", "preset", "num_steps", "dtype", "seed")

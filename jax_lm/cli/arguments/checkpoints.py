@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from jax_lm.benchmark.settings import require_at_least_one
+from jax_lm.cli.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Write a checkpoint in another format or precision, and verify it; the target appears whole or not at all.
+    """Convert a checkpoint to another format or precision, and verify the result.
+
+    The destination appears only when it is complete.
 
     Examples:
         diffucoder convert apple/DiffuCoder-7B-Instruct diffucoder-7b-orbax
@@ -20,16 +21,16 @@ class Convert:
         diffucoder convert old-port diffucoder-7b --allow-missing-bias         (a folder with params.pkl)
 
     Attributes:
-        source: folder or hub id, in the Hugging Face or Orbax layout, or with the params.pkl of the old port.
-        destination: folder to write; must not exist.
-        format: huggingface or orbax; the other one if not given.
-        dtype: float32, bfloat16 or float16; that of the source if not given.
-        quantize: int8 for the kernels of all linear layers.
-        allow_missing_bias: put zeros where a params.pkl lacks biases.
+        source: folder or hub id in the Hugging Face or Orbax layout, or a folder with params.pkl.
+        destination: output folder; must not exist.
+        format: huggingface or orbax; by default the format that the source does not have.
+        dtype: float32, bfloat16 or float16; the source's by default.
+        quantize: quantize the kernels of all linear layers to int8.
+        allow_missing_bias: use zeros for biases that a params.pkl lacks.
     """
 
-    source: tyro.conf.Positional[str]
-    destination: tyro.conf.Positional[Path]
+    source: Positional[str]
+    destination: Positional[Path]
     format: str | None = None
     dtype: str | None = None
     quantize: Literal["int8"] | None = None
@@ -38,27 +39,29 @@ class Convert:
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """Check a checkpoint without loading it: names, shapes, dtypes, sizes, checksums; exit status 1 if it fails.
+    """Check names, shapes, dtypes, sizes and checksums of a checkpoint without loading it.
+
+    The exit status is 1 if a check fails.
 
     Examples:
         diffucoder verify diffucoder-7b-orbax
 
     Attributes:
         path: folder or hub id.
-        json: print a JSON object instead of lines.
+        json: print JSON instead of text.
     """
 
-    path: tyro.conf.Positional[str]
+    path: Positional[str]
     json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """Send weights, configuration, tokenizer and a model card to the hub; says what it would send unless told to.
+    """Upload weights, configuration, tokenizer and a model card to the hub.
 
-    The token is read from HF_TOKEN, and nowhere else. Pickles beside the weights are never sent, and of code only the
-    files that `auto_map` names, and what these import. A README.md in the folder is the card; without one, a card is
-    made from the configuration.
+    Without `--yes`, only lists what would be uploaded. The token is read from HF_TOKEN alone. Pickles
+    are never uploaded; code is limited to the files that `auto_map` names and what they import. The
+    model card is the README.md of the folder, or else made from the configuration.
 
     Examples:
         diffucoder push out/merged me/my-diffucoder                       (a dry run)
@@ -66,16 +69,16 @@ class Push:
 
     Attributes:
         folder: checkpoint in the Hugging Face layout.
-        repo: where to, as owner/name.
-        yes: do send it.
-        public: whether everybody may see a repository that is made for it.
-        license: for the card that is made, by the hub's name for it.
-        message: of the commit.
-        revision: branch to commit to; the main one if not given.
+        repo: target repository, as owner/name.
+        yes: upload instead of a dry run.
+        public: make a new repository public.
+        license: license of the generated model card, by its name on the hub.
+        message: commit message.
+        revision: branch to commit to; main by default.
     """
 
-    folder: tyro.conf.Positional[Path]
-    repo: tyro.conf.Positional[str]
+    folder: Positional[Path]
+    repo: Positional[str]
     yes: bool = False
     public: bool = False
     license: str | None = None
@@ -87,16 +90,16 @@ class Push:
 class Info:
     """Show configuration, parameter count, tokenizer, devices and expected memory of a model.
 
-    A folder with only a config.json is enough.
+    A folder that only has a config.json is enough.
 
     Examples:
         diffucoder info
         diffucoder info --model apple/DiffuCoder-7B-Instruct --max-length 512
 
     Attributes:
-        model: folder or hub id; the built-in model if not given.
-        batch_size: rows that are decoded together, for the memory estimate.
-        max_length: tokens of a row, prompt and answer, for the memory estimate.
+        model: folder or hub id; the built-in model by default.
+        batch_size: number of rows decoded together, for the memory estimate.
+        max_length: tokens per row, prompt and answer together, for the memory estimate.
         json: print a JSON object instead of a table.
     """
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import tyro
+from jax_lm.cli.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Print what makes a shell complete commands and options.
+    """Print the completion script of a shell.
 
     Examples:
         diffucoder completion bash > ~/.local/share/bash-completion/completions/diffucoder
@@ -16,7 +16,7 @@ class Completion:
         diffucoder completion fish > ~/.config/fish/completions/diffucoder.fish
 
     Attributes:
-        shell: whose.
+        shell: the shell to complete in.
     """
 
-    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    shell: Positional[Literal["bash", "zsh", "fish"]]

@@ -1,24 +1,24 @@
 """Arguments of the commands about data: `data prepare-acecode`, `data show`, `data tokenize`. Imports no JAX."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-import tyro
+from jax_lm.cli.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareAcecode:
-    """Choose problems of AceCode-89K by difficulty, as prompts for coupled-GRPO.
+    """Select problems of AceCode-89K by difficulty, as prompts for coupled-GRPO.
 
     Example:
         diffucoder data prepare-acecode --data acecode.jsonl --out hard.jsonl --difficulty hard
 
     Attributes:
-        data: JSONL file with AceCode's rows: id, source, question, test_cases, inferences.
-        out: JSONL file to write: prompt (chat messages), test_cases, id, source.
-        difficulty: hard is what DiffuCoder was trained on; medium and easy lie above.
+        data: JSONL file of AceCode rows: id, source, question, test_cases, inferences.
+        out: JSONL file to write; rows have prompt (chat messages), test_cases, id and source.
+        difficulty: DiffuCoder was trained on hard; medium and easy are easier.
     """
 
     data: Path
@@ -34,9 +34,9 @@ class DatasetPart:
     """Which part of a data set of `datasets` is read.
 
     Attributes:
-        split: of a hub id, of a folder in the hub's layout, or of one with train.jsonl and test.jsonl; a file of JSON
-            has none.
-        subset: of a data set that has several.
+        split: split to read, of a hub id, a folder in the hub's layout, or a folder with train.jsonl
+            and test.jsonl. JSON files have no splits.
+        subset: name of the subset, if the data set has several.
     """
 
     split: str = "train"
@@ -44,13 +44,24 @@ class DatasetPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationColumns:
-    """What the columns of conversations are called, where that is not messages, or prompt and response.
+class NamedColumns:
+    """Columns of a data set that have other names than ours."""
+
+    @property
+    def given(self) -> tuple[tuple[str, str], ...]:
+        """Our name and the data set's name of each column that was named."""
+        columns = ((field.name.removesuffix("_column"), getattr(self, field.name), field) for field in fields(self))
+        return tuple((name, column) for name, column, field in columns if column != field.default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationColumns(NamedColumns):
+    """Columns of conversations, by default messages, or prompt and response.
 
     Attributes:
-        messages_column: turns with role and content, or with from and value.
-        prompt_column: what the user says.
-        response_column: what is learnt.
+        messages_column: column of turns, with role and content or with from and value.
+        prompt_column: column of the user's messages.
+        response_column: column of the answers to learn.
     """
 
     messages_column: str | None = None
@@ -64,46 +75,29 @@ class ConversationColumns:
         if self.messages_column is not None and self.prompt_column is not None:
             raise ValueError(f"messages_column={self.messages_column!r}: excludes prompt_column and response_column")
 
-    @property
-    def given(self) -> tuple[tuple[str, str], ...]:
-        """Our names of columns, and theirs."""
-        names = ("messages", "prompt", "response")
-        return tuple((name, column) for name in names if (column := getattr(self, f"{name}_column")) is not None)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TextColumn:
-    """What the column of texts is called.
+class TextColumn(NamedColumns):
+    """The column of texts.
 
     Attributes:
-        text_column: where a row has its text.
+        text_column: column of the texts.
     """
 
     text_column: str = "text"
 
-    @property
-    def given(self) -> tuple[tuple[str, str], ...]:
-        """Our name of the column and theirs, where they differ."""
-        return () if self.text_column == "text" else (("text", self.text_column),)
-
 
 @dataclass(frozen=True, kw_only=True)
-class PromptColumns:
-    """What the columns of prompts with tests are called, where that is not prompt and test_cases.
+class PromptColumns(NamedColumns):
+    """Columns of prompts with tests, by default prompt and test_cases.
 
     Attributes:
-        prompt_column: text, or chat messages.
-        test_cases_column: what the rewards for code read.
+        prompt_column: column of the prompts: text, or chat messages.
+        test_cases_column: column of the tests that code rewards run.
     """
 
     prompt_column: str | None = None
     test_cases_column: str | None = None
-
-    @property
-    def given(self) -> tuple[tuple[str, str], ...]:
-        """Our names of columns, and theirs."""
-        names = ("prompt", "test_cases")
-        return tuple((name, column) for name in names if (column := getattr(self, f"{name}_column")) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +108,7 @@ class AnyColumns:
     conversations: ConversationColumns = field(default_factory=ConversationColumns)
 
     def of(self, kind: Kind) -> tuple[tuple[str, str], ...]:
-        """Our names and theirs, for data of this kind; ValueError if one of the other kind is named."""
+        """Return the columns named for this kind; ValueError if one of the other kind is named."""
         other = self.conversations if kind == "text" else self.text
         for name, column in other.given:
             raise ValueError(f"{name}_column={column!r}: kind={kind} has no such column")
@@ -126,7 +120,7 @@ ONE_SPLIT, OUR_COLUMNS = DatasetPart(), AnyColumns()
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Print samples as the model will see them: what stays visible, what is learnt, and one draw of masks.
+    """Print samples as the model sees them: visible tokens, learned tokens, and one draw of masks.
 
     Examples:
         diffucoder data show train.jsonl
@@ -134,19 +128,20 @@ class Show:
         diffucoder data show owner/name --kind text --split test
 
     Attributes:
-        data: JSONL file, or folder of them; JSON file with an array; or what the library `datasets` loads (its extra):
-            hub id, a folder that it saved, Parquet.
-        model: folder or hub id whose tokenizer and template are used; the built-in model if not given.
+        data: JSONL file or folder of JSONL files, JSON file with an array, or, with the extra
+            `datasets`, a hub id, a folder saved by `datasets` or Parquet.
+        model: folder or hub id of the tokenizer and chat template; the built-in model by default.
         kind: conversations for `sft`, text for `adapt`.
-        limit: number of samples, refused lines among them.
-        mask_ratio: share of what is learnt that is masked; training draws it anew for every sample and step.
-        max_length: longest conversation in tokens, and length of a piece of a text.
-        seed: of the masks.
-        part: of a data set of `datasets`.
-        columns: what they are called.
+        limit: number of samples to print, including refused lines.
+        mask_ratio: share of the learned tokens that is masked. Training draws a ratio per sample and
+            step.
+        max_length: maximum length of a conversation in tokens, and length of the pieces of a text.
+        seed: random seed of the masks.
+        part: which part of a data set is read.
+        columns: names of the columns.
     """
 
-    data: tyro.conf.Positional[str]
+    data: Positional[str]
     model: str | None = None
     kind: Kind = "conversations"
     limit: int = 3
@@ -166,9 +161,9 @@ class Show:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenize:
-    """Tokenise a data set once, for `adapt` and `sft` to read from disk, also where it is larger than the memory.
+    """Tokenise a data set once, so that `adapt` and `sft` can read it from disk, even if it exceeds memory.
 
-    Killed at any moment, the same command goes on with the shards that are missing, with any number of workers.
+    If the command is killed, the same command writes the missing shards, with any number of workers.
 
     Examples:
         diffucoder data tokenize --data corpus/ --model Qwen/Qwen2.5-Coder-7B --out tokens/
@@ -176,17 +171,19 @@ class Tokenize:
         diffucoder data tokenize --data owner/name --streaming --num-shards 512 --model ./7B-Base --out tokens/
 
     Attributes:
-        data: JSONL file, or folder of them; JSON file with an array; or what the library `datasets` loads (its extra):
-            hub id, a folder that it saved, Parquet.
-        model: folder or hub id whose tokenizer is used.
-        out: folder to write.
-        kind: text for `adapt`, conversations for `sft`, with rows as these commands take them.
-        max_length: longest conversation in tokens; longer ones are refused, and counted. Texts have any length.
-        workers: processes; as many as there are cores if not given.
-        num_shards: files; of 256 MiB of JSONL each, of 131,072 rows, or one per file that is streamed if not given.
-        part: of a data set of `datasets`.
-        columns: what they are called.
-        streaming: read a data set of `datasets` from where it lies, without a copy of it in the cache.
+        data: JSONL file or folder of JSONL files, JSON file with an array, or, with the extra
+            `datasets`, a hub id, a folder saved by `datasets` or Parquet.
+        model: folder or hub id of the tokenizer.
+        out: output folder.
+        kind: text for `adapt`, conversations for `sft`, with the rows that these commands take.
+        max_length: maximum length of a conversation in tokens; longer ones are refused and counted.
+            Texts may have any length.
+        workers: number of processes; the number of cores by default.
+        num_shards: number of output files; by default one per 256 MiB of JSONL, per 131,072 rows, or
+            per file that is streamed.
+        part: which part of a data set is read.
+        columns: names of the columns.
+        streaming: read a data set of `datasets` without copying it into the cache.
     """
 
     data: str
@@ -208,5 +205,5 @@ class Tokenize:
 
     @property
     def processes(self) -> int:
-        """Workers, of which there is at least one."""
+        """Number of worker processes."""
         return self.workers or os.cpu_count() or 1

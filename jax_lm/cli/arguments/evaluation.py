@@ -1,31 +1,26 @@
 """Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`. Imports no JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import tyro
-
-from jax_lm.cli.recipe import values
+from jax_lm.cli.declared import Positional
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 ONE_PER_STEP = GenerationOptions(
     max_new_tokens=64, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False
 )
-"""Options that `analyze` decodes by: the low-confidence remasking of the paper, over the whole canvas."""
+"""Decoding of `analyze`: the paper's low-confidence remasking, over the whole canvas."""
 
 SMALL_SUITES = ("builtin", "infilling")
-TEXT_OPTIONS = ("--data", "--model", "--out")
-"""Options whose value may read like the name of a suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze:
-    """Measure how a model decodes: AR-ness, order, confidence, and the effect of temperature on them.
+    """Measure how a model decodes: AR-ness, order, confidence, and how temperature affects them.
 
-    The definitions are those of the DiffuCoder paper (arXiv 2506.20639). Programs are executed in the sandbox for
+    Definitions are those of the DiffuCoder paper (arXiv 2506.20639). Programs run in the sandbox for
     pass@k.
 
     Examples:
@@ -34,20 +29,22 @@ class Analyze:
             --max-new-tokens 512 --limit 20 --n 4 --out analysis
 
     Attributes:
-        suite: whose prompts are completed; builtin is the held-out side of the built-in model's corpus.
-        data: the file of the problems; none for builtin.
-        model: folder or hub id; the built-in model if not given.
-        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
-        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        suite: problems to complete; builtin are held-out problems of the built-in model's corpus.
+        data: file of the problems; none for builtin.
+        model: folder or hub id; the built-in model by default.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
+            `model` is given.
+        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
         limit: number of problems.
         n: samples per problem and temperature.
-        temperatures: each is decoded anew.
-        generation: max_new_tokens is the length of the canvas; as many steps, unless num_steps says otherwise: fewer
-            follow the published schedule, which then decides several positions at once. These are ordered by their
-            confidence, which the paper leaves open; the output says so.
-        seed: of the random draws.
-        executor: how programs are contained; auto takes bubblewrap, then Landlock.
-        out: folder for analysis.json, analysis.html and the pictures.
+        temperatures: sampling temperatures; each is measured separately.
+        generation: max_new_tokens is the length of the canvas, and the number of steps unless
+            num_steps is smaller. Then the published schedule decides several positions per step,
+            which are ordered by confidence, because the paper does not define their order; the output
+            says so.
+        seed: random seed.
+        executor: isolation of programs; auto is bubblewrap, or else Landlock.
+        out: folder for analysis.json, analysis.html and the charts.
     """
 
     FIRST: ClassVar = (
@@ -63,7 +60,7 @@ class Analyze:
         "out",
     )
 
-    suite: tyro.conf.Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
+    suite: Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
     data: Path | None = None
     model: str | None = None
     adapter: str | None = None
@@ -90,7 +87,8 @@ class Analyze:
 class Evaluate:
     """Measure pass@k by executing unit tests.
 
-    The programs run in the sandbox; where this host has none, the command refuses (see `diffucoder sandbox check`).
+    Programs run in the sandbox; the command refuses to run on a host without one (see `diffucoder
+    sandbox check`).
 
     Examples:
         diffucoder eval builtin
@@ -103,30 +101,33 @@ class Evaluate:
         diffucoder eval livecodebench --data test.jsonl --model apple/DiffuCoder-7B-Instruct --limit 100
 
     Attributes:
-        suite: builtin is the held-out side of the built-in model's corpus, the others are published files.
-        data: the file of the problems, .jsonl or .jsonl.gz; none for builtin.
-        model: folder or hub id; the built-in model if not given.
-        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
-        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
-        limit: number of problems, evenly spread over a file; 300 for builtin and all of a file if not given.
+        suite: benchmark; builtin are held-out problems of the built-in model's corpus, the others are
+            published files.
+        data: file of the problems, .jsonl or .jsonl.gz; none for builtin.
+        model: folder or hub id; the built-in model by default.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
+            `model` is given.
+        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
+        limit: number of problems, spread evenly over the file; by default 300 of builtin and all of a
+            file.
         n: samples per problem.
-        k: the k of pass@k, at most n.
-        batch_size: answers decoded together.
-        generation: max_new_tokens is the length of the canvas, or the longest gap tried; if not given 512 as published,
-            and 144 for the built-in model, the built-in tasks and infilling. If no temperature is given, it is 0.2 as
-            published, and 0 for builtin and infilling.
-        middle_length: of infilling, tokens of a gap, "auto" (the likeliest of several) or "oracle" (as many as the
-            canonical filling has); max_new_tokens if not given.
-        chat: ask as chat models are asked; chosen by itself for the published instruct models.
-        base: let the model complete the text even if it is an instruct model.
-        canonical: score the canonical solutions instead of a model: all of them must pass.
-        empty: score empty bodies instead of a model: none may pass.
-        seed: of the random draws.
-        out: folder for attempts.jsonl, report.md and report.html. A run that was killed goes on there when it is
-            started again with the same settings.
-        timeout: seconds for the tests of a program; what the suite needs if not given (5 to 60).
-        executor: how programs are contained; auto takes bubblewrap, then Landlock.
-        allow_unsafe_exec: run what the model wrote without containment where there is none.
+        k: values of k for pass@k, at most n.
+        batch_size: number of answers decoded together.
+        generation: max_new_tokens is the length of the canvas, or of the longest gap that is tried. It
+            is 512 by default, as published, and 144 for the built-in model, builtin and infilling.
+            The temperature is 0.2 by default, as published, and 0 for builtin and infilling.
+        middle_length: tokens of an infilled gap, auto (the most likely of several lengths) or oracle
+            (the length of the canonical filling); max_new_tokens by default.
+        chat: use the chat template; the default for the published instruct models.
+        base: complete the text even with an instruct model.
+        canonical: score the canonical solutions instead of a model; all of them must pass.
+        empty: score empty bodies instead of a model; none of them may pass.
+        seed: random seed.
+        out: folder for attempts.jsonl, report.md and report.html. A killed run resumes there if it has
+            the same settings.
+        timeout: seconds for the tests of one program; by default what the suite needs (5 to 60).
+        executor: isolation of programs; auto is bubblewrap, or else Landlock.
+        allow_unsafe_exec: run programs without isolation if the host has none.
     """
 
     FIRST: ClassVar = (
@@ -142,9 +143,7 @@ class Evaluate:
         "out",
     )
 
-    suite: tyro.conf.Positional[
-        Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
-    ]
+    suite: Positional[Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]]
     data: Path | None = None
     model: str | None = None
     adapter: str | None = None
@@ -166,16 +165,16 @@ class Evaluate:
     allow_unsafe_exec: bool = False
 
     IMPLIED: ClassVar = {
-        "--max-new-tokens": "512; 144 for builtin, infilling and the built-in model",
-        "--temperature": "0.2; 0 for builtin and infilling",
+        "max_new_tokens": "512; 144 for builtin, infilling and the built-in model",
+        "temperature": "0.2; 0 for builtin and infilling",
     }
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Length and temperature as published, or short and greedy for small tasks, unless something else is typed."""
-        is_small = any(w in SMALL_SUITES for before, w in pairwise(["", *words]) if before not in TEXT_OPTIONS)
-        is_long = not is_small and values(words, "--model") not in ([], ["None"])
-        return ["--max-new-tokens", "512" if is_long else "144", "--temperature", "0" if is_small else "0.2"]
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the published length and temperature, or short and greedy answers for small tasks."""
+        is_small = given.get("suite") in SMALL_SUITES
+        is_long = not is_small and given.get("model") is not None
+        return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
     def __post_init__(self) -> None:
         for one, other in (("chat", "base"), ("canonical", "empty"), ("canonical", "chat"), ("empty", "chat")):

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import tyro
-
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.cli.declared import Positional
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generate:
-    """Complete prompts, or fill the holes of a text, with a DiffuCoder checkpoint or the built-in model.
+    """Complete prompts or fill holes in text, with a DiffuCoder checkpoint or the built-in model.
 
     Examples:
         diffucoder generate "def fibonacci(n):"
@@ -27,27 +26,28 @@ class Generate:
         cat start.py | diffucoder generate -
 
     Attributes:
-        prompt: what to complete; - or nothing reads standard input.
-        model: folder or hub id; the built-in model if not given.
-        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
-        tokenizer: folder with the tokenizer; the model's own if not given.
-        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
-        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
-        chat: take the prompt as a user's message and answer it.
+        prompt: text to complete; read from standard input if it is - or missing.
+        model: folder or hub id; the built-in model by default.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
+            `model` is given.
+        tokenizer: folder of the tokenizer; the model's own by default.
+        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
+        mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
+        chat: answer the prompt as a user message.
         watch: show the canvas while it fills in, coloured by confidence.
         prefix: text before a hole, instead of a prompt.
         suffix: text after the hole.
         file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt.
-        middle_length: tokens of the hole between prefix and suffix; auto tries a few and keeps the likeliest. Where the
-            hole finds its own length, the masks that it begins with.
-        prompts: JSONL file instead of a prompt; a line is a string, or has "prompt" (text, or chat messages).
-        out: JSONL file to write the answers of `prompts` to; a run that was killed goes on there.
-        batch_size: prompts of a file decoded together, those of similar length.
-        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id); the first one prints.
-        stats: say on standard error how many tokens and forwards it took, and how long, compilation apart.
-        json: print a JSON object in place of the text.
-        generation: how to answer; max_new_tokens is also the length of a hole.
-        seed: of the draws; those of a row depend on it and on the place in the batch.
+        middle_length: number of tokens between prefix and suffix; auto tries several lengths and keeps
+            the most likely. With a model that grows holes, the initial length.
+        prompts: JSONL file of prompts; each line is a string, or has "prompt" (text or chat messages).
+        out: JSONL file for the answers to `prompts`; a killed run resumes there.
+        batch_size: number of prompts of a file decoded together; they have similar lengths.
+        hosts: run on several hosts as one; the first one prints.
+        stats: print tokens, forward passes, run time and compile time on standard error.
+        json: print a JSON object instead of the text.
+        generation: how to decode; max_new_tokens is also the length of a hole.
+        seed: random seed. A row's draws depend on the seed and on its place in the batch.
         only_new: print the completion without the prompt.
     """
 
@@ -55,7 +55,7 @@ class Generate:
         "model", "chat", "watch", "max_new_tokens", "temperature", "preset", "num_steps", "file", "prompts", "out",
     )  # fmt: skip
 
-    prompt: tyro.conf.Positional[str | None] = None
+    prompt: Positional[str | None] = None
     model: str | None = None
     adapter: str | None = None
     tokenizer: str | None = None
@@ -96,12 +96,12 @@ class Generate:
 
     @property
     def infills(self) -> bool:
-        """Tell whether a hole between two texts is to be filled."""
+        """Whether a hole between two texts is filled."""
         return self.prefix is not None or self.suffix is not None
 
     @property
     def hole_length(self) -> int | str | None:
-        """The middle_length, as a number where it is one."""
+        """`middle_length`, as a number if it is one."""
         if self.middle_length is None or self.middle_length == "auto":
             return self.middle_length
         if not self.middle_length.isdecimal():
@@ -109,7 +109,7 @@ class Generate:
         return int(self.middle_length)
 
     def require_one_source(self) -> None:
-        """ValueError if the text comes from two places, or an option has nothing to act on."""
+        """Raise ValueError if there are two sources of text, or an option that has no effect."""
         sources = {
             "prompt": self.prompt,
             "file": self.file,

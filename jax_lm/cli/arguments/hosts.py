@@ -8,10 +8,11 @@ class Hosts:
     """How the processes of a run find each other; every host runs the same command.
 
     Attributes:
-        multi_host: this is one process of several, and JAX finds out the rest.
-        coordinator: address and port of process 0, such as 10.0.0.1:1234, where JAX cannot find out.
-        num_processes: how many there are.
-        process_id: which of them this is, from 0.
+        multi_host: run as one of several processes that JAX detects by itself, as on a TPU pod.
+        coordinator: address and port of process 0, for example 10.0.0.1:1234, where JAX cannot detect
+            the processes.
+        num_processes: number of processes.
+        process_id: number of this process, from 0.
     """
 
     multi_host: bool = False

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """List the models in the hub's cache, what each is and how much disk it takes; or delete one.
+    """List the models in the hub's cache with their type and size on disk, or delete one.
 
     Examples:
         diffucoder models
         diffucoder models --delete apple/DiffuCoder-7B-Base --yes
 
     Attributes:
-        delete: hub id, or owner/name@revision, to delete from the cache; says what would go unless `yes` is given.
-        yes: do delete it.
-        json: print a JSON list instead of a table.
+        delete: hub id or owner/name@revision to delete. Without `yes`, only prints what would be freed.
+        yes: delete instead of a dry run.
+        json: print JSON instead of a table.
     """
 
     delete: str | None = None

@@ -1,21 +1,21 @@
 """Arguments of `diffucoder plan`. Imports no JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jax_lm.benchmark.settings import require_at_least_one
-from jax_lm.cli.recipe import values
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Say what a generation or a training step takes before a machine is rented; exit status 1 if it does not fit.
+    """Plan the memory and speed of a step on a TPU or GPU before renting it.
 
-    The real program is compiled for the named TPU (extra `plan`) or NVIDIA GPU (extra `plan-gpu`), which need not be
-    here; a minute or so for 7B. Without the extra, everything is arithmetic and says so.
+    Compiles the real program for the TPU (extra `plan`) or NVIDIA GPU (extra `plan-gpu`), which need
+    not be present; this takes about a minute for 7B. Without the extra, the plan is an estimate by
+    arithmetic. The exit status is 1 if the step does not fit.
 
     Examples:
         diffucoder plan --model-config 7b --topology v5e:2x2
@@ -26,20 +26,21 @@ class Plan:
         diffucoder plan --model-config 7b --topology rtx4090:1 --step sft --lora-rank 16 --dtype int8 --max-length 1024
 
     Attributes:
-        step: generate, or an update: sft or grpo (coupled, max_new_tokens of a row its completion).
-        topology: chips and their shape, such as v5e:2x2, v6e:1x1, v4:2x2x1, h100:8, l4:1 or rtx4090:1.
+        step: generate, or a training update: sft or grpo, where max_new_tokens is the completion.
+        topology: chips and their shape, for example v5e:2x2, v6e:1x1, v4:2x2x1, h100:8 or rtx4090:1.
         model: folder or hub id; only its config.json is read.
-        model_config: a known shape in place of a model: 7b or small.
-        dtype: bfloat16, float32 or int8 (kernels only; in training those below adapters).
+        model_config: known model shape, instead of `model`: 7b or small.
+        dtype: bfloat16, float32 or int8 (kernels only; in training, kernels below adapters).
         lora_rank: train adapters of this rank instead of all weights.
-        batch_size: rows decoded together.
-        max_length: tokens of a row, prompt and answer.
-        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
-        estimate: do arithmetic alone, compile nothing.
-        explain: list what the compiler has made of a step: kernels, bytes, copies, sorts, communication, large buffers.
-        out: file for all that was found, as JSON.
-        json: print a JSON object instead of a table.
-        generation: max_new_tokens (half of max_length if not given), preset, temperature and so on.
+        batch_size: number of rows in a batch.
+        max_length: tokens per row, prompt and answer together.
+        mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
+        estimate: only estimate, compile nothing.
+        explain: list what the compiler made of a step: kernels, bytes, copies, sorts, communication
+            and large buffers.
+        out: JSON file for the whole plan.
+        json: print JSON instead of a table.
+        generation: how to decode; max_new_tokens is half of max_length by default.
     """
 
     FIRST: ClassVar = (
@@ -74,10 +75,9 @@ class Plan:
             raise ValueError("explain=True: reads a compiled program, estimate=True compiles none; give one of them")
         require_at_least_one(self, "batch_size", "max_length")
 
-    IMPLIED: ClassVar = {"--max-new-tokens": "half of --max-length"}
+    IMPLIED: ClassVar = {"max_new_tokens": "half of --max-length"}
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Take half of a row as new, unless something else is typed."""
-        length = "".join(values(words, "--max-length")) or str(Plan.max_length)
-        return ["--max-new-tokens", str(max(1, int(length) // 2))] if length.isdecimal() else []
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Let half of a row be new tokens."""
+        return {"max_new_tokens": max(1, given.get("max_length", Plan.max_length) // 2)}

@@ -4,23 +4,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
+from jax_lm.cli.declared import Positional
 
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxCheck:
-    """Attack this host's sandbox in each tier and print what was stopped; exit status 1 if anything was not.
+    """Attack the sandbox of this host in each tier, and print which attacks it stops.
 
-    The attacks are harmless to you: they go for a folder, sockets and a process made for the purpose.
+    The exit status is 1 if an attack succeeds. Attacks only target a folder, sockets and a process
+    made for this purpose.
 
     Examples:
         diffucoder sandbox check
         diffucoder sandbox check --executor landlock
 
     Attributes:
-        executor: one tier; auto checks all that work here, and fails if none does.
+        executor: the tier to check; auto checks every tier that works here, and fails if none does.
     """
 
     executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
@@ -28,11 +29,12 @@ class SandboxCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxRun:
-    """Run a Python file in the sandbox, against tests if there are any; exit status 1 unless all pass.
+    """Run a Python file in the sandbox, with tests if there are any; exit status 1 unless all pass.
 
-    Tests are Python, as pytest or unittest run them, or plain: each statement that asserts is then a test of its own,
-    preceded by what stands above it. They may import the program by any name. Or they are cases of a contest: the
-    program is run once for each, reads the input as its standard input, and must write the expected output.
+    Tests are files for pytest or unittest, or plain Python, where each statement with an assertion is
+    a test, and runs after the statements above it. They may import the program by any name. Or they
+    are contest cases: the program runs once per case, with the input on standard input, and must
+    print the expected output.
 
     Examples:
         diffucoder sandbox run solution.py --tests tests.py
@@ -43,21 +45,21 @@ class SandboxRun:
 
     Attributes:
         file: the program.
-        tests: the tests: a file, or a folder with files named test_*.py or *_test.py, or with cases, whose files are
-            1.in and 1.out (or 1.ans), or input1.txt and output1.txt; without tests the program is run.
-        input: standard input of one case; with `expected`.
-        expected: what it must write to standard output.
-        comparison: of a case's output: tolerant compares tokens line by line, and numbers within 1e-6; exact
-            compares the text, but for one newline at its end.
-        packages: installed packages that program and tests may import beside the standard library.
-        strict: let no object of the program decide by its own methods what plain value it equals, as for rewards.
-        timeout: seconds of wall clock per test.
-        memory_mib: address space.
-        executor: how to contain it; auto takes bubblewrap, then Landlock, and refuses where neither works.
-        allow_unsafe_exec: run without containment where there is none.
+        tests: test file, or folder with test_*.py or *_test.py files or with cases (1.in and 1.out or
+            1.ans, or input1.txt and output1.txt). Without tests the program only runs.
+        input: file of the standard input of a single case; needs `expected`.
+        expected: file of the output that the case expects.
+        comparison: tolerant compares tokens line by line, and numbers within 1e-6; exact compares the
+            text, except for one newline at its end.
+        packages: installed packages that the program and tests may import.
+        strict: ignore comparison methods of the program's objects, as for rewards.
+        timeout: seconds of wall-clock time per test.
+        memory_mib: limit of the address space in MiB.
+        executor: isolation; auto is bubblewrap, or else Landlock, and refuses to run if neither works.
+        allow_unsafe_exec: run without isolation if the host has none.
     """
 
-    file: tyro.conf.Positional[Path]
+    file: Positional[Path]
     tests: Path | None = None
     input: Path | None = None
     expected: Path | None = None
@@ -78,21 +80,21 @@ class SandboxRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxServe:
-    """Run programs for others, by HTTP: a worker with a bounded queue.
+    """Run programs for other machines over HTTP: a worker with a bounded queue.
 
-    The token that clients must show is read from DIFFUCODER_SANDBOX_TOKEN. There is no encryption: keep to the
-    loopback address, or put a proxy or tunnel in front.
+    Clients must send the token in DIFFUCODER_SANDBOX_TOKEN. Connections are not encrypted: use the
+    loopback address, or a proxy or tunnel.
 
     Examples:
         DIFFUCODER_SANDBOX_TOKEN=$(openssl rand -hex 16) diffucoder sandbox serve --port 8700
 
     Attributes:
         host: address to listen on.
-        port: 0 takes a free one.
-        workers: programs at once; the number of cores if not given.
-        queue: programs accepted and not finished; more are refused with 503.
-        executor: how to contain programs.
-        allow_unsafe_exec: run without containment where there is none.
+        port: port to listen on; 0 picks a free one.
+        workers: number of programs run in parallel; the number of cores by default.
+        queue: maximum number of accepted programs; more are refused with 503.
+        executor: isolation of programs.
+        allow_unsafe_exec: run without isolation if the host has none.
     """
 
     host: str = "127.0.0.1"

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Serve a checkpoint, or the built-in model, over OpenAI's HTTP interface; the page is at /.
+    """Serve a model through an OpenAI-compatible HTTP API, with a web page at /.
 
-    On another address than loopback, clients must show an API key. There is no encryption: put a proxy or a tunnel in
-    front. Ctrl-C or SIGTERM finishes what is in flight. Needs the extra: pip install 'jax-diffucoder[serve]'
+    Addresses other than loopback require API keys. Connections are not encrypted: use a proxy or a
+    tunnel. Ctrl-C or SIGTERM finishes running requests first. Needs the extra: pip install
+    'jax-diffucoder[serve]'
 
     Examples:
         diffucoder serve
@@ -19,26 +20,30 @@ class Serve:
         diffucoder serve --host 0.0.0.0 --api-key-file keys.txt
 
     Attributes:
-        model: folder or hub id; the built-in model if not given.
-        adapter: folder or hub id of a LoRA adapter (PEFT's layout); without `model`, of the base that it names.
-        tokenizer: folder with the tokenizer; the model's own if not given.
-        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        model: folder or hub id; the built-in model by default.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
+            `model` is given.
+        tokenizer: folder of the tokenizer; the model's own by default.
+        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
         host: address to listen on.
-        port: 0 takes a free one.
-        name: under which the model is offered; the last part of `adapter` or `model` if not given.
-        api_key_file: file with API keys, one per line; clients must show one of them.
-        allow_no_key: listen on another address than loopback without keys.
-        allow_host: host names under which clients ask for this server, besides its address.
-        slots: sequences decoded together.
-        queue: sequences that may wait; more are refused with 429.
-        context: tokens that prompt and answer may take together; 2048, or less if the model holds less, if not given.
-        max_tokens: longest answer that may be asked for.
-        timeout: seconds that a request may take.
-        draft: steps that are guessed ahead and checked together by each evaluation of the model; 0 is off. Answers are
-            the same.
-        grace: seconds from SIGTERM to the end of the process; whoever then kills it must wait for longer.
-        connections: connections open at once; as many as the limit on open files leaves, at most 1024, if not given.
-        log_prompts: write prompts to the log, and answers that are not streamed.
+        port: port to listen on; 0 picks a free one.
+        name: model name in the API; the last part of `adapter` or `model` by default.
+        api_key_file: file of API keys, one per line; clients must send one of them.
+        allow_no_key: listen on other addresses than loopback without keys.
+        allow_host: host names that clients may use for this server, besides its address.
+        slots: maximum number of sequences decoded together.
+        queue: maximum number of waiting sequences; more are refused with 429.
+        context: maximum tokens of prompt and answer together; by default 2048, or the model's context
+            if that is smaller.
+        max_tokens: maximum length of an answer.
+        timeout: maximum seconds per request.
+        draft: number of steps drafted ahead and verified by each forward pass; 0 turns drafts off.
+            Answers stay the same.
+        grace: seconds from SIGTERM to the end of the process; a supervisor must wait longer before it
+            kills the process.
+        connections: maximum number of open connections; by default what the limit on open files
+            allows, at most 1024.
+        log_prompts: log prompts, and answers that are not streamed.
     """
 
     FIRST: ClassVar = (

@@ -1,40 +1,40 @@
 """Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`. Imports no JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jax_lm.cli.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, PromptColumns, TextColumn
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
-from jax_lm.cli.recipe import values
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.grpo_config import GRPOConfig
 
 BUILTIN = "builtin"
-"""In place of a file of prompts: tasks of the built-in corpus."""
+"""Value of `data` for the tasks of the built-in corpus."""
 
 OUR_PROMPTS = PromptColumns()
 SavedDtype = Literal["float32", "bfloat16"]
-"""Of trained weights. A short training moves most weights by less than half a step of bfloat16."""
+"""A short training moves most weights by less than half a step of bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
-    """Which model is trained, and where.
+    """Which model is trained, and on which devices.
 
     Attributes:
-        model: folder or hub id; the built-in model if not given.
-        adapter: folder or hub id of a LoRA adapter (PEFT's layout) to train further; without `model`, on the base that
-            it names.
+        model: folder or hub id; the built-in model by default.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout to train further. Its base model is
+            used unless `model` is given.
         lora_rank: train adapters of this rank instead of all weights.
-        lora_alpha: adapters are scaled by alpha / rank; twice the rank if not given.
-        lora_targets: layers that carry one, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all of
-            them if not given.
-        quantize: int8 for the kernels below the adapters, which halves the memory of the weights.
-        save_dtype: of the model or adapter that is written; bfloat16 rounds small updates away.
-        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
-        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
+        lora_alpha: adapters are scaled by alpha / rank; twice the rank by default.
+        lora_targets: layers with adapters, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
+            down_proj; all of them by default.
+        quantize: quantize the kernels below the adapters to int8, which halves the memory of the
+            weights.
+        save_dtype: dtype of the saved model or adapter; bfloat16 rounds small updates away.
+        mesh: devices that share the training, for example data=2,fsdp=4; all on fsdp by default.
+        hosts: train on several hosts as one.
     """
 
     model: str | None = None
@@ -63,21 +63,23 @@ ONE_MODEL = ModelArguments()
 
 @dataclass(frozen=True, kw_only=True)
 class MergeLora:
-    """Add an adapter to the weights of its model, and write a checkpoint that needs no adapter.
+    """Merge an adapter into the weights of its model, and save a checkpoint that needs no adapter.
 
-    Tokenizer, settings, licence and code of the model come along. An adapter that carries the fingerprint of its base
-    is merged into no other model.
+    Tokenizer, settings, licence and code of the model are copied. An adapter with the fingerprint of
+    its base model is not merged into another one.
 
     Examples:
         diffucoder merge-lora --adapter out/lora/adapter --out out/merged
         diffucoder merge-lora --adapter me/my-lora --model ./DiffuCoder-7B-Instruct --out out/merged
 
     Attributes:
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout, as `diffucoder sft --lora-rank` writes them.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout, as `diffucoder sft --lora-rank`
+            saves it.
         out: folder for the checkpoint.
-        model: folder or hub id of the model that the adapter was trained on; the one that it names if not given.
-        allow_other_base: merge into other weights of the same shape all the same.
-        save_dtype: of the checkpoint; bfloat16 rounds small updates away.
+        model: folder or hub id of the model that the adapter was trained on; by default the model that
+            the adapter names.
+        allow_other_base: merge into another model of the same shape.
+        save_dtype: dtype of the checkpoint; bfloat16 rounds small updates away.
     """
 
     adapter: str
@@ -89,9 +91,10 @@ class MergeLora:
 
 @dataclass(frozen=True, kw_only=True)
 class Sft:
-    """Fine-tune on conversations: the last answer of each is learnt.
+    """Fine-tune on conversations; the model learns the last answer of each.
 
-    Killed at any moment, the same command continues the run to the same weights. SIGTERM ends it with a checkpoint.
+    If the command is killed, the same command resumes the run and ends with the same weights. SIGTERM
+    saves a checkpoint first.
 
     Examples:
         diffucoder sft --data train.jsonl --out out/sft --max-steps 200 --max-length 256
@@ -101,15 +104,16 @@ class Sft:
         diffucoder sft --data more.jsonl --out out/more --adapter out/lora/adapter --learning-rate 1e-4 --max-steps 500
 
     Attributes:
-        data: JSONL file, or JSON with an array; a row has "messages" ([{"role": …, "content": …}, …]), "conversations"
-            ([{"from": "human", "value": …}, …]), or "prompt" and "response" (or "completion"). Or a folder that
-            `data tokenize --kind conversations` wrote; or Parquet, a folder or hub id for the extra datasets.
-        out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/ or adapter/.
-        part: of a data set of `datasets`.
-        columns: what they are called.
+        data: JSONL file, or JSON file with an array, whose rows have "messages" ([{"role": …,
+            "content": …}, …]), "conversations" ([{"from": "human", "value": …}, …]), or "prompt" and
+            "response" (or "completion"). Or a folder written by `data tokenize --kind conversations`,
+            or with the extra `datasets` a hub id, folder or Parquet file.
+        out: folder of the run: metrics.jsonl, checkpoints/ and, in the end, model/ or adapter/.
+        part: which part of a data set is read.
+        columns: names of the columns.
         model_arguments: the model, its adapters and devices.
-        config: recipe, a YAML file of these options; what is typed wins.
-        settings: of the run.
+        config: recipe, a YAML file of these options; options on the command line win.
+        settings: settings of the run.
     """
 
     FIRST: ClassVar = (
@@ -117,7 +121,7 @@ class Sft:
         "lora_rank",
     )  # fmt: skip
 
-    EXCLUSIVE: ClassVar = (("--max-steps", "--num-train-epochs"),)
+    EXCLUSIVE: ClassVar = (("max_steps", "num_train_epochs"),)
 
     data: Path
     out: Path
@@ -127,20 +131,21 @@ class Sft:
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
 
-    IMPLIED: ClassVar = {"--num-train-epochs": "3", "--max-steps": ""}
+    IMPLIED: ClassVar = {"num_train_epochs": "3", "max_steps": ""}
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Make three passes over the samples, however many there are, unless a number of steps is asked for."""
-        return [] if values(words, "--max-steps") else ["--num-train-epochs", "3"]
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Train for three epochs unless a number of steps is given."""
+        return {} if "max_steps" in given else {"num_train_epochs": 3.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grpo:
-    """Train by coupled-GRPO: sample completions, reward them, and make the better ones likelier.
+    """Train by coupled-GRPO: sample completions, reward them, and make the better ones more likely.
 
-    The defaults are DiffuCoder's published recipe. Killed at any moment, the same command continues the run to the
-    same weights. Programs run in the sandbox; where this host has none, the command refuses.
+    The defaults are DiffuCoder's published recipe. If the command is killed, the same command resumes
+    the run and ends with the same weights. Programs run in the sandbox; the command refuses to run on
+    a host without one.
 
     Examples:
         diffucoder grpo --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
@@ -150,16 +155,17 @@ class Grpo:
         diffucoder grpo --config recipes/grpo_paper.yaml --data hard.jsonl --out out/lora --lora-rank 16 --quantize int8
 
     Attributes:
-        out: folder of the run: metrics.jsonl, completions/, checkpoints/, and at its end model/.
-        data: JSONL file, or JSON with an array, whose rows have "prompt" (text, or chat messages) and the columns that
-            rewards read, such as "test_cases", or those of LiveCodeBench, APPS, TACO and open-r1. Or Parquet, a folder
-            or hub id for the extra datasets; or builtin, tasks of the built-in corpus.
-        limit: how many tasks of the built-in corpus, up to 4,000.
-        part: of a data set of `datasets`.
-        columns: what they are called.
+        out: folder of the run: metrics.jsonl, completions/, checkpoints/ and, in the end, model/.
+        data: JSONL file, or JSON file with an array, whose rows have "prompt" (text or chat messages)
+            and the columns that rewards read: "test_cases", or those of LiveCodeBench, APPS, TACO or
+            open-r1. Or with the extra `datasets` a hub id, folder or Parquet file. Or builtin, tasks
+            of the built-in corpus.
+        limit: number of tasks of the built-in corpus, at most 4,000.
+        part: which part of a data set is read.
+        columns: names of the columns.
         model_arguments: the model, its adapters and devices.
-        config: recipe, a YAML file of these options; what is typed wins.
-        settings: of the run.
+        config: recipe, a YAML file of these options; options on the command line win.
+        settings: settings of the run.
     """
 
     FIRST: ClassVar = (
@@ -177,35 +183,36 @@ class Grpo:
     settings: GRPOConfig = field(default_factory=GRPOConfig)
 
     @staticmethod
-    def implied(words: Sequence[str]) -> list[str]:
-        """Weigh a single reward by 1; several must be weighted by whoever names them."""
-        rewards = values(words, "--reward-funcs")
-        return ["--reward-weights", *(["1"] if len(rewards) == 1 else [])] if rewards else []
+    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a single reward the weight 1; several rewards need weights of their own."""
+        rewards = given.get("reward_funcs")
+        return {"reward_weights": (1.0,) * (len(rewards) == 1)} if rewards else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapt:
-    """Train masked diffusion on plain text, from an autoregressive Qwen2-family checkpoint or from nothing.
+    """Train masked diffusion on plain text, from an autoregressive Qwen2 checkpoint or from scratch.
 
-    Attention opens from causal to full over the first steps. Killed at any moment, the same command continues the run.
+    Attention opens from causal to full over the first steps. If the command is killed, the same
+    command resumes the run.
 
     Examples:
         diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out base --config recipes/adapt_paper.yaml
         diffucoder adapt --data code.jsonl --model ./shape --from-scratch --out out/base --max-length 512
 
     Attributes:
-        data: JSONL file, or JSON with an array; a row has "text". Or a folder that `data tokenize` wrote; or Parquet, a
-            folder or hub id for the extra datasets.
-        model: folder or hub id of the checkpoint; a tokenizer without a mask token is given one.
-        out: folder of the run: metrics.jsonl, checkpoints/, and at its end model/.
-        part: of a data set of `datasets`.
-        columns: what they are called.
-        from_scratch: take only the shape (config.json) and the tokenizer, and draw the weights.
-        save_dtype: of the model that is written; bfloat16 rounds small updates away.
-        mesh: devices that share the training, such as data=2,fsdp=4; all there are, on fsdp, if not given.
-        hosts: several hosts as one (multi_host, or coordinator, num_processes and process_id).
-        config: recipe, a YAML file of these options; what is typed wins.
-        settings: of the run.
+        data: JSONL file, or JSON file with an array, whose rows have "text". Or a folder written by
+            `data tokenize`, or with the extra `datasets` a hub id, folder or Parquet file.
+        model: folder or hub id of the checkpoint; a mask token is added to a tokenizer without one.
+        out: folder of the run: metrics.jsonl, checkpoints/ and, in the end, model/.
+        part: which part of a data set is read.
+        columns: names of the columns.
+        from_scratch: use only the shape (config.json) and the tokenizer, and initialise the weights.
+        save_dtype: dtype of the saved model; bfloat16 rounds small updates away.
+        mesh: devices that share the training, for example data=2,fsdp=4; all on fsdp by default.
+        hosts: train on several hosts as one.
+        config: recipe, a YAML file of these options; options on the command line win.
+        settings: settings of the run.
     """
 
     FIRST: ClassVar = (

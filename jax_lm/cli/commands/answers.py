@@ -1,7 +1,7 @@
-"""`diffucoder generate --prompts`: a file of prompts answered in batches of similar length; a killed run goes on.
+"""`diffucoder generate --prompts`: answers a file of prompts in batches of similar length.
 
-An answer depends on the settings, the seed and the line of its prompt alone: neither on the size of a batch nor on
-where a run was killed. Answers are appended as they come, and put in order at the end.
+An answer depends on the settings, the seed and the line of its prompt, but not on the batch size or
+on where a run was killed. Answers are appended as they are decoded, and sorted at the end.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 
 
 def answer_file(arguments: Generate) -> int:
-    """Answer the prompts that have no answer yet; returns the exit status."""
+    """Answer the prompts without an answer; returns the exit status."""
     assert arguments.prompts is not None
     assert arguments.out is not None
     rows, out = read_prompts(arguments.prompts, option="prompts", plain=True), arguments.out
@@ -43,12 +43,12 @@ def answer_file(arguments: Generate) -> int:
     lengths = token_counts(engine, prompts, arguments.generation.max_new_tokens, arguments.prompts)
     waiting = sorted((n for n in range(len(rows)) if n not in answers), key=lambda n: (lengths[n], n))
     if answers and waiting and distributed.is_first():
-        terminal.say(f"going on after {len(answers)} answers of an earlier run")
+        terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size, options = arguments.batch_size, arguments.generation
     with terminal.progress("answering", FIRST_NOTE) as report, open_lines(out) as file:
         for start in range(0, len(waiting), size):
             numbers = waiting[start : start + size]
-            # Filled up to the size of a batch, as another number of rows would be compiled anew.
+            # Padded to the batch size, because another number of rows would be compiled again.
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
             templates = [Template.completion(prompts[n], options.max_new_tokens) for n in filled]
             batch = engine.decode(templates, options, seed=line_keys(arguments.seed, filled))
@@ -67,12 +67,12 @@ def answer_file(arguments: Generate) -> int:
 
 
 def open_lines(out: Path) -> Any:
-    """Open the file of answers to append to; every process but the first writes nowhere."""
+    """Open the file of answers for appending; only the first process writes."""
     return (out if distributed.is_first() else Path(os.devnull)).open("a", encoding="utf-8")
 
 
 def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
-    """Digest what the answers depend on."""
+    """Return a digest of everything that the answers depend on."""
     depends = [
         str(arguments.model),
         arguments.adapter,
@@ -86,9 +86,9 @@ def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
 
 
 def read_answers(out: Path, run: str) -> dict[int, Answer]:
-    """Read what an earlier run wrote, by line; ValueError if it is something else.
+    """Read the answers of an earlier run by line; ValueError if the file is something else.
 
-    A line that was being written when that run was killed is cut off.
+    A last line that is incomplete, because the run was killed, is cut off.
     """
     if not out.exists():
         return {}
@@ -104,14 +104,14 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
         try:
             answer = json.loads(line)
             answers[answer["line"] - 1] = answer
-            found = answer["run"]
+            digest = answer["run"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"out={str(out)!r}: line {number} is no answer of this command; take another file"
+                f"out={str(out)!r}: line {number} is not an answer of this command; choose another file"
             ) from None
-        if found != run:
+        if digest != run:
             raise ValueError(
-                f"out={str(out)!r}: holds answers to other prompts or by other settings; take another file"
+                f"out={str(out)!r}: has answers to other prompts or with other settings; choose another file"
             )
     if len(whole) < len(content):
         os.truncate(out, len(whole))
@@ -119,12 +119,12 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
 
 
 def prompt_text(engine: DiffuCoderInference, prompt: Any, *, chat: bool) -> str:
-    """The text that is completed: chat messages, and with `chat` any prompt, go through the template."""
+    """Return the text to complete; chat messages, and with `chat` any prompt, use the chat template."""
     return engine.chat_prompt(prompt) if chat or not isinstance(prompt, str) else prompt
 
 
 def token_counts(engine: DiffuCoderInference, prompts: Sequence[str], new_tokens: int, source: Path) -> list[int]:
-    """Count the tokens of every prompt; ValueError names the first that does not fit the context, before any answer."""
+    """Return the tokens of every prompt; ValueError names the first one that exceeds the context."""
     lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
     for number, length in enumerate(lengths, 1):
         try:
@@ -135,12 +135,12 @@ def token_counts(engine: DiffuCoderInference, prompts: Sequence[str], new_tokens
 
 
 def line_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
-    """The random key of each line."""
+    """Return the random key of each line."""
     return jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.array(np.array(numbers)))
 
 
 def answer_line(number: int, row: Answer, answer: Generation, run: str) -> Answer:
-    """The line that is written for an answer."""
+    """Return the JSON object of an answer."""
     rest = {name: row[name] for name in ("id", "task_id") if name in row}
     said = {"completion": answer.text, "tokens": len(answer.token_ids), "stopped": answer.stopped}
     return {"line": number + 1, **rest, "prompt": row["prompt"], **said, "run": run}

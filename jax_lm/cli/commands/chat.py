@@ -19,21 +19,21 @@ from jax_lm.tokenizer import Message
 
 END = "."
 HELP = """\
-/infill [FILE]  fill the <|hole|> or <|hole:12|> marks of a file, or of the lines that follow up to a single dot
-/reset          forget the conversation
+/infill [FILE]  fill the <|hole|> or <|hole:12|> marks of a file, or of the next lines up to a single dot
+/reset          clear the conversation
 /save FILE      write the conversation as JSON messages
-/help           this
-/exit           leave, as Ctrl-D does; Ctrl-C stops an answer
-A line that ends in a backslash goes on."""
+/help           show this help
+/exit           quit, like Ctrl-D; Ctrl-C stops an answer
+A backslash at the end of a line continues the message."""
 
 
 @dataclass
 class Dialogue:
-    """Messages so far, and what answers them.
+    """The messages so far, and the engine that answers them.
 
     Attributes:
-        lines: what the user types, line by line.
-        failures: requests that could not be answered.
+        lines: the user's input.
+        failures: number of requests that failed.
     """
 
     engine: DiffuCoderInference
@@ -48,11 +48,11 @@ class Dialogue:
         self.reset("")
 
     def commands(self) -> dict[str, Callable[[str], None]]:
-        """What a line that begins with a slash may ask for, besides leaving."""
+        """Return the slash commands except /exit."""
         return {"/infill": self.infill, "/reset": self.reset, "/save": self.save, "/help": lambda _: print(HELP)}
 
     def take(self, line: str) -> bool:
-        """Do what a line asks for; False if that is to leave."""
+        """Handle a line of input; False for /exit."""
         name, _, rest = line.partition(" ")
         try:
             if name == "/exit":
@@ -70,15 +70,15 @@ class Dialogue:
         return True
 
     def command(self, name: str) -> Callable[[str], None]:
-        """Find a command; ValueError names the nearest one."""
+        """Return a slash command; ValueError names the nearest one."""
         known = self.commands()
         if name not in known:
             near = difflib.get_close_matches(name, [*known, "/exit"], n=1)
-            raise ValueError(f"{name}: no command; perhaps {near[0] if near else '/help'}")
+            raise ValueError(f"{name}: no such command; perhaps {near[0] if near else '/help'}")
         return known[name]
 
     def say(self, text: str) -> None:
-        """Answer a message; one that cannot be answered is taken back."""
+        """Answer a message; it is removed again if that fails."""
         self.messages.append({"role": "user", "content": text})
         answer = None
         try:
@@ -90,17 +90,17 @@ class Dialogue:
                 self.messages.pop()
 
     def infill(self, path: str) -> None:
-        """Fill the holes of a file, or of the lines that follow."""
+        """Fill the holes of a file, or of the next lines."""
         if path:
             text = terminal.read_text_file(Path(path).expanduser())
         else:
             if sys.stdin.isatty():
-                terminal.say(f"a text with <|hole|> marks; a line with a single {END} ends it")
+                terminal.say(f"enter a text with <|hole|> marks; end it with a line of a single {END}")
             text = "\n".join(iter(lambda: next(self.lines, END), END))
         self.write(Template.parse(text, self.options.max_new_tokens), shows_given=True)
 
     def write(self, template: Template, *, shows_given: bool) -> str:
-        """Fill a template, watched on a terminal; returns what is new."""
+        """Fill a template, live on a terminal; returns the new text."""
         if sys.stdout.isatty():
             row = watch(self.engine, template, self.options, self.seed, shows_given=shows_given)
         else:
@@ -110,23 +110,23 @@ class Dialogue:
         return row.text
 
     def reset(self, _: str) -> None:
-        """Forget everything but the system's message."""
+        """Clear the conversation, except for the system message."""
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def save(self, path: str) -> None:
-        """Write the messages; ValueError if it is not said where."""
+        """Write the messages to a file; ValueError if none is named."""
         if not path:
-            raise ValueError("/save: needs the name of a file")
+            raise ValueError("/save: needs a file name")
         write_whole(Path(path).expanduser(), json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n")
         terminal.say(f"wrote {len(self.messages)} messages to {path}")
 
 
 def run_chat(arguments: Chat) -> int:
-    """Answer what is typed until there is nothing more."""
+    """Chat until the input ends."""
     engine = DiffuCoderInference(
         arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
     )
-    # Before the first message: a model without a template can hold no conversation.
+    # A model without a chat template should be refused before the first message.
     engine.chat_prompt("x")
     if engine.is_builtin:
         terminal.say(f"warning: {CHAT_NOTICE}")
@@ -140,12 +140,12 @@ def run_chat(arguments: Chat) -> int:
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield messages from standard input, of several lines where one ends in a backslash."""
+    """Yield messages from standard input, joining lines that end in a backslash."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         terminal.say("/help lists the commands")
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # lines can then be edited and called back
+            import readline  # noqa: F401  # enables line editing and history
     held = ""
     while True:
         try:

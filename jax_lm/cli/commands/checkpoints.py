@@ -57,7 +57,7 @@ def run_info(arguments: Info) -> int:
 
 
 def precision_rows(arguments: Info, config: DreamConfig, shape: MeshShape) -> Rows:
-    """List the memory that each precision takes."""
+    """List the expected memory of each precision."""
     rows, default = [], fitting_dtype(parameter_count(config))
     for dtype, memory in expected_memory(arguments, config, shape).items():
         sizes = f"{arguments.batch_size} x {arguments.max_length} tokens{', per device' if shape.size > 1 else ''}"
@@ -79,7 +79,7 @@ def expected_memory(arguments: Info, config: DreamConfig, shape: MeshShape) -> d
 
 
 def model_facts(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[str, Any]:
-    """What `info --json` prints; memory in bytes per device."""
+    """Return the JSON object of `info --json`; memory is in bytes per device."""
     device, count = jax.devices()[0], parameter_count(config)
     return {
         "model": arguments.model or "builtin",
@@ -93,7 +93,7 @@ def model_facts(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[
 
 
 def print_rows(rows: Rows) -> None:
-    """Print names and what they are."""
+    """Print names and values in two columns."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*row)
@@ -134,11 +134,11 @@ def run_push(arguments: Push) -> int:
     for path, size in sizes.items():
         print(f"{size:15,}  {path.name}")
     if upload.card is not None:
-        print(f"{len(upload.card.encode()):15,}  {hub.CARD}, made for it:\n\n{upload.card}")
+        print(f"{len(upload.card.encode()):15,}  {hub.CARD}, generated:\n\n{upload.card}")
     if upload.left_out:
         print(f"left out: {', '.join(path.name for path in upload.left_out)}")
     if not arguments.yes:
-        print(f"nothing was sent to {arguments.repo}: --yes does it")
+        print(f"dry run, nothing was sent to {arguments.repo}: --yes uploads")
         return 0
     address = hub.push(
         upload, arguments.repo, message=arguments.message, is_public=arguments.public, revision=arguments.revision

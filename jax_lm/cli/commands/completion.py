@@ -1,47 +1,54 @@
-"""`diffucoder completion`: the script by which a shell completes commands and options, as tyro makes it."""
+"""`diffucoder completion`: the script by which a shell completes commands and options."""
 
-import contextlib
-from collections.abc import Mapping
-from dataclasses import make_dataclass
-from typing import Annotated, Any, Union
-
-import tyro
+from collections.abc import Iterator
 
 from jax_lm.cli.arguments.completion import Completion
 from jax_lm.cli.arguments.table import COMMANDS, classes
-from jax_lm.cli.declared import MARKS
+from jax_lm.cli.declared import declared_options
 
-Tree = dict[str, Any]
-"""Commands by their first word: a class of arguments, or the commands of a group by their second word."""
+# Each script looks at the words before the cursor, joined by spaces and with a space at the end.
+CASE = '    *"diffucoder {before}"{star}) options="{words}" ;;'
+FISH = """complete -c diffucoder -a "{words}" -n \
+'string match -q "*diffucoder {before}{star}" (string join " " (commandline -opc) "")'"""
+SCRIPTS = {
+    "bash": """\
+_diffucoder() {
+    local options=""
+    case "${COMP_WORDS[*]:0:COMP_CWORD} " in
+LINES
+    esac
+    COMPREPLY=($(compgen -W "$options" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _diffucoder diffucoder
+""",
+    "zsh": """\
+#compdef diffucoder
+local options=""
+case "${(j: :)words[1,CURRENT-1]} " in
+LINES
+esac
+compadd -- ${=options} || _files
+""",
+    "fish": "LINES\n",
+}
 
 
 def run_completion(arguments: Completion) -> int:
-    """Print the script."""
-    words = ["--tyro-print-completion", arguments.shell]
-    # Printing is what tyro ends with.
-    with contextlib.suppress(SystemExit):
-        tyro.cli(all_commands(tree()), prog="diffucoder", args=words, config=MARKS)
+    """Print the script of a shell."""
+    line = FISH if arguments.shell == "fish" else CASE
+    lines = [line.format(before=before, star=star, words=" ".join(words)) for before, star, words in completions()]
+    print(SCRIPTS[arguments.shell].replace("LINES", "\n".join(lines)), end="")
     return 0
 
 
-def tree() -> Tree:
-    """Arrange the commands by their words."""
-    found: Tree = {}
+def completions() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield words, a star or nothing, and the completions after these words, or anywhere later if starred."""
+    first = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    yield "", "", first
+    for word in first:
+        if second := [name.split()[1] for name in COMMANDS if name.startswith(f"{word} ")]:
+            yield f"{word} ", "", second
     for name, kind in classes().items():
-        group, _, second = name.partition(" ")
-        if second:
-            found.setdefault(group, {})[second] = kind
-        else:
-            found[group] = kind
-    return found
-
-
-def all_commands(commands: Mapping[str, Any], group: str = "") -> Any:
-    """Make the type of which tyro makes subcommands."""
-    kinds = []
-    for name, kind in commands.items():
-        whole = f"{group}{name}"
-        inner = make_dataclass(whole, [("command", all_commands(kind, f"{name} "))]) if isinstance(kind, dict) else kind
-        about = COMMANDS[whole].summary if whole in COMMANDS else f"Commands about {name}."
-        kinds.append(Annotated[inner, tyro.conf.subcommand(name, description=about)])
-    return Union[tuple(kinds)]  # noqa: UP007 (of as many as there are)
+        options = declared_options(kind)
+        choices = [choice for o in options if o.is_positional for choice in o.choices]
+        yield f"{name} ", "*", [*choices, *(o.long for o in options if not o.is_positional)]

@@ -23,59 +23,59 @@ from untrusted.printable import printable
 
 
 def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
-    """Write the prompts, and say how many there are."""
+    """Write the prompts, and print how many there are."""
     terminal.show_log()
     print(prepare_acecode(arguments.data, arguments.out, arguments.difficulty))
     return 0
 
 
 def run_data_show(arguments: Show) -> int:
-    """Print samples, and the lines among them that give none; exit status 1 if there is no sample."""
+    """Print samples and refused lines; exit status 1 if there is no sample."""
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
     console, draws, shown = Console(highlight=False), np.random.default_rng(arguments.seed), 0
-    for where, found in samples_of(arguments, tokenizer):
-        if isinstance(found, str):
-            console.print(Text(f"{where}: refused: {printable(found)}\n", style="red"))
+    for where, sample in samples_of(arguments, tokenizer):
+        if isinstance(sample, str):
+            console.print(Text(f"{where}: refused: {printable(sample)}\n", style="red"))
             continue
         shown += 1
-        masked = np.array(found.canvas) & (draws.random(len(found.ids)) < arguments.mask_ratio)
-        counts = f"{len(found.ids)} tokens, {sum(found.canvas)} of them learnt, {masked.sum()} masked here"
+        masked = np.array(sample.canvas) & (draws.random(len(sample.ids)) < arguments.mask_ratio)
+        counts = f"{len(sample.ids)} tokens, {sum(sample.canvas)} of them learned, {masked.sum()} masked here"
         console.print(Text(f"{where}: {counts}", style="dim"))
-        console.print(sample_text(found, masked.tolist(), tokenizer), soft_wrap=True)
+        console.print(sample_text(sample, masked.tolist(), tokenizer), soft_wrap=True)
         console.print()
     return 0 if shown else 1
 
 
 def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tuple[str, Row | str]]:
-    """Yield so many samples and where each stands, or in place of one why a line gives none."""
+    """Yield the first samples with their places; for a refused line, the reason instead of a sample."""
     source = open_source(arguments.data, None, **asdict(arguments.part), streaming=True)
     to_rows = rows_reader(arguments.kind, tokenizer, arguments.max_length, arguments.columns.of(arguments.kind))
     left = arguments.limit
     for part in range(source.parts):
         for where, line in source.read(part):
-            found: list[Row | str]
+            samples: list[Row | str]
             try:
-                found = [*to_rows(row_fields(line))]
+                samples = [*to_rows(row_fields(line))]
             except (BadRowError, TokenizerError) as error:
-                found = [str(error)]
-            yield from ((where, each) for each in found[:left])
-            left -= len(found)
+                samples = [str(error)]
+            yield from ((where, sample) for sample in samples[:left])
+            left -= len(samples)
             if left <= 0:
                 return
 
 
 def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) -> Text:
-    """Write what is visible in bold, what is learnt in green, and masks as glyphs."""
+    """Return a sample with visible tokens bold, learned tokens green, and glyphs for masks."""
     text = Text()
-    for token, is_learnt, is_masked in zip(row.ids, row.canvas, masked, strict=True):
-        piece, style = printable(tokenizer.decode([token])), "green" if is_learnt else "bold"
+    for token, is_learned, is_masked in zip(row.ids, row.canvas, masked, strict=True):
+        piece, style = printable(tokenizer.decode([token])), "green" if is_learned else "bold"
         text.append(MASK_GLYPH if is_masked else piece, style="red" if is_masked else style)
     return text
 
 
 def run_data_tokenize(arguments: Tokenize) -> int:
-    """Write the shards that are missing, and say what there is."""
+    """Write the missing shards, and print a summary."""
     terminal.show_log()
     folder = huggingface.resolve(arguments.model, with_weights=False)
     job = Tokenization(

@@ -22,11 +22,11 @@ from untrusted import Local
 
 
 def run_eval(arguments: Evaluate) -> int:
-    """Score a model on a suite, or fillings whose outcome is known."""
+    """Score a model on a suite, or solutions whose outcome is known."""
     problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
     if arguments.timeout is not None:
         problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
-    # A host that cannot contain programs should refuse before the model has written them.
+    # A missing sandbox should be reported before the model has written programs.
     executor = problem_executor(arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
@@ -43,7 +43,7 @@ def run_eval(arguments: Evaluate) -> int:
     settings = journal_settings(evaluator, problems, data=arguments.data, model=arguments.model, **others)
     with Journal(arguments.out, settings) as journal:
         if journal.records:
-            Console(stderr=True).print(f"going on after {len(journal.done)} attempts of an earlier run")
+            terminal.say(f"resuming after {len(journal.done)} attempts of an earlier run")
         with terminal.progress("evaluating") as progress:
             for attempt in evaluator.attempts(problems * arguments.n, done=journal.done, on_progress=progress):
                 journal.append(attempt.record())
@@ -58,13 +58,13 @@ def run_eval(arguments: Evaluate) -> int:
 
 
 def described_model(arguments: Analyze) -> str:
-    """Name what was analysed: a model, an adapter, or both."""
+    """Name the analysed model, with its adapter."""
     named = [part for part in (arguments.model, arguments.adapter and f"adapter {arguments.adapter}") if part]
     return ", ".join(named) or "built-in model"
 
 
 def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
-    """Score the canonical fillings, which pass, or the empty ones, which do not; 1 if any ends otherwise."""
+    """Score canonical or empty solutions; the status is 1 unless all pass or all fail, respectively."""
     fillings = [(problem, problem.canonical if arguments.canonical else problem.empty) for problem in problems]
     written = [Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling]
     if not written:
@@ -89,7 +89,7 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
 
 
 def run_analyze(arguments: Analyze) -> int:
-    """Analyze a model; print a table, and write numbers, pictures and a page."""
+    """Analyze a model; print a table, and write numbers, charts and a page."""
     require_place(arguments.out)
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation, executor = arguments.generation, problem_executor(arguments.executor)
@@ -97,7 +97,7 @@ def run_analyze(arguments: Analyze) -> int:
     engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
     analysis = analyze_order(engine, problems, executor, options, samples=arguments.n, seed=arguments.seed)
     steps = f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
-    together = "; positions of one step are ordered by confidence, the paper leaves that open"
+    together = "; positions of one step are ordered by confidence, the paper does not define their order"
     metadata = {
         "model": f"{described_model(arguments)}, {engine.parameter_count:,} parameters, {engine.dtype}",
         "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",

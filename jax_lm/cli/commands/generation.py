@@ -1,4 +1,4 @@
-"""`diffucoder generate`: complete a prompt or fill holes, in one go or watched; or answer a file of prompts."""
+"""`diffucoder generate`: completes a prompt, fills holes, or answers a file of prompts."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from jax_lm.templates import Template
 
 
 def run_generate(arguments: Generate) -> int:
-    """Write a completion, or a text with its holes filled, to standard output."""
+    """Print a completion, or a text with its holes filled."""
     options = arguments.generation
     text = "" if arguments.infills or arguments.prompts else read_text(arguments)
     template = Template.parse(text, options.max_new_tokens) if arguments.file else None
@@ -43,12 +43,12 @@ def run_generate(arguments: Generate) -> int:
 
 
 def shows_given(arguments: Generate) -> bool:
-    """Tell whether the given text is printed around what is new."""
+    """Whether the given text is printed with the new text."""
     return not (arguments.chat or arguments.only_new)
 
 
 def show(engine: DiffuCoderInference, arguments: Generate, template: Template, batch: DecodedBatch) -> None:
-    """Print the text, or an object that says everything about it; doubts and numbers go to standard error."""
+    """Print the text or a JSON object; warnings and statistics go to standard error."""
     (row,) = batch.rows
     full = template.filled(row.holes)
     doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
@@ -80,7 +80,7 @@ def show(engine: DiffuCoderInference, arguments: Generate, template: Template, b
 
 
 def read_text(arguments: Generate) -> str:
-    """The file, the prompt argument, or standard input for `-` and for a pipe."""
+    """Return the text of the file, the prompt argument, or standard input for `-` and for a pipe."""
     if arguments.file is not None:
         return terminal.read_text_file(arguments.file)
     if arguments.prompt not in (None, "-"):

@@ -49,25 +49,25 @@ def run_sandbox_check(arguments: SandboxCheck) -> int:
 
 
 PAIRS = ((re.compile(r"(.*)\.in"), ("{}.out", "{}.ans")), (re.compile(r"input(.*)\.txt"), ("output{}.txt",)))
-"""How the input of a case is named, and how its expected output may be."""
+"""Names of input files, and of their output files."""
 
 
 def paired_files(folder: Path) -> list[tuple[Path, Path]]:
-    """List the files of a folder's cases, input and expected output, 2 before 10; ValueError: an input is alone."""
+    """Return the input and output files of a folder, 2 before 10; ValueError if an output is missing."""
     pairs = []
     for path in sorted(folder.iterdir(), key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", path.name)]):
         for pattern, names in PAIRS:
             if match := pattern.fullmatch(path.name):
                 outputs = [folder / name.format(match[1]) for name in names]
-                found = [output for output in outputs if output.is_file()]
-                if not found:
+                existing = [output for output in outputs if output.is_file()]
+                if not existing:
                     raise ValueError(f"--tests {folder}: {path.name} has no {' or '.join(o.name for o in outputs)}")
-                pairs.append((path, found[0]))
+                pairs.append((path, existing[0]))
     return pairs
 
 
 def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
-    """Read the tests that are asked for, each with the line by which a person knows it."""
+    """Return the requested tests, each with a title."""
     folder, pairs, files = arguments.tests, [], []
     if arguments.input is not None and arguments.expected is not None:
         pairs = [(arguments.input, arguments.expected)]
@@ -108,7 +108,7 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
         if text.strip():
             print(f"--- {name}\n{printable(text.rstrip())}")
     contained = "NOT CONTAINED" if result.unsafe else f"contained by {result.tier}"
-    summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "it ran, and no test says what it is worth"
+    summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "it ran, without tests"
     print(f"{result.outcome}: {summary}, {contained}")
     return 0 if result.outcome in ("passed", "untested") else 1
 

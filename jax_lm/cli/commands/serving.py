@@ -1,4 +1,4 @@
-"""`diffucoder serve`: an OpenAI-compatible server with a page that shows the denoising."""
+"""`diffucoder serve`: an OpenAI-compatible server, with a page that shows the denoising."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ logger = logging.getLogger("jax_lm.serving")
 
 
 def run_serve(arguments: Serve) -> NoReturn:
-    """Serve until it is told to stop; then the process ends."""
+    """Serve until a signal stops the server, then end the process."""
     keys = read_keys(arguments.api_key_file) if arguments.api_key_file else ()
     is_local = arguments.host in LOOPBACK
     if not (is_local or keys or arguments.allow_no_key):
@@ -37,7 +37,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     inference = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter)
     engine = Engine(inference, options)
     name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
-    # With a key, a foreign page that gets through to the server is still refused.
+    # Keys already protect the server from foreign web pages.
     hosts = (
         () if keys else (*LOOPBACK, arguments.host, *arguments.allow_host) if is_local or arguments.allow_host else ()
     )
@@ -47,16 +47,17 @@ def run_serve(arguments: Serve) -> NoReturn:
     app = create_app(engine, settings, RequestLimits(keys=keys, hosts=hosts))
     engine.start()
     server = HttpServer(app, engine, listen, announce)
-    # uvicorn raises the signal again when everything is done, and listens to it only when it has begun.
+    # uvicorn handles the signal only once it has started, and raises it again in the end.
     signal.signal(signal.SIGTERM, server.handle_exit)
     try:
         server.run()
-    except BaseException:  # also Ctrl-C: an interpreter that ends below a compilation crashes
+    except BaseException:  # also Ctrl-C: an interpreter exit during a compilation crashes
         engine.close(grace=0.0)
         raise
     if not engine.close(grace=0.0, wait=listen.margin / 2):
-        logger.warning("the engine is still busy: left without it")
-    # Everybody has an answer. The interpreter's own end takes seconds over what XLA holds, or crashes on a compilation.
+        logger.warning("the engine is still busy: exiting without it")
+    # All requests are answered. A normal interpreter exit takes seconds to free XLA's memory, or
+    # crashes during a compilation.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
@@ -67,7 +68,7 @@ def announce(host: str, port: int) -> None:
 
 
 def configure_logging() -> None:
-    """One line of JSON per record on standard error."""
+    """Log one line of JSON per record on standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

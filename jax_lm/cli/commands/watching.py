@@ -1,4 +1,4 @@
-"""The canvas at the terminal while it fills in, coloured by confidence."""
+"""Shows the canvas in the terminal while it fills in, coloured by confidence."""
 
 import time
 
@@ -19,13 +19,13 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 MASK_GLYPH = "░"
 COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "green"), (1.01, "bright_green"))
-"""Upper bound of the confidence, and its colour."""
+"""Upper bounds of the confidence, and their colours."""
 
 
 def watch(
     engine: DiffuCoderInference, template: Template, options: GenerationOptions, seed: int, *, shows_given: bool
 ) -> Generation:
-    """Denoise one template live, leave the finished text on the screen, and return it."""
+    """Fill a template live in the terminal; returns the result."""
     console = Console(highlight=False)
     canvas = engine.canvas([template], options)
     start = time.monotonic()
@@ -48,7 +48,7 @@ def watch(
 def canvas_text(
     state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
 ) -> Text:
-    """The first row: given text bold, each hole's tokens up to its first decided stop token, masks as glyphs."""
+    """Return the first row: given text bold, holes up to their first stop token, glyphs for masks."""
     present, holes, starts = (values[0] for values in layout(canvas, state))
     tokens, masked, confidence = (
         np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
@@ -58,11 +58,11 @@ def canvas_text(
     for place in np.flatnonzero(present).tolist():
         if not holes[place]:
             if shows_given:
-                # Around holes that grow stand tokens of no text.
+                # Holes that grow are surrounded by special tokens.
                 given = tokenizer.decode([tokens[place]], skip_special_tokens=canvas.room is not None)
                 text.append(given, style="bold")
         elif starts[place] == ended:
-            # What follows an end token will not be part of the answer.
+            # Tokens after a stop token are not part of the answer.
             continue
         elif masked[place]:
             text.append(MASK_GLYPH, style="dim")

@@ -1,0 +1,81 @@
+"""Models in the hub's cache: what each of them is, and deleting them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+from huggingface_hub.utils import CachedRepoInfo, DeleteCacheStrategy
+
+from jax_lm.checkpoints.huggingface import HUB_ID
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.planning.memory import parameter_count
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A revision of a repository in the cache.
+
+    Attributes:
+        model: hub id, with the revision unless it is the main branch.
+        what: type, size and state, or why this package cannot use it.
+        bytes: size on disk; revisions of a repository share files.
+        commit: hash of the revision.
+        folder: its folder.
+    """
+
+    model: str
+    what: str
+    bytes: int
+    commit: str
+    folder: str
+
+
+def model_repositories() -> list[CachedRepoInfo]:
+    """Return the model repositories in the cache, sorted by name."""
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted((each for each in repositories if each.repo_type == "model"), key=lambda each: each.repo_id)
+
+
+def models_of(repository: CachedRepoInfo) -> Iterator[CachedModel]:
+    """Yield the revisions of a repository, the main branch first."""
+    for revision in sorted(repository.revisions, key=lambda each: ("main" not in each.refs, each.commit_hash)):
+        name = min(revision.refs, key=lambda ref: ref != "main", default=revision.commit_hash[:12])
+        model = repository.repo_id if name == "main" else f"{repository.repo_id}@{name}"
+        what, folder = describe_folder(revision.snapshot_path), str(revision.snapshot_path)
+        yield CachedModel(model, what, revision.size_on_disk, revision.commit_hash, folder)
+
+
+def describe_folder(folder: Path) -> str:
+    """Describe a checkpoint, or why it cannot be used."""
+    try:
+        config = DreamForCausalLM.read_config(folder)
+    except ValueError as error:
+        return f"not usable here: {error}"
+    kind = "masked diffusion" if config.mask_token_id is not None else "autoregressive; diffucoder adapt takes it"
+    weights = "" if any(folder.glob("*.safetensors")) else ", without its weights"
+    return f"{config.model_type}, {parameter_count(config) / 1e9:,.1f}B parameters, {kind}{weights}"
+
+
+def plan_deletion(repositories: list[CachedRepoInfo], model: str) -> DeleteCacheStrategy:
+    """Plan to delete the revisions of owner/name, or owner/name@revision.
+
+    Raises:
+        ValueError: the model is not in the cache.
+    """
+    asked = HUB_ID.fullmatch(model)
+    commits = [
+        revision.commit_hash
+        for repository in repositories
+        for revision in repository.revisions
+        if asked and asked["repo"] == repository.repo_id
+        if not (name := asked["revision"]) or name in revision.refs or revision.commit_hash.startswith(name)
+    ]
+    if not commits:
+        names = ", ".join(repository.repo_id for repository in repositories) or "nothing"
+        raise ValueError(f"delete={model!r}: not in the hub's cache, which holds {names}")
+    return scan_cache_dir().delete_revisions(*commits)

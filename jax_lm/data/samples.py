@@ -1,0 +1,49 @@
+"""The samples of a training run: a file, a data set of the library `datasets`, or a tokenised folder."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from jax_lm.data.batches import Row
+from jax_lm.data.columns import Columns
+from jax_lm.data.conversations import read_samples, read_source, rows_reader
+from jax_lm.data.sources import holds_dataset, open_source, require_whole
+from jax_lm.data.token_shards import Kind, TokenShards
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+logger = logging.getLogger(__name__)
+
+JSON_FILES = (".jsonl", ".json")
+
+
+def open_samples(
+    data: Path,
+    columns: Columns,
+    kind: Kind,
+    tokenizer: DiffuCoderTokenizer,
+    max_length: int,
+    *,
+    split: str,
+    subset: str | None,
+) -> tuple[Sequence[Row] | TokenShards, str, list | None]:
+    """Return the samples of a run, their digest and the refused lines (None if already tokenised).
+
+    Raises:
+        ValueError: the data cannot be read, has no usable sample, or no such split or columns.
+    """
+    if data.is_dir() and not holds_dataset(data):
+        require_whole(str(data), split, subset)
+        for name, column in columns:
+            raise ValueError(f"{name}_column={column!r}: data={str(data)!r} is tokenised, and has no columns")
+        shards = TokenShards.open(data, kind, tokenizer.fingerprint)
+        logger.info(shards.describe())
+        return shards, shards.digest, None
+    to_rows = rows_reader(kind, tokenizer, max_length, columns)
+    # JSONL files are read line by line, so that messages name the line; other data by its library.
+    if data.suffix in JSON_FILES or (data.is_file() and data.suffix != ".parquet"):
+        require_whole(str(data), split, subset)
+        samples = read_samples(data, to_rows)
+    else:
+        source = open_source(str(data), None, split=split, subset=subset, streaming=False)
+        samples = read_source(source, data, to_rows)
+    return samples.rows, samples.digest, samples.refused

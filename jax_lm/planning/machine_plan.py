@@ -1,0 +1,255 @@
+"""Plans a step on a machine that is not present: its memory, its least time, and whether it fits.
+
+Combines arithmetic with the real program as compiled by XLA, if that compiler is installed. Nothing
+runs. Entry: `diffucoder plan`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+from jax_lm.compilation import compiler
+from jax_lm.compilation.compiler import Compiled, CompilerPackage
+from jax_lm.compilation.explanation import Explanation, Group, StepShape, explain
+from jax_lm.compilation.programs import step_programs
+from jax_lm.config import DreamConfig
+from jax_lm.options import GenerationOptions
+from jax_lm.planning import memory
+from jax_lm.planning.memory import Memory, PlannedStep
+from jax_lm.planning.rollouts import rollout_rows
+from jax_lm.planning.roofline import GIB, Topology, gib
+from jax_lm.sharding import MeshShape
+
+Rows = list[tuple[str, str]]
+SHOWN = 12
+"""Groups of a kind that are listed as text; JSON has all of them."""
+
+
+@dataclass(frozen=True)
+class CompiledPass:
+    """One of the programs that a step consists of, as compiled.
+
+    Attributes:
+        name: step, refresh (the first forward pass of a block with a cache) or update.
+        rows: rows of each sequence that it computes.
+        least: bytes that it must read: weights, keys and values once.
+        compiled: the compiler's figures of one device.
+        explanation: what the compiler made of it, if asked for.
+    """
+
+    name: str
+    rows: int
+    least: int
+    compiled: Compiled
+    explanation: Explanation | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "least_bytes": self.least,
+            "arguments_bytes": self.compiled.arguments,
+            "working_bytes": self.compiled.working,
+            "refusal": self.compiled.refusal,
+            "explanation": self.explanation and asdict(self.explanation),
+        }
+
+    def explanation_rows(self) -> Rows:
+        """List what the compiler made of the pass; empty if it was not explained."""
+        if (explanation := self.explanation) is None:
+            return []
+        kinds = ", ".join(f"{count} {kind}" for kind, count in explanation.kernels.items())
+        rows = [
+            ("kernels", f"{explanation.launches}: {kinds}"),
+            ("read", f"{gib(explanation.read)}, at least {gib(self.least)} for weights, keys and values"),
+            ("written", gib(explanation.written)),
+        ]
+        for name, traffic in (
+            ("weights", explanation.weights),
+            ("head", explanation.head),
+            ("cache", explanation.cache),
+        ):
+            if traffic.once:
+                times = f"{traffic.read / traffic.once:.3f} times {gib(traffic.once)}"
+                rows.append((f"{name} read", f"{gib(traffic.read)}, {times}"))
+        products = ", ".join(f"{count} of {rows} rows" for rows, count in explanation.rows.items())
+        return [
+            *rows,
+            ("products with weights", products),
+            ("weights read again", list_groups(explanation.read_again)),
+            ("weights or cache copied or converted", list_groups(explanation.moves)),
+            ("the same, once per call", list_groups(explanation.moves_before)),
+            ("sorts", list_groups(explanation.sorts)),
+            ("communication", list_groups(explanation.collectives)),
+            ("transfers to or from the host", list_groups(explanation.host)),
+            ("float32 over the vocabulary", list_groups(explanation.logits)),
+            ("above 1 % of memory", list_groups(explanation.buffers)),
+            ("loops of unknown length, counted once", "\n".join(explanation.unknown_loops) or "none"),
+        ]
+
+
+def list_groups(groups: tuple[Group, ...]) -> str:
+    """Write groups under each other with their sizes, the largest alone if there are many."""
+    lines = [
+        f"{each.count:g} x {each.what} {each.shape}, {each.bytes / GIB:.3f} GiB {each.source}".rstrip()
+        for each in groups[:SHOWN]
+    ]
+    lines += [f"and {len(groups) - SHOWN} other kinds"] if len(groups) > SHOWN else []
+    return "\n".join(lines) or "none"
+
+
+@dataclass(frozen=True)
+class MachinePlan:
+    """A step on the devices of a topology.
+
+    Attributes:
+        passes: what was compiled; empty if the plan is arithmetic alone.
+    """
+
+    config: DreamConfig
+    planned: PlannedStep
+    topology: Topology
+    mesh: MeshShape
+    passes: tuple[CompiledPass, ...] = ()
+
+    @cached_property
+    def estimate(self) -> Memory:
+        return memory.estimated_memory(self.config, self.planned, self.mesh)
+
+    @property
+    def compiled(self) -> Compiled | None:
+        """The pass that was refused, or else takes most memory; None if nothing was compiled."""
+        passes = (each.compiled for each in self.passes)
+        return max(passes, key=lambda c: (c.refusal is not None, c.total or 0), default=None)
+
+    @property
+    def total(self) -> int | None:
+        """Bytes that a device needs, as compiled if possible; None if the compiler refused."""
+        return self.estimate.total if self.compiled is None else self.compiled.total
+
+    @property
+    def fits(self) -> bool:
+        return self.total is not None and memory.fits(self.total, self.topology)
+
+    def changes(self) -> list[str]:
+        """Name the cheapest changes with which the step would fit."""
+        if self.fits:
+            return []
+        beyond = max((self.total or 0) - self.estimate.total, 0)
+        step = self.config, self.planned, self.mesh, self.topology
+        return memory.cheapest_changes(*step, beyond=beyond)
+
+    @property
+    def devices(self) -> str:
+        return f"{self.topology}: {self.topology.devices}, mesh {self.mesh}"
+
+    def rows(self) -> Rows:
+        """List the plan as names and values for people."""
+        config, planned, topology, mesh = self.config, self.planned, self.topology, self.mesh
+        smallest = memory.smallest_topology(config, planned, topology)
+        where = f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"
+        return [
+            ("plan", f"{planned}"),
+            ("devices", self.devices),
+            ("basis", self.basis),
+            *self.memory_rows(),
+            *self.speed_rows(),
+            *(rollout_rows(config, planned, mesh, topology) if planned.kind == "grpo" else ()),
+            ("verdict", "fits" if self.fits else "does not fit"),
+            ("smallest that fits", where),
+        ]
+
+    @property
+    def basis(self) -> str:
+        """Source of the figures."""
+        if self.compiled is None:
+            return "arithmetic, an estimate"
+        package = CompilerPackage.of(self.topology)
+        source = f"compiled for it by {package}, jax {version('jax')}"
+        return source if self.topology.is_tpu else f"{source}; without autotuning, so that speed is not known"
+
+    def memory_rows(self) -> Rows:
+        """List what a device needs, and the total against what it has."""
+        estimate, compiled = self.estimate, self.compiled
+        limit = f"{gib(self.topology.chip.memory)}, of which {memory.RESERVED:.0%} must stay free"
+        kept = "masters and moments" if self.planned.is_training else "weights per device"
+        rows = [(kept, gib(estimate.weights))]
+        rows += [("keys and values", gib(estimate.cache))] if estimate.cache else []
+        if compiled is None:
+            rows += [("working memory", f"about {gib(estimate.working)}")]
+            return [*rows, ("in all", f"about {gib(estimate.total)} of {limit}")]
+        if compiled.total is None:
+            return [*rows, ("in all", f"refused by the compiler: {compiled.refusal}")]
+        return [*rows, ("working memory", gib(compiled.working)), ("in all", f"{gib(compiled.total)} of {limit}")]
+
+    def speed_rows(self) -> Rows:
+        """List the cost of a step, and the time and rate that follow from it."""
+        least = memory.bound(self.config, self.planned, self.mesh, self.topology)
+        cost = f"{least.step.flops / 1e12:.3f} TFLOP and {gib(least.step.bytes)} per device"
+        rows = [("step at least", cost)]
+        if (compiled := self.compiled) and compiled.flops and compiled.bytes is not None:
+            cost = f"{compiled.flops / 1e12:.3f} TFLOP and {gib(compiled.bytes)}"
+            rows.append(("step as compiled", f"{cost} per device, one loop body"))
+        rate = "depends on how many a step commits"
+        if least.tokens_per_second is not None:
+            unit = " learnt from" if self.planned.is_training else ", at one token per row and step"
+            rate = f"at most {least.tokens_per_second:,.0f}{unit}"
+        roofline = f"{least.seconds * 1e3:.2f} ms per step, bound by {least.limit}"
+        return [*rows, ("roofline", roofline), ("tokens/s", rate)]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The plan as JSON: its numbers, and every pass that was compiled."""
+        record = {
+            "plan": {"plan": f"{self.planned}", "devices": self.devices},
+            "memory_limit": self.topology.chip.memory,
+            "fits": self.fits,
+            "total_bytes": self.total,
+            "estimated_bytes": asdict(self.estimate),
+            "try": self.changes(),
+        }
+        if self.passes:
+            record |= {
+                "date": f"{datetime.now(UTC):%Y-%m-%d}",
+                "compiler": f"{CompilerPackage.of(self.topology)}",
+                "jax": version("jax"),
+                "passes": {each.name: each.record for each in self.passes},
+            }
+        return record
+
+
+def planned_mesh(config: DreamConfig, planned: PlannedStep, topology: Topology, text: str | None) -> MeshShape:
+    """Return the mesh that a user names, or the default; ValueError unless it takes all devices."""
+    mesh = MeshShape.parse(text) if text else planned.default_mesh(config, topology.devices)
+    mesh.require(config)
+    if mesh.size != topology.devices:
+        raise ValueError(f"mesh={text!r}: takes {mesh.size} devices, {topology} has {topology.devices}")
+    return mesh
+
+
+def compile_passes(plan: MachinePlan, options: GenerationOptions, *, explains: bool) -> Iterator[CompiledPass]:
+    """Compile the passes of a step: all of them to explain them, else the one that takes most memory."""
+    config, planned, mesh = plan.config, plan.planned, plan.mesh
+    devices = compiler.topology_mesh(plan.topology, mesh)
+    programs = step_programs(config, planned, devices, options)
+    shape = StepShape(
+        vocabulary=config.vocab_size // mesh.tensor,
+        hidden=config.hidden_size,
+        memory=plan.topology.chip.memory,
+        in_loop=not planned.is_training,
+    )
+    for name, program in list(programs.items())[: None if explains else 1]:
+        compiled = compiler.compile_program(program)
+        least = memory.forward_cost(
+            config,
+            planned.precision,
+            batch=memory.rows_per_device(planned, mesh),
+            rows=program.rows,
+            canvas=planned.canvas,
+            head_rows=program.head_rows,
+        )
+        explanation = explain(compiled.text, shape) if explains and compiled.text else None
+        yield CompiledPass(name, program.rows, least.bytes // mesh.tensor, compiled, explanation)

@@ -1,0 +1,140 @@
+"""The model of a training run: what of it is trained, how it is loaded, and how the result is saved."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jax_lm.checkpoints.checksums import sha256
+from jax_lm.checkpoints.description import require_elsewhere
+from jax_lm.checkpoints.peft import LoraConfig, NamedBase, StoredAdapter
+from jax_lm.data.expansion import Expansion
+from jax_lm.diffusion.variable_length import growth_of, named_expand_id
+from jax_lm.host.files import require_place
+from jax_lm.model_source import FoundModel
+from jax_lm.models import lora
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.vocabulary import add_expand_token
+from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
+from jax_lm.training.config import SftConfig
+from jax_lm.training.fitting import training_mesh
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The trained parameters of a model, and where they are saved.
+
+    Attributes:
+        out: folder of the run.
+        tokenizer: of the model.
+        dtype: of the saved weights.
+        source: folder of the model before the training.
+        adapters: their size, if adapters are trained instead of the weights.
+        base: the model as its adapters name it.
+        start: the adapter that is trained further.
+    """
+
+    out: Path
+    tokenizer: DiffuCoderTokenizer
+    dtype: str
+    source: Path
+    adapters: LoraConfig | None = None
+    base: NamedBase | None = None
+    start: StoredAdapter | None = None
+
+    def __post_init__(self) -> None:
+        # A folder that cannot be written should be reported before the training, not after it.
+        require_place(self.out)
+        require_elsewhere(self.folder, self.start.folder if self.start else self.source)
+
+    @property
+    def folder(self) -> Path:
+        """Where the model or its adapters are saved."""
+        return self.out / ("adapter" if self.adapters else "model")
+
+    @property
+    def lora_identity(self) -> dict[str, Any] | None:
+        """Settings of the adapters that a resumed run must share."""
+        if self.adapters is None:
+            return None
+        assert self.base is not None
+        sizes = {name: getattr(self.adapters, name) for name in ("rank", "alpha", "targets")}
+        start = {"start": [sha256(path) for path in self.start.files]} if self.start else {}
+        return {**sizes, "base": self.base.fingerprint, **start}
+
+    def trained(self, name: str) -> bool:
+        """Whether a parameter is trained: any parameter, or those of adapters."""
+        return self.adapters is None or lora.is_lora(name)
+
+    def save(self, model: DreamForCausalLM) -> None:
+        """Save the model or its adapters."""
+        if self.adapters:
+            assert self.base is not None
+            lora.save_adapter(model, self.folder, self.adapters, self.base, dtype=self.dtype)
+        else:
+            model.save_pretrained(self.folder, dtype=self.dtype, tokenizer=self.tokenizer, source=self.source)
+
+
+def load_for_training(
+    found: FoundModel,
+    adapters: LoraConfig | None,
+    *,
+    out: Path,
+    save_dtype: str,
+    mesh: str | None,
+    int8: bool,
+    seed: int,
+) -> tuple[DreamForCausalLM, TrainedModel]:
+    """Load a model onto its devices, with the adapter that goes with it, new adapters or none.
+
+    Args:
+        adapters: size of new adapters; ignored if an adapter goes with the model.
+        out: folder of the run.
+        save_dtype: of the weights that are saved in the end.
+        mesh: devices, such as data=2,fsdp=4; all of them on fsdp if None.
+        int8: quantize the kernels below the adapters.
+        seed: of new adapters.
+
+    Raises:
+        CheckpointError, TokenizerError: the files are damaged, or do not belong together.
+        ValueError: adapters or a mesh that do not fit the model.
+    """
+    tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
+    config = DreamForCausalLM.read_config(found.folder)
+    tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    adapters = found.adapter.config if found.adapter else adapters
+    of_adapters = {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
+    target = TrainedModel(out, tokenizer, save_dtype, found.folder, **of_adapters)
+    model = DreamForCausalLM.from_pretrained(found.folder, mesh=training_mesh(config, mesh), int8=int8)
+    if found.adapter:
+        lora.load_adapter(model, found.adapter)
+    elif adapters:
+        lora.add_lora(model, adapters, seed)
+    return model, target
+
+
+def add_expansion(
+    model: DreamForCausalLM, target: TrainedModel, settings: SftConfig
+) -> tuple[DreamForCausalLM, TrainedModel, Expansion]:
+    """Return the model with a token for expanding, added if it has none, and how its samples are made.
+
+    Raises:
+        ValueError: adapters alone are trained, which cannot teach a new token; or no id ends a text.
+        TokenizerError: model and tokenizer name different tokens.
+    """
+    known_id = named_expand_id(model.config, target.tokenizer)
+    if known_id is None:
+        if target.adapters:
+            raise ValueError("expand_delete=True: the model lacks the token for expanding, which adapters cannot teach")
+        target = replace(target, tokenizer=target.tokenizer.with_expand())
+        model = add_expand_token(model, target.tokenizer.token_id(EXPAND))
+    model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)
+    growth = growth_of(model.config)
+    assert growth is not None
+    expansion = Expansion(
+        tokenizer=target.tokenizer,
+        delete_id=growth.delete_id,
+        max_length=settings.max_length,
+        high_levels=settings.loss.high_levels,
+        excess_masks=settings.excess_masks,
+    )
+    return model, target, expansion

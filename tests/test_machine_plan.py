@@ -1,0 +1,60 @@
+"""The plan of a step: what of it counts, compiled or not, and that table and JSON say the same."""
+
+import json
+
+import pytest
+
+from jax_lm.compilation.compiler import Compiled
+from jax_lm.config import DIFFUCODER_7B
+from jax_lm.planning.machine_plan import CompiledPass, MachinePlan, planned_mesh
+from jax_lm.planning.memory import PlannedStep
+from jax_lm.planning.roofline import GIB, Topology, gib
+from jax_lm.sharding import MeshShape
+
+
+def plan(topology, *compiled):
+    passes = tuple(CompiledPass(f"pass {n}", 512, 1, each, None) for n, each in enumerate(compiled))
+    return MachinePlan(DIFFUCODER_7B, PlannedStep(), Topology.parse(topology), MeshShape(), passes)
+
+
+@pytest.mark.parametrize(("topology", "fits"), [("v5e:1x1", False), ("h200:1", True)])
+def test_table_and_record_of_an_estimate_agree(topology, fits):
+    found = plan(topology)
+    rows, record = dict(found.rows()), json.loads(json.dumps(found.record))
+    assert found.total == found.estimate.total == record["total_bytes"] == sum(record["estimated_bytes"].values())
+    assert (found.fits, record["fits"], rows["verdict"]) == (fits, fits, "fits" if fits else "does not fit")
+    assert rows["in all"].startswith(f"about {gib(found.total)} of ")
+    assert rows["basis"] == "arithmetic, an estimate"
+    assert bool(record["try"]) is not fits
+    assert record["plan"] == {name: rows[name] for name in ("plan", "devices")}
+    assert "passes" not in record
+
+
+def test_the_pass_with_most_memory_counts():
+    small, large = Compiled(arguments=GIB, working=GIB), Compiled(arguments=GIB, working=200 * GIB)
+    assert plan("h200:1", large, small).compiled is plan("h200:1", small, large).compiled is large
+    assert plan("h200:1", small).fits
+    assert not plan("h200:1", small, large).fits
+    assert ("working memory", "200.00 GiB") in plan("h200:1", small, large).memory_rows()
+
+
+def test_a_refused_pass_counts_before_all_others():
+    refused, large = Compiled(refusal="needs 20G of 15G"), Compiled(arguments=GIB, working=200 * GIB)
+    found = plan("h200:1", large, refused)
+    assert (found.compiled, found.total, found.fits) == (refused, None, False)
+    assert found.memory_rows()[-1] == ("in all", "refused by the compiler: needs 20G of 15G")
+
+
+def test_what_the_compiler_needs_more_counts_against_changes():
+    """int8 saves 7 GiB of weights: enough for 150 GiB on an H200, and not for 200."""
+    assert any("int8" in change for change in plan("v5e:1x1").changes())
+    excess = Compiled(arguments=15 * GIB, working=200 * GIB)
+    assert not any("int8" in change for change in plan("h200:1", excess).changes())
+
+
+def test_a_mesh_takes_all_devices():
+    four = Topology.parse("v5e:2x2")
+    assert planned_mesh(DIFFUCODER_7B, PlannedStep(), four, None) == MeshShape(tensor=4)
+    assert planned_mesh(DIFFUCODER_7B, PlannedStep(), four, "data=2,tensor=2") == MeshShape(data=2, tensor=2)
+    with pytest.raises(ValueError, match="takes 2 devices, v5e:2x2 has 4"):
+        planned_mesh(DIFFUCODER_7B, PlannedStep(), four, "tensor=2")
