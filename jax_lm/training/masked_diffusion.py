@@ -208,22 +208,16 @@ def train(
     params = partition(weights, trained)
     others = partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, config.dtype)
-    objective = diffusion_loss(graph, loss, model.config.mask_token_id)
-    identity = where | {"loss": dataclasses.asdict(loss)} | dict(identity or {})
-
-    def place(batch: Batch) -> Any:
-        if not loss.masks_per_query:
-            require_rows_of_one_sample(batch)
-        parts = config.gradient_accumulation_steps
-        return spread(model.mesh, parts, batch) if model.mesh else filled_up(batch, parts)
-
+    place = partial(
+        place_rows, mesh=model.mesh, parts=config.gradient_accumulation_steps, masks_per_query=loss.masks_per_query
+    )
     trainer = Trainer(
-        objective,
+        diffusion_loss(graph, loss, model.config.mask_token_id),
         params,
         config,
         out=out,
         frozen=frozen,
-        identity=identity,
+        identity=where | {"loss": dataclasses.asdict(loss)} | dict(identity or {}),
         place=place,
         token_flops=lambda length: training_flops(model.config, length, length, all_weights=not others),
     )
@@ -235,6 +229,13 @@ def train(
     finished = trainer.run(source, evaluate=evaluate)
     nnx.update(model, merged(others, trainer.state.params))
     return finished
+
+
+def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: bool) -> Any:
+    """Check a batch and put it on the devices, filled up so that `parts` divides its rows."""
+    if not masks_per_query:
+        require_rows_of_one_sample(batch)
+    return spread(mesh, parts, batch) if mesh else filled_up(batch, parts)
 
 
 def require_rows_of_one_sample(batch: Batch) -> None:
