@@ -128,7 +128,7 @@ class DreamConfig:
         named = {name: value for name, value in asdict(self).items() if name != "expand_token_id" or value is not None}
         return {"architectures": ARCHITECTURES[self.model_type]} | fixed | named
 
-    def updated(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def update_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Bring the fields of a model's config.json up to this configuration; what is not known here stays.
 
         Where the architecture changes, only what leaves the function as it is stays.
@@ -141,7 +141,7 @@ class DreamConfig:
         return fields | {name: value for name, value in asdict(self).items() if value != before[name]}
 
 
-def stored_in(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def set_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """Say in the fields of a config.json which dtype the weights have, under the name that is in use there."""
     names = [name for name in ("torch_dtype", "dtype") if name in fields] or ["torch_dtype"]
     return dict(fields) | dict.fromkeys(names, dtype)

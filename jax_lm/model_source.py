@@ -23,7 +23,7 @@ BUILTIN_NAME = "builtin"
 
 
 @dataclass(frozen=True)
-class FoundModel:
+class ModelSource:
     """The folder of a model, what an adapter of it calls it, and the adapter that goes with it, if any."""
 
     folder: Path
@@ -38,7 +38,7 @@ class FoundModel:
 
 def find_model(
     model: str | Path | None, adapter: str | Path | None = None, *, allow_other_base: bool = False
-) -> FoundModel:
+) -> ModelSource:
     """Find a model by folder or hub id (None is the built-in one, or the base of the adapter), and an adapter of it.
 
     Raises:
@@ -50,7 +50,7 @@ def find_model(
         folder = huggingface.resolve(BUILTIN_MODEL if model is None else model)
         if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
             raise CheckpointError(f"model {str(model)!r} is an adapter: give it as adapter, beside its base as model")
-        return FoundModel(folder, base_name(model))
+        return ModelSource(folder, base_name(model))
     stored = peft.read_adapter(huggingface.resolve(adapter, kind="adapter", files=peft.FILES))
     name = base_name(model) if model is not None else stored.base
     if model is None and not (stored.base.name and stored.base.fingerprint):
@@ -58,16 +58,16 @@ def find_model(
             f"adapter {str(adapter)!r} was trained on {name}, which nothing proves: name the model as well"
         )
     try:
-        folder = huggingface.resolve(model) if model is not None else named_folder(name)
+        folder = huggingface.resolve(model) if model is not None else base_folder(name)
     except CheckpointError as error:
         if model is not None:
             raise
         raise CheckpointError(f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model") from None
-    found = FoundModel(folder, replace(name, fingerprint=None), stored)
-    return found if allow_other_base else checked(found)
+    found = ModelSource(folder, replace(name, fingerprint=None), stored)
+    return found if allow_other_base else check_base(found)
 
 
-def checked(found: FoundModel) -> FoundModel:
+def check_base(found: ModelSource) -> ModelSource:
     """Compare the model with the base that its adapter names; CheckpointError if it is another one."""
     assert found.adapter is not None
     wanted, where = found.adapter.base, f"adapter {str(found.adapter.folder)!r}"
@@ -95,7 +95,7 @@ def base_name(model: str | Path | None) -> NamedBase:
     return NamedBase(found["repo"], found["revision"]) if found else NamedBase(str(model))
 
 
-def named_folder(name: NamedBase) -> Path:
+def base_folder(name: NamedBase) -> Path:
     """Find the model that an adapter of this project names."""
     if name.name == BUILTIN_NAME:
         return BUILTIN_MODEL

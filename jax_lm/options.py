@@ -121,7 +121,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         require_one_of("preset", self.preset, tuple(PRESETS))
-        chosen = self.resolved
+        chosen = self.settings
         require_one_of("commit", chosen.commit, COMMIT_RULES)
         require_one_of("cache", chosen.cache, CACHES)
         require_one_of("first_token", chosen.first_token, FIRST_TOKENS)
@@ -162,7 +162,7 @@ class Decoding:
             raise ValueError(f"active_blocks={chosen.active_blocks}: must be at least 1")
 
     @cached_property
-    def resolved(self) -> SimpleNamespace:
+    def settings(self) -> SimpleNamespace:
         """Every setting as given, else as the preset says, else the default; of `causal`, its only commit rule."""
         names = [field.name for field in fields(self) if field.name != "preset"]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -174,7 +174,7 @@ class Decoding:
 
     def block_columns(self, region: int) -> int:
         """Block length on a region of that many columns."""
-        length = self.resolved.block_length
+        length = self.settings.block_length
         return region if length == WHOLE_CANVAS else min(length, region)
 
 
@@ -247,7 +247,7 @@ class GenerationOptions:
             raise ValueError(f"num_steps={self.num_steps}: must be at least 1, or None")
         if self.num_steps is not None and self.tokens_per_step != 1:
             raise ValueError("num_steps and tokens_per_step both given: each sets the number of steps, give one")
-        commit = self.decoding.resolved.commit
+        commit = self.decoding.settings.commit
         if commit != "steps" and self.tokens_per_step != 1:
             raise ValueError(f"tokens_per_step={self.tokens_per_step}: commit={commit!r} decides that by itself")
         self.check_draft()
@@ -273,7 +273,7 @@ class GenerationOptions:
         """ValueError if no draft can have the answer that there is without one."""
         if not 0 <= self.draft <= MAX_DRAFT:
             raise ValueError(f"draft={self.draft}: must lie in [0, {MAX_DRAFT}]")
-        chosen = self.decoding.resolved
+        chosen = self.decoding.settings
         if self.draft and chosen.refresh_steps is not None:
             raise ValueError(f"draft={self.draft}: must be 0 with refresh_steps, which counts evaluations")
         if self.draft and chosen.cache == "prefix" and chosen.refresh_every > 1:
@@ -285,7 +285,7 @@ class GenerationOptions:
             raise ValueError(f"lookahead={self.lookahead}: must lie in [0, {MAX_DRAFT}]")
         if self.lookahead and self.draft:
             raise ValueError(f"lookahead={self.lookahead}: must be 0 with draft={self.draft}, give one of the two")
-        if self.lookahead and self.decoding.resolved.commit == "steps":
+        if self.lookahead and self.decoding.settings.commit == "steps":
             allowed = ", ".join(rule for rule in COMMIT_RULES if rule != "steps")
             raise ValueError(f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}")
 
@@ -300,7 +300,7 @@ class GenerationOptions:
 
     def check_causal(self) -> None:
         """ValueError for what does not go with several blocks at once."""
-        if self.decoding.resolved.cache == "causal":
+        if self.decoding.settings.cache == "causal":
             found = {"draft": self.draft, "lookahead": self.lookahead, "grammar": self.grammar}
             for name, value in (found | {"num_steps": self.num_steps}).items():
                 if value:
@@ -309,7 +309,7 @@ class GenerationOptions:
 
     def require_growable(self) -> None:
         """ValueError for what does not go with holes that change their length."""
-        chosen = self.decoding.resolved
+        chosen = self.decoding.settings
         needed = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
         found: dict[str, tuple[Any, Any]] = {name: (getattr(chosen, name), only) for name, only in needed.items()}
         found |= {"num_steps": (self.num_steps, None), "draft": (self.draft, 0), "lookahead": (self.lookahead, 0)}
@@ -322,26 +322,26 @@ class GenerationOptions:
         if self.alg == "origin":
             raise ValueError("alg='origin': must be another where holes grow; growth='off' keeps their length")
 
-    def changed(self, **settings: Any) -> "GenerationOptions":
+    def with_settings(self, **settings: Any) -> "GenerationOptions":
         """Give options with other settings, among them those of `decoding` by their own names."""
         inner = {field.name for field in fields(Decoding)} & settings.keys()
         below = {name: settings.pop(name) for name in inner}
         return replace(self, **settings, **({"decoding": replace(self.decoding, **below)} if below else {}))
 
     @property
-    def canvases_beside(self) -> int:
+    def extra_canvases(self) -> int:
         """Canvases that are evaluated beside the canvas: guesses of the next steps, or branches."""
         return self.draft or self.lookahead
 
     @property
-    def beside(self) -> str:
+    def extra_canvases_option(self) -> str:
         """The option that asks for them, with its value."""
         return f"lookahead={self.lookahead}" if self.lookahead else f"draft={self.draft}"
 
     @property
     def steps(self) -> int | None:
         """Denoising steps over the whole canvas; None is as many as a commit rule by probability needs."""
-        if self.decoding.resolved.commit != "steps":
+        if self.decoding.settings.commit != "steps":
             return self.num_steps
         return self.num_steps or math.ceil(self.max_new_tokens / self.tokens_per_step)
 

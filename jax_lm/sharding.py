@@ -122,7 +122,7 @@ class MeshShape:
         ]
 
 
-def remeshed(mesh: Mesh, shape: MeshShape) -> Mesh:
+def reshape_mesh(mesh: Mesh, shape: MeshShape) -> Mesh:
     """Arrange the devices of a mesh, in their order, along other axes."""
     return Mesh(mesh.devices.reshape(list(shape.sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -203,7 +203,7 @@ def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
     return jax.tree.map(placed, tree, tree_shardings(tree, config, mesh))
 
 
-def whole(leaf: Array) -> Array | np.ndarray:
+def gather_to_host(leaf: Array) -> Array | np.ndarray:
     """Fetch all of an array, also where other hosts hold parts of it; then every host must ask at once."""
     return leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
 
@@ -213,7 +213,7 @@ def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:
     return constrain(tree, mesh)
 
 
-def chosen_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
+def choose_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
     """The mesh that was asked for, or one over all devices; ValueError if it fits neither devices nor model."""
     devices = len(jax.devices())
     if mesh is None:

@@ -206,12 +206,12 @@ class DiffuCoderTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which alone need not be UTF-8."""
-        if token_id in self.added_ids or not isinstance(self.backend.decoder, decoders.ByteLevel):
+        if token_id in self.ids_of_added_tokens or not isinstance(self.backend.decoder, decoders.ByteLevel):
             return self.decode([token_id]).encode()
         return bytes(BYTES_OF_LETTERS[letter] for letter in self.backend.id_to_token(token_id) or "")
 
     @cached_property
-    def added_ids(self) -> frozenset[int]:
+    def ids_of_added_tokens(self) -> frozenset[int]:
         """Ids of the tokens that were added to the vocabulary, which are written as they read."""
         return frozenset(self.backend.get_added_tokens_decoder())
 

@@ -165,9 +165,9 @@ def test_fields_of_another_name_for_the_dtype_and_the_rotation_are_kept():
     theirs = {name: value for name, value in fields.items() if name != "rope_theta"}
     theirs |= {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "dtype": "bfloat16", "head_dim": 8}
     config = DreamConfig.from_dict(theirs)
-    assert config.updated(theirs) == theirs
+    assert config.update_fields(theirs) == theirs
     as_qwen2 = theirs | {"model_type": "qwen2", "layer_types": ["full_attention"] * 2}
-    changed = config.updated(as_qwen2)
+    changed = config.update_fields(as_qwen2)
     assert DreamConfig.from_dict(changed) == config
     # Dream's published class knows the rotation by this name alone.
     assert changed["rope_theta"] == 1e4

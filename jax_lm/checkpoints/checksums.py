@@ -12,23 +12,23 @@ LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def files_in(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """List all files of a folder but the sums themselves."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
 
 
 def write_sums(folder: Path) -> None:
     """Write the SHA-256 sum of every file in a folder beside them."""
-    lines = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files_in(folder)]
+    lines = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in list_files(folder)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def known_sums(folder: Path) -> dict[Path, str]:
+def collect_sums(folder: Path) -> dict[Path, str]:
     """Collect the known sums of files: from SHA256SUMS, and from the hub's cache, whose links lead to files named so.
 
     CheckpointError if SHA256SUMS cannot be read, or names what is absent or outside of the folder.
     """
-    links = {path: path.resolve().name for path in files_in(folder) if path.is_symlink()}
+    links = {path: path.resolve().name for path in list_files(folder) if path.is_symlink()}
     sums = {path: name for path, name in links.items() if SHA256.fullmatch(name)}
     if not (folder / SUMS).is_file():
         return sums
@@ -45,7 +45,7 @@ def known_sums(folder: Path) -> dict[Path, str]:
 
 def check_sums(folder: Path, *, on_progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Path, bool]]:
     """Yield each file that has a known sum, and whether it holds what that says."""
-    sums = known_sums(folder)
+    sums = collect_sums(folder)
     total, done = sum(path.stat().st_size for path in sums), 0
     for path, known in sums.items():
         yield path, sha256(path) == known

@@ -98,7 +98,7 @@ def code_files(folder: Path) -> list[Path]:
     A file that is named and absent is warned of: without it transformers does not find the model.
     """
     found: dict[str, Path] = {}
-    waiting = list(named_code(folder))
+    waiting = list(auto_map_modules(folder))
     while waiting:
         name = waiting.pop()
         path = folder / f"{name}.py"
@@ -111,7 +111,7 @@ def code_files(folder: Path) -> list[Path]:
     return sorted(found.values())
 
 
-def named_code(folder: Path) -> Iterator[str]:
+def auto_map_modules(folder: Path) -> Iterator[str]:
     """Yield the names of the modules that config.json and tokenizer_config.json name."""
     for file in ("config.json", TOKENIZER_CONFIG):
         auto_map: Any = huggingface.read_json(folder, file).get("auto_map") if (folder / file).is_file() else None

@@ -19,8 +19,8 @@ from huggingface_hub import snapshot_download
 from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 
-from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, grouped, save_tensors
-from jax_lm.host.files import output_folder, replacing
+from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, group_by_size, save_tensors
+from jax_lm.host.files import atomic_write, output_folder
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -120,7 +120,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return {name: folder / str(shard) for name, shard in entries.items()}
 
 
-def stored_tensors(folder: Path) -> dict[str, MappedTensor]:
+def list_tensors(folder: Path) -> dict[str, MappedTensor]:
     """List the tensors of a checkpoint; CheckpointError if a file is damaged, or a tensor not where the index says."""
     files = tensor_files(folder)
     tensors: dict[str, MappedTensor] = {}
@@ -173,11 +173,11 @@ def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: 
     folder = Path(folder)
     output_folder(folder)
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
-    with replacing(folder / WEIGHTS) as path:
+    with atomic_write(folder / WEIGHTS) as path:
         save_tensors(path, arrays, {"format": "pt"})
     # An index left by a sharded checkpoint would win over the file just written.
     (folder / INDEX).unlink(missing_ok=True)
-    with replacing(folder / "config.json") as path:
+    with atomic_write(folder / "config.json") as path:
         path.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
 
 
@@ -186,7 +186,7 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
 
     `sizes` are their bytes, in that order. Memory holds one file. Meant for a folder that nobody reads yet.
     """
-    shards = grouped(sizes, SHARD_BYTES)
+    shards = group_by_size(sizes, SHARD_BYTES)
     count = len(shards)
     files = [WEIGHTS] if count == 1 else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
     coming = iter(arrays)

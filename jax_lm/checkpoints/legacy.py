@@ -112,7 +112,7 @@ def jax_array(make: Any, arguments: Any, state: Any, *_: Any) -> Elements:
     return elements
 
 
-def encoded(text: Any, encoding: Any) -> bytes:
+def encode_latin1(text: Any, encoding: Any) -> bytes:
     """Replace _codecs.encode, by which old protocols write bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise CheckpointError(f"encodes with {encoding!r}")
@@ -138,7 +138,7 @@ STAND_INS: dict[tuple[str, str], StandIn] = {
         ("numpy.core.numeric", "_frombuffer", protocol_5_array),
         ("numpy._core.numeric", "_frombuffer", protocol_5_array),
         ("jax._src.array", "_reconstruct_array", jax_array),
-        ("_codecs", "encode", encoded),
+        ("_codecs", "encode", encode_latin1),
         ("flax.core.frozen_dict", "FrozenDict", same_dict),
     )
 }
@@ -167,10 +167,10 @@ class PickledTensor(ViewedTensor):
         return self.value
 
 
-def stored_tensors(path: Path) -> dict[str, PickledTensor]:
+def list_tensors(path: Path) -> dict[str, PickledTensor]:
     """List the tensors of a params.pkl by checkpoint name; CheckpointError if it has more than dicts of arrays."""
     tensors: dict[str, PickledTensor] = {}
-    for keys, value in leaves(unpickled(path), path):
+    for keys, value in leaves(unpickle(path), path):
         name = checkpoint_name(keys)
         if name in tensors:
             raise CheckpointError(f"{path} holds {name!r} twice")
@@ -180,7 +180,7 @@ def stored_tensors(path: Path) -> dict[str, PickledTensor]:
     return tensors
 
 
-def unpickled(path: Path) -> Any:
+def unpickle(path: Path) -> Any:
     """Build the object that a pickle describes, of dicts and arrays or stand-ins."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -21,7 +21,7 @@ from jax_lm.checkpoints.stored import (
     CheckpointError,
     StoredTensor,
     TensorRequest,
-    grouped,
+    group_by_size,
     is_kernel,
     quantize,
     read_views,
@@ -46,7 +46,7 @@ class CheckpointTensors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WantedTensors:
+class LoadSpec:
     """The tensors that a model wants of a checkpoint, and what they should become.
 
     Attributes:
@@ -112,43 +112,43 @@ def open_checkpoint(folder: Path) -> CheckpointTensors:
     if (folder / ORBAX_FOLDER).is_dir():
         from jax_lm.checkpoints import orbax  # takes half a second, and few need it
 
-        return CheckpointTensors(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read_arrays)
+        return CheckpointTensors(folder, orbax.list_tensors(folder / ORBAX_FOLDER), orbax.read_arrays)
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
     # Only `conversion` reads a pickle.
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
         raise CheckpointError(f"{folder / PICKLE} is a pickle of an old port: `diffucoder convert` reads it, with care")
-    return CheckpointTensors(folder, huggingface.stored_tensors(folder))
+    return CheckpointTensors(folder, huggingface.list_tensors(folder))
 
 
 def load_tensors(
-    checkpoint: CheckpointTensors, wanted: WantedTensors, *, on_progress: Progress | None = None
+    checkpoint: CheckpointTensors, wanted: LoadSpec, *, on_progress: Progress | None = None
 ) -> dict[str, Array]:
-    """Read exactly the tensors that are wanted; CheckpointError as `WantedTensors.requests`, or at a damaged file."""
+    """Read exactly the tensors that are wanted; CheckpointError as `LoadSpec.requests`, or at a damaged file."""
     requests = wanted.requests(checkpoint)
     sizes = {name: request.tensor.nbytes for name, request in requests.items()}
     read = 0
     tensors: dict[str, Array] = {}
-    for names in grouped(sizes, GROUP_BYTES):
+    for names in group_by_size(sizes, GROUP_BYTES):
         arrays = checkpoint.read([requests[name] for name in names])
         for name in names:
             # Off the list first: what is quantised must not stay.
-            tensors |= as_wanted(name, arrays.pop(0), wanted)
+            tensors |= convert_tensor(name, arrays.pop(0), wanted)
             read += sizes[name]
             if on_progress:
                 on_progress(read, sum(sizes.values()))
     return tensors
 
 
-def as_wanted(name: str, tensor: Array, wanted: WantedTensors) -> dict[str, Array]:
+def convert_tensor(name: str, tensor: Array, wanted: LoadSpec) -> dict[str, Array]:
     """Turn a tensor into what the model wants: itself, or int8 and scales."""
     if not wanted.becomes_int8(name):
         return {name: tensor}
-    weight, scale = compiled_quantize(wanted.sharding(name), wanted.sharding(scale_name(name)))(tensor)
+    weight, scale = jit_quantize(wanted.sharding(name), wanted.sharding(scale_name(name)))(tensor)
     # Else the next tensors would be read while this one still waits to be quantised.
     jax.block_until_ready(weight)
     return {name: weight, scale_name(name): scale}
 
 
 @functools.cache
-def compiled_quantize(*shardings: Sharding) -> Callable:
+def jit_quantize(*shardings: Sharding) -> Callable:
     return jax.jit(quantize, out_shardings=shardings)

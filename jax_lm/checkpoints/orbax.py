@@ -19,7 +19,7 @@ def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:
     ocp.save(str(path.absolute()), dict(tensors))
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+def list_tensors(path: Path) -> dict[str, StoredTensor]:
     """List the tensors of a checkpoint; CheckpointError if it is damaged, unfinished, or not one of named arrays."""
     try:
         entries = ocp.metadata(str(path.absolute())).metadata

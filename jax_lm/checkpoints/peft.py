@@ -17,7 +17,7 @@ import numpy as np
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import MappedTensor
 from jax_lm.checkpoints.stored import CheckpointError, save_tensors
-from jax_lm.host.files import output_folder, replacing
+from jax_lm.host.files import atomic_write, output_folder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)
@@ -102,7 +102,7 @@ class LoraConfig:
 
     def carries(self, path: str) -> bool:
         """Tell whether the linear layer at this path, such as model.layers.0.self_attn.q_proj, carries an adapter."""
-        name = self.named(path)
+        name = self.peft_path(path)
         if self.exclude_modules and is_named(name, self.exclude_modules):
             return False
         if self.layers_to_transform is not None and int(path.split(".")[2]) not in self.layers_to_transform:
@@ -111,15 +111,15 @@ class LoraConfig:
 
     def rank_of(self, path: str) -> int:
         """Give the rank of the adapter at a path."""
-        return first_match(self.rank_pattern, self.named(path), self.rank)
+        return first_match(self.rank_pattern, self.peft_path(path), self.rank)
 
     def scale_of(self, path: str) -> float:
         """Give what the product B A at a path is multiplied by."""
         rank, alpha = self.rank_of(path), 2.0 * self.rank if self.alpha is None else self.alpha
-        alpha = first_match(self.alpha_pattern, self.named(path), alpha)
+        alpha = first_match(self.alpha_pattern, self.peft_path(path), alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def named(self, path: str) -> str:
+    def peft_path(self, path: str) -> str:
         """Name a layer as PEFT did."""
         return self.root + path.removeprefix("model.")
 
@@ -163,7 +163,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
     fields = huggingface.read_json(folder, CONFIG)
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, and not read")
-    tensors, root = named_tensors(folder / WEIGHTS)
+    tensors, root = rename_tensors(folder / WEIGHTS)
     fingerprint = huggingface.read_metadata(folder / WEIGHTS).get(FINGERPRINT)
     name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
     if not isinstance(name, str | None) or not isinstance(revision, str | None):
@@ -172,7 +172,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
     return StoredAdapter(folder, config, tensors, NamedBase(name or None, revision or None, fingerprint))
 
 
-def named_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
+def rename_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
     """Name the tensors of an adapter as we do, and find what their paths begin with; CheckpointError if one is none."""
     tensors: dict[str, MappedTensor] = {}
     roots = set()
@@ -272,9 +272,9 @@ def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, ba
     """Write an adapter, its tensors by our names, so that `read_adapter` and peft read it; each file appears whole."""
     output_folder(folder)
     metadata = {"format": "pt"} | ({FINGERPRINT: base.fingerprint} if base.fingerprint else {})
-    with replacing(folder / WEIGHTS) as path:
+    with atomic_write(folder / WEIGHTS) as path:
         save_tensors(path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata)
-    with replacing(folder / CONFIG) as path:
+    with atomic_write(folder / CONFIG) as path:
         path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
 
 

@@ -73,7 +73,7 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
     return [read_one(request) for request in requests]
 
 
-def grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+def group_by_size(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Group names in their order, so that a group has no more bytes than the limit, or one name."""
     groups: list[list[str]] = []
     total = limit
@@ -118,7 +118,7 @@ def quantize(weight: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Float[Arr
     return jnp.round(weight / scale[:, None]).astype(jnp.int8), scale
 
 
-def widened(x: Float[Array, "*b i"], weight: Int8[Array, "o i"]) -> tuple[Array, Array]:
+def widen(x: Float[Array, "*b i"], weight: Int8[Array, "o i"]) -> tuple[Array, Array]:
     """Widen the kernel of a product to the dtype of `x`; returns both operands.
 
     The barrier ties the conversion to its use: else XLA may convert the kernels of all layers ahead of time, and hold

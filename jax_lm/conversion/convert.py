@@ -21,16 +21,16 @@ from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
 from jax_lm.checkpoints.description import complete
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
 from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
-from jax_lm.config import DreamConfig, stored_in
+from jax_lm.config import DreamConfig, set_dtype
 from jax_lm.diffusion.sampler import run_forward
-from jax_lm.host.interruption import unfinished
-from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, wanted_tensors
+from jax_lm.host.interruption import remove_on_exit
+from jax_lm.models.dream import DreamForCausalLM, load_spec, parameter_shapes, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError, write_json
 
 FORMATS = ("huggingface", "orbax")
 WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json")
 PROBE_TOKENS = 8
-TensorSum = tuple[tuple[int, ...], str, int, int]
+TensorChecksum = tuple[tuple[int, ...], str, int, int]
 """Shape, dtype, size and CRC-32 of a tensor."""
 
 
@@ -72,17 +72,17 @@ def convert(
         raise ValueError(f"destination {str(destination)!r} exists already")
     config, int8 = DreamForCausalLM.read_config(source), DreamForCausalLM.is_int8(source)
     checkpoint, kind = source_tensors(source, config, conversion)
-    wanted = wanted_tensors(config, int8, dtype=conversion.dtype, quantize=conversion.int8)
-    first, second = halves(on_progress)
-    with replacing_folder(destination) as folder:
-        copy_others(source, folder)
+    wanted = load_spec(config, int8, dtype=conversion.dtype, quantize=conversion.int8)
+    first, second = split_progress(on_progress)
+    with create_folder_atomically(destination) as folder:
+        copy_other_files(source, folder)
         new = config.to_dict() if kind == "pickle" else new_config(source, conversion)
         write_json(folder / "config.json", new)
         complete_copy(folder, config)
         tensors = loading.load_tensors(checkpoint, wanted, on_progress=first)
         model = DreamForCausalLM.from_tensors(config, tensors)
         del tensors
-        sums, probe = {name: tensor_sum(value) for name, value in parameters(model).items()}, probe_logits(model)
+        sums, probe = {name: tensor_checksum(value) for name, value in parameters(model).items()}, probe_logits(model)
         form = conversion.format or ("huggingface" if kind == "orbax" else "orbax")
         write_weights(form, folder, parameters(model))
         # What is read back may be as large as this.
@@ -97,7 +97,7 @@ def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) ->
     if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
         return loading.open_checkpoint(source), "orbax" if (source / ORBAX_FOLDER).is_dir() else "huggingface"
     path = source / PICKLE
-    stored = legacy.stored_tensors(path)
+    stored = legacy.list_tensors(path)
     shapes = parameter_shapes(config).items()
     missing = {name: shape for name, shape in shapes if name.endswith(".bias") and name not in stored}
     if missing and not conversion.allow_missing_bias:
@@ -112,18 +112,18 @@ def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) ->
 
 
 @contextmanager
-def replacing_folder(destination: Path) -> Iterator[Path]:
+def create_folder_atomically(destination: Path) -> Iterator[Path]:
     """Make a hidden sibling that becomes `destination` when the block ends well, and is removed otherwise."""
     folder = destination.absolute().parent / f".{destination.name}.converting"
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-    with unfinished(folder):
+    with remove_on_exit(folder):
         folder.mkdir()
         yield folder
         folder.rename(destination)
 
 
-def copy_others(source: Path, folder: Path) -> None:
+def copy_other_files(source: Path, folder: Path) -> None:
     """Copy tokenizer, model card and whatever else lies beside the weights, without reading it."""
     for path in sorted(source.iterdir()):
         is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(WEIGHT_SUFFIXES)
@@ -145,7 +145,7 @@ def new_config(source: Path, conversion: Conversion) -> dict[str, Any]:
     """Take the fields of the source's config.json, with what changes."""
     fields = huggingface.read_json(source, "config.json")
     if conversion.dtype:
-        fields = stored_in(fields, conversion.dtype)
+        fields = set_dtype(fields, conversion.dtype)
     return fields | ({"quantization_config": QUANTIZATION} if conversion.int8 else {})
 
 
@@ -158,7 +158,7 @@ def write_weights(form: str, folder: Path, tensors: Mapping[str, Array]) -> None
     huggingface.save_shards(folder, sizes, ((name, np.asarray(value)) for name, value in tensors.items()))
 
 
-def tensor_sum(tensor: Array) -> TensorSum:
+def tensor_checksum(tensor: Array) -> TensorChecksum:
     """Take the sum by which two tensors are told apart."""
     value = np.ascontiguousarray(tensor)
     return value.shape, str(value.dtype), value.nbytes, zlib.crc32(value.tobytes())
@@ -171,10 +171,10 @@ def probe_logits(model: DreamForCausalLM) -> np.ndarray:
     return np.asarray(run_forward(graph, nnx.to_pure_dict(state), tokens))
 
 
-def check_copy(folder: Path, sums: Mapping[str, TensorSum], probe: np.ndarray, on_progress: Progress | None) -> None:
+def check_copy(folder: Path, sums: Mapping[str, TensorChecksum], probe: np.ndarray, on_progress: Progress | None) -> None:
     """Read a folder back; CheckpointError unless every tensor and the logits are those that were to be written."""
     model = DreamForCausalLM.from_pretrained(folder, on_progress=on_progress)
-    found = {name: tensor_sum(value) for name, value in parameters(model).items()}
+    found = {name: tensor_checksum(value) for name, value in parameters(model).items()}
     different = sorted(name for name in sums.keys() | found.keys() if sums.get(name) != found.get(name))
     if different:
         raise CheckpointError(f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others")
@@ -182,7 +182,7 @@ def check_copy(folder: Path, sums: Mapping[str, TensorSum], probe: np.ndarray, o
         raise CheckpointError("the converted checkpoint gives other logits than the source")
 
 
-def halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+def split_progress(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
     """Make two callbacks that together report as one."""
     if on_progress is None:
         return None, None

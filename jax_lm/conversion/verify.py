@@ -7,7 +7,7 @@ from pathlib import Path
 from jax_lm.checkpoints import checksums, huggingface
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
-from jax_lm.models.dream import DreamForCausalLM, wanted_tensors
+from jax_lm.models.dream import DreamForCausalLM, load_spec
 from jax_lm.tokenizer import SPECIAL_TOKENS, TOKENIZER_CONFIG, TOKENIZER_FILES, DiffuCoderTokenizer
 
 
@@ -29,7 +29,7 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
         form = "Orbax" if (folder / ORBAX_FOLDER).is_dir() else "Hugging Face"
         size = sum(tensor.nbytes for tensor in source.stored.values())
         yield Check("layout", f"{form}, {len(source.stored)} tensors, {size / 2**20:,.1f} MiB")
-        wanted_tensors(config, int8).requests(source)
+        load_spec(config, int8).requests(source)
         yield Check("names, shapes, dtypes", "as the config asks for")
     except ValueError as error:
         yield Check("checkpoint", str(error), passed=False)

@@ -39,10 +39,10 @@ def compile_seconds() -> Iterator[Callable[[], float]]:
     """Yield what tells the seconds of compilation since the block began."""
     clock, start = compile_clock(), time.perf_counter()
     clock.pieces.clear()
-    yield lambda: covered([(max(begin, start), end) for begin, end in clock.pieces if end > start])
+    yield lambda: union_seconds([(max(begin, start), end) for begin, end in clock.pieces if end > start])
 
 
-def covered(pieces: list[tuple[float, float]]) -> float:
+def union_seconds(pieces: list[tuple[float, float]]) -> float:
     """Measure the union of intervals: tracing a function counts what is traced inside it again."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(pieces):

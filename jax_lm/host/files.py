@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jax_lm.host.interruption import unfinished
+from jax_lm.host.interruption import remove_on_exit
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def atomic_write(target: Path) -> Iterator[Path]:
     """Name a new file beside `target` to be written, which takes its place when the block ends well.
 
     A link keeps pointing where it does. What is there but no file (a device, a pipe) is written to as it is: to put a
@@ -20,18 +20,18 @@ def replacing(target: Path) -> Iterator[Path]:
         yield target
         return
     target = Path(os.path.realpath(target))
-    with unfinished(target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")) as temporary:
+    with remove_on_exit(target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")) as temporary:
         yield temporary
         temporary.replace(target)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file that is there as a whole or not at all."""
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def require_place(out: Path) -> None:
+def require_writable(out: Path) -> None:
     """ValueError if `output_folder` could not make this folder; makes nothing, as what is written comes much later."""
     place = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):

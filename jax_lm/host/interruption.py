@@ -1,7 +1,7 @@
 """Ctrl-C ends a command within two seconds and leaves nothing half-written, whatever is running.
 
 Python hands an interrupt to the main thread between two bytecodes: not while XLA compiles or a fused loop runs, and one
-that falls into a callback or an import may be lost. So a thread is told by the signal itself (`set_wakeup_fd`): what
+that falls into a callback or an import may be lost. So a thread is read_fd by the signal itself (`set_wakeup_fd`): what
 has not ended in time by itself is ended, after what is unfinished on disk has been removed. Imports nothing that takes
 time, as it has to stand before everything else.
 """
@@ -25,9 +25,9 @@ GRACE = 1.2
 IMPORTING = "<frozen importlib._bootstrap>"
 SHOW_CURSOR = "\x1b[?25h"
 
-FORGIVEN = b"\0"
-teller: int | None = None
-"""Where signals, and `forgive`, tell the thread that watches."""
+HANDLED = b"\0"
+wakeup_fd: int | None = None
+"""Where signals, and `mark_handled`, tell the thread that watches."""
 
 grace: float | None = GRACE
 unfinished_paths: set[Path] = set()
@@ -35,7 +35,7 @@ unfinished_paths: set[Path] = set()
 
 
 @contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
+def remove_on_exit(path: Path) -> Iterator[Path]:
     """Remove a file or a folder when the block ends, also if the process is ended for an interrupt."""
     unfinished_paths.add(path)
     try:
@@ -59,7 +59,7 @@ def discard_unfinished() -> None:
         remove(path)
 
 
-def leave(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+def exit_now(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
     """End the process at once, with status 130 and one line; a handler of signals."""
     discard_unfinished()
     # Bars hide the cursor while they are drawn.
@@ -71,21 +71,21 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, or leave at once in an import, as half of an extension crashes; a handler of signals."""
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
-            leave()
+            exit_now()
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
-def hear_interrupts() -> None:
+def watch_interrupts() -> None:
     """Make Ctrl-C leave at once, until a command runs `interruptible`; called before anything heavy is imported."""
-    if signal.getsignal(signal.SIGINT) is leave:
+    if signal.getsignal(signal.SIGINT) is exit_now:
         return
-    global teller
-    told, teller = os.pipe()
-    os.set_blocking(teller, False)
-    signal.signal(signal.SIGINT, leave)
-    signal.set_wakeup_fd(teller, warn_on_full_buffer=False)
-    threading.Thread(target=wait_for_interrupts, args=(told,), name="interruption", daemon=True).start()
+    global wakeup_fd
+    read_fd, wakeup_fd = os.pipe()
+    os.set_blocking(wakeup_fd, False)
+    signal.signal(signal.SIGINT, exit_now)
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+    threading.Thread(target=wait_for_interrupts, args=(read_fd,), name="interruption", daemon=True).start()
     unraisable, in_thread = sys.unraisablehook, threading.excepthook
     sys.unraisablehook = lambda a: None if a.exc_type is KeyboardInterrupt else unraisable(a)
     threading.excepthook = lambda a: None if a.exc_type is KeyboardInterrupt else in_thread(a)
@@ -94,19 +94,19 @@ def hear_interrupts() -> None:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt for Ctrl-C inside the block, as commands have files and processes to end."""
-    if signal.getsignal(signal.SIGINT) is not leave:
+    if signal.getsignal(signal.SIGINT) is not exit_now:
         yield
         return
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, leave)
+        signal.signal(signal.SIGINT, exit_now)
 
 
 @contextmanager
-def patiently() -> Iterator[None]:
-    """Let the block handle interrupts itself (`forgive`), however long that takes; a second one ends the process."""
+def suspend_deadline() -> Iterator[None]:
+    """Let the block handle interrupts itself (`mark_handled`), however long that takes; a second one ends the process."""
     global grace
     before, grace = grace, None
     try:
@@ -115,18 +115,18 @@ def patiently() -> Iterator[None]:
         grace = before
 
 
-def forgive() -> None:
+def mark_handled() -> None:
     """Say that an interrupt has been handled, and the process goes on."""
-    if teller is not None:
-        os.write(teller, FORGIVEN)
+    if wakeup_fd is not None:
+        os.write(wakeup_fd, HANDLED)
 
 
-def wait_for_interrupts(told: int) -> NoReturn:
+def wait_for_interrupts(read_fd: int) -> NoReturn:
     """Wait for an interrupt that is ours to handle, then for the process to end; another one ends it at once."""
     while True:
-        signals = os.read(told, 64)
+        signals = os.read(read_fd, 64)
         # A server has a handler of its own, which finishes what is in flight.
-        if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (leave, interrupt):
-            ready, _, _ = select.select([told], [], [], grace)
-            if not ready or FORGIVEN not in os.read(told, 64):
-                leave()
+        if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (exit_now, interrupt):
+            ready, _, _ = select.select([read_fd], [], [], grace)
+            if not ready or HANDLED not in os.read(read_fd, 64):
+                exit_now()

@@ -82,7 +82,7 @@ def read_text_file(path: Path, *, keep_line_ends: bool = False) -> str:
         raise ValueError(f"file={str(path)!r} cannot be read: {error}") from error
 
 
-def guarded(command: Callable[[], int], *, debug: bool) -> int:
+def run_guarded(command: Callable[[], int], *, debug: bool) -> int:
     """Run a command; what went wrong becomes one line on standard error and an exit status.
 
     Wrong input (ValueError, OSError), a full disk and a package that is not installed are 2, Ctrl-C is 130. `debug`
@@ -99,7 +99,7 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # libraries wrap what the disk says in exceptions of their own
-        line = explained_failure(error)
+        line = explain_failure(error)
         if line is None:
             raise
         if debug:
@@ -111,37 +111,37 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
 DISK_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def explained_failure(error: BaseException) -> str | None:
+def explain_failure(error: BaseException) -> str | None:
     """Say what went wrong where it is the user's or the machine's doing; None for a defect."""
-    chain = list(chain_of(error))
+    chain = list(exception_chain(error))
     if found := next((reason for reason in DISK_FULL if any(reason in str(each) for each in chain)), None):
         place = next((each.filename for each in chain if isinstance(each, OSError) and each.filename), None)
         return f"{found}: {place or 'nothing more can be written'}"
-    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
+    if isinstance(error, ModuleNotFoundError) and (extra := find_extra(error.name or "")):
         return f"this needs {error.name}, which is not installed: pip install 'jax-diffucoder[{extra}]'"
     if isinstance(error, ValueError | OSError):
         return str(error) or type(error).__name__
     return None
 
 
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and those that it came from."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def extra_of(module: str) -> str | None:
+def find_extra(module: str) -> str | None:
     """Find the extra of this distribution that brings a module; `dev` only if no other one does."""
-    wanted = normalised(module.partition(".")[0])
+    wanted = normalize_name(module.partition(".")[0])
     found = []
     for requirement in requires("jax-diffucoder") or ():
         name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        if name and extra and normalised(name[0]) == wanted:
+        if name and extra and normalize_name(name[0]) == wanted:
             found.append(extra[1])
     return min(found, key=lambda extra: extra == "dev", default=None)
 
 
-def normalised(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Write the name of a distribution or a module as package indexes compare them."""
     return re.sub(r"[-_.]+", "-", name).lower()

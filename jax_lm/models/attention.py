@@ -21,16 +21,16 @@ LANES = 128
 """Columns of a TPU's registers: keys come in blocks of a multiple of it, and so do the numbers of a head."""
 BLOCKS = (512, 384, 256, LANES)
 """Queries and keys of a block, the first that divides the sequence."""
-BLOCK_BYTES, NARROWEST = 64 * 2**20, 16
+BLOCK_BYTES, MIN_BLOCK_QUERIES = 64 * 2**20, 16
 """Of the scores of a block of queries, half of what a v5e's own memory holds; and queries of a block at least."""
-UNSEEN = -2
+PADDING_ID = -2
 """Number of positions that fill a sequence up; those of samples, and of what is no sample, are larger."""
-LONG = {"tpu": 1024, "gpu": 256}
+MIN_LENGTH = {"tpu": 1024, "gpu": 256}
 """Positions from which that pays. Below, as compiled, the scores of a row stay in a v5e's own memory anyway;
 GPUs write them at any length."""
 
 
-AMPERE, WIDEST = 8.0, 128
+AMPERE, MAX_HEAD_DIM = 8.0, 128
 """Compute capability from which cuDNN has the kernel, and the size of heads up to which each of these cards does."""
 
 
@@ -40,7 +40,7 @@ class KeyValues(NamedTuple):
     keys: Float[Array, "b k s h"]
     values: Float[Array, "b k s h"]
 
-    def rewritten(self, fresh: "KeyValues", start: Int[Array, ""]) -> "KeyValues":
+    def write(self, fresh: "KeyValues", start: Int[Array, ""]) -> "KeyValues":
         """Replace the positions from `start` on by `fresh`."""
         keys, values = (
             jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2) for old, new in zip(self, fresh, strict=True)
@@ -48,7 +48,7 @@ class KeyValues(NamedTuple):
         return KeyValues(keys, values)
 
 
-class OwnSample(NamedTuple):
+class SampleMask(NamedTuple):
     """A mask of packed rows: a token attends to all that are of its own sample, by their numbers, and to no other.
 
     Attributes:
@@ -58,7 +58,7 @@ class OwnSample(NamedTuple):
     samples: Int[Array, "b t"]
 
 
-KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample | None
+KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask | None
 Queries = Float[Array, "b t n h"]
 Keys = Float[Array, "b k s h"]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
@@ -70,7 +70,7 @@ def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | N
     On a `mesh`, rows and heads are split as the hidden states and the weights are. A query that may attend to nothing
     gets numbers that mean nothing, but are finite.
     """
-    lean = lean_attention(q, k, attention_mask, mesh)
+    lean = choose_attention(q, k, attention_mask, mesh)
     if lean is None:
         return attend_in_full(q, k, v, attention_mask)
     if mesh is None:
@@ -82,21 +82,21 @@ def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | N
     return jax.shard_map(lean, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, attention_mask)
 
 
-def lean_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None) -> Attention | None:
+def choose_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None) -> Attention | None:
     """Choose, for the machine that the program is for, what does not write all scores; None is to attend in full.
 
     Kernels multiply bfloat16. A window that attends to a longer cache is too narrow for its scores to matter.
     """
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
-    is_long = t == s and t >= LONG.get(device.platform, t + 1)
+    is_long = t == s and t >= MIN_LENGTH.get(device.platform, t + 1)
     if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
         return None
     if device.platform == "gpu":
-        fits = t % 2 == 0 and h % 8 == 0 and h <= WIDEST
+        fits = t % 2 == 0 and h % 8 == 0 and h <= MAX_HEAD_DIM
         return cudnn if fits and has_cudnn() and float(device.compute_capability) >= AMPERE else None
     # The kernel for TPUs knows samples, but no mask of each query that is drawn, as that of opening attention is.
-    by_sample = attention_mask is None or isinstance(attention_mask, OwnSample) or attention_mask.ndim == 2
+    by_sample = attention_mask is None or isinstance(attention_mask, SampleMask) or attention_mask.ndim == 2
     if by_sample and h % LANES == 0:
         return splash
     return attend_in_blocks if t % LANES == 0 else None
@@ -112,7 +112,7 @@ def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Que
     q = q.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4).reshape(b, -1, groups * t, h)
     scores = product(q, k) / h**0.5
     if attention_mask is not None:
-        admitted = by_query(attention_mask)
+        admitted = query_mask(attention_mask)
         # Where only keys are masked, a padded query sees the real keys, so that no row is empty.
         if admitted.shape[1] > 1:
             admitted = jnp.tile(admitted, (1, groups, 1))
@@ -128,7 +128,7 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     A block is as large as a TPU's own memory holds: as compiled, its scores never leave it.
     """
     b, t, n, _ = q.shape
-    size = max(size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size <= NARROWEST)
+    size = max(size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size <= MIN_BLOCK_QUERIES)
     # Gradients of keys and values add up over the blocks, in the dtype that these have outside of the loop.
     keys, values = k.astype(jnp.float32), v.astype(jnp.float32)
 
@@ -139,18 +139,18 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     def split(x: Array) -> Array:
         return x.reshape(b, t // size, size, *x.shape[2:]).swapaxes(0, 1)
 
-    parts = jax.tree.map(split, (q, for_each_query(q, k, attention_mask)))
+    parts = jax.tree.map(split, (q, full_mask(q, k, attention_mask)))
     return jax.lax.map(attend_block, parts).swapaxes(0, 1).reshape(q.shape)
 
 
-def for_each_query(q: Queries, k: Keys, mask: KeyMask) -> Bool[Array, "b t s"] | None:
+def full_mask(q: Queries, k: Keys, mask: KeyMask) -> Bool[Array, "b t s"] | None:
     """Say for each query which keys are admitted; None admits all."""
-    return None if mask is None else jnp.broadcast_to(by_query(mask), (*q.shape[:2], k.shape[2]))
+    return None if mask is None else jnp.broadcast_to(query_mask(mask), (*q.shape[:2], k.shape[2]))
 
 
-def by_query(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample) -> Bool[Array, "b #t s"]:
+def query_mask(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask) -> Bool[Array, "b #t s"]:
     """Say for each query, or once for all, which keys are admitted."""
-    if isinstance(mask, OwnSample):
+    if isinstance(mask, SampleMask):
         return mask.samples[:, :, None] == mask.samples[:, None, :]
     return mask[:, None] if mask.ndim == 2 else mask
 
@@ -168,8 +168,8 @@ def splash(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: 
 
     _, t, n, h = q.shape
     filling = -t % LANES
-    q_numbers, k_numbers = (filled(numbers, filling, 1, UNSEEN) for numbers in numbered(q, attention_mask))
-    scaled = filled((q.astype(jnp.float32) / h**0.5).astype(q.dtype).swapaxes(1, 2), filling, 2)
+    q_numbers, k_numbers = (pad_axis(numbers, filling, 1, PADDING_ID) for numbers in segment_ids(q, attention_mask))
+    scaled = pad_axis((q.astype(jnp.float32) / h**0.5).astype(q.dtype).swapaxes(1, 2), filling, 2)
     block = next(size for size in BLOCKS if (t + filling) % size == 0)
     # Two kernels for the gradients: the one for all would add up those of queries in bfloat16.
     kernel = splash_attention.make_splash_mha_single_device(
@@ -180,13 +180,13 @@ def splash(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: 
         interpret=interpret,
     )
     numbers = splash_attention.SegmentIds(q_numbers, k_numbers)
-    y: Any = jax.vmap(kernel)(scaled, filled(k, filling, 2), filled(v, filling, 2), numbers)
+    y: Any = jax.vmap(kernel)(scaled, pad_axis(k, filling, 2), pad_axis(v, filling, 2), numbers)
     return y.swapaxes(1, 2)[:, :t]
 
 
-def numbered(q: Queries, mask: KeyMask) -> tuple[Int[Array, "b t"], Int[Array, "b s"]]:
+def segment_ids(q: Queries, mask: KeyMask) -> tuple[Int[Array, "b t"], Int[Array, "b s"]]:
     """Number queries and keys, so that a query may attend to the keys of its own number."""
-    if isinstance(mask, OwnSample):
+    if isinstance(mask, SampleMask):
         return mask.samples, mask.samples
     ones = jnp.ones(q.shape[:2], jnp.int32)
     if mask is None:
@@ -195,7 +195,7 @@ def numbered(q: Queries, mask: KeyMask) -> tuple[Int[Array, "b t"], Int[Array, "
     return ones, (mask | ~jnp.any(mask, axis=1, keepdims=True)).astype(jnp.int32)
 
 
-def filled(x: Array, count: int, axis: int, value: int = 0) -> Array:
+def pad_axis(x: Array, count: int, axis: int, value: int = 0) -> Array:
     """Append so many equal entries along an axis."""
     widths = [(0, count if at == axis else 0) for at in range(x.ndim)]
     return jnp.pad(x, widths, constant_values=value)
@@ -203,41 +203,41 @@ def filled(x: Array, count: int, axis: int, value: int = 0) -> Array:
 
 def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
     """Attend by cuDNN's kernel for NVIDIA GPUs (jax.nn.dot_product_attention), forward and backward."""
-    return with_gradient(q, k, v, for_each_query(q, k, attention_mask))
+    return differentiable_cudnn(q, k, v, full_mask(q, k, attention_mask))
 
 
-def by_cudnn(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+def call_cudnn(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     """Call the kernel, which takes heads after positions, and no mask that is one for all queries."""
     keys, values, admitted = k.swapaxes(1, 2), v.swapaxes(1, 2), None if mask is None else mask[:, None]
     return jax.nn.dot_product_attention(q, keys, values, mask=admitted, implementation="cudnn")
 
 
 # The sampler maps over canvases: JAX's own rule for that fails if a mask is one for all heads.
-as_rows = jax.custom_batching.custom_vmap(by_cudnn)
-with_gradient = jax.custom_vjp(as_rows)
+batched_cudnn = jax.custom_batching.custom_vmap(call_cudnn)
+differentiable_cudnn = jax.custom_vjp(batched_cudnn)
 
 
-@as_rows.def_vmap
-def as_rows_mapped(size: int, is_mapped: Any, *given: Array | None) -> tuple[Array, bool]:
+@batched_cudnn.def_vmap
+def merge_mapped_axis(size: int, is_mapped: Any, *given: Array | None) -> tuple[Array, bool]:
     """Put what is mapped over into the rows."""
 
     def rows(x: Array, mapped: bool) -> Array:
         whole = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
         return whole.reshape(-1, *whole.shape[2:])
 
-    y = as_rows(*jax.tree.map(rows, tuple(given), tuple(is_mapped)))
+    y = batched_cudnn(*jax.tree.map(rows, tuple(given), tuple(is_mapped)))
     return y.reshape(size, -1, *y.shape[1:]), True
 
 
-def with_gradient_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:
-    return jax.vjp(lambda q, k, v: by_cudnn(q, k, v, mask), q, k, v)
+def cudnn_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:
+    return jax.vjp(lambda q, k, v: call_cudnn(q, k, v, mask), q, k, v)
 
 
-def with_gradient_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array, Array, None]:
+def cudnn_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array, Array, None]:
     return *gradients(cotangent), None
 
 
-with_gradient.defvjp(with_gradient_forward, with_gradient_backward)
+differentiable_cudnn.defvjp(cudnn_forward, cudnn_backward)
 
 
 @functools.cache

@@ -27,13 +27,13 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
-from jax_lm.config import DreamConfig, stored_in
-from jax_lm.models.attention import KeyMask, KeyValues, OwnSample, attend
-from jax_lm.models.products import lookup, product, scaled
+from jax_lm.config import DreamConfig, set_dtype
+from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, attend
+from jax_lm.models.products import lookup, product, scale_columns
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 Batch = Int[Array, "b t"]
-Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | OwnSample
+Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | SampleMask
 Hidden = Float[Array, "b t d"]
 Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
 Row = Int[Array, ""]
@@ -60,7 +60,7 @@ class DreamLinear(nnx.Module):
         if self.scale is None:
             y = product(x, self.weight[...])
         else:
-            y = product(*stored.widened(x, self.weight[...])) * self.scale[...]
+            y = product(*stored.widen(x, self.weight[...])) * self.scale[...]
         if self.bias is not None:
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(dtype)
@@ -79,7 +79,7 @@ class DreamRMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        return scaled(x32.astype(x.dtype), self.weight[...])
+        return scale_columns(x32.astype(x.dtype), self.weight[...])
 
 
 class DreamRotaryEmbedding(nnx.Module):
@@ -124,7 +124,7 @@ class DreamAttention(nnx.Module):
         seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         if past is not None:
             cached, start = past
-            seen = cached.rewritten(seen, start)
+            seen = cached.write(seen, start)
         return self.o_proj(attend(q, *seen, attention_mask, mesh).reshape(b, t, -1)), seen
 
 
@@ -194,7 +194,7 @@ class DreamModel(nnx.Module):
         The mask admits keys for all queries, or for each or by samples, which needs positions. `remat` keeps nothing
         inside a layer for its gradient, but computes it again.
         """
-        if attention_mask is not None and not isinstance(attention_mask, OwnSample):
+        if attention_mask is not None and not isinstance(attention_mask, SampleMask):
             attention_mask = attention_mask.astype(bool)
         if position_ids is None:
             position_ids = default_positions(input_ids, attention_mask)
@@ -349,7 +349,7 @@ class DreamForCausalLM(nnx.Module):
         if mesh is not None:
             template = parameters(cls.abstract(config, int8=int8 or stored_int8))
             shardings = sharding.tree_shardings(template, config, mesh)
-        wanted = wanted_tensors(config, stored_int8, dtype=dtype, quantize=int8, shardings=shardings)
+        wanted = load_spec(config, stored_int8, dtype=dtype, quantize=int8, shardings=shardings)
         tensors = loading.load_tensors(loading.open_checkpoint(folder), wanted, on_progress=on_progress)
         return cls.from_tensors(config, tensors, mesh=mesh)
 
@@ -382,11 +382,11 @@ class DreamForCausalLM(nnx.Module):
         if any(value.dtype == jnp.int8 for value in tensors.values()):
             raise ValueError("the model is int8: save the float model, or use `diffucoder convert --quantize int8`")
         require_elsewhere(folder, source)
-        tensors = {name: sharding.whole(value.astype(dtype or value.dtype)) for name, value in tensors.items()}
+        tensors = {name: sharding.gather_to_host(value.astype(dtype or value.dtype)) for name, value in tensors.items()}
         if jax.process_index() == 0:
             known = {} if source is None else huggingface.read_json(source, "config.json")
-            fields = self.config.updated(known) if known else self.config.to_dict()
-            huggingface.save(folder, tensors, stored_in(fields, str(jnp.dtype(dtype or self.dtype))))
+            fields = self.config.update_fields(known) if known else self.config.to_dict()
+            huggingface.save(folder, tensors, set_dtype(fields, str(jnp.dtype(dtype or self.dtype))))
             write_description(folder, self.config, tokenizer, source)
 
 
@@ -404,7 +404,7 @@ class Initializer:
 
 def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Batch:
     """Count the real tokens, so that left padding moves nothing; ValueError if queries have masks of their own."""
-    if isinstance(attention_mask, OwnSample) or (attention_mask is not None and attention_mask.ndim != 2):
+    if isinstance(attention_mask, SampleMask) or (attention_mask is not None and attention_mask.ndim != 2):
         raise ValueError("position_ids=None: an attention mask for each query needs positions")
     if attention_mask is None:
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
@@ -432,8 +432,8 @@ def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tu
     return {name: leaf.shape for name, leaf in parameters(DreamForCausalLM.abstract(config, int8=int8)).items()}
 
 
-def wanted_tensors(config: DreamConfig, stored_int8: bool, **settings: Any) -> loading.WantedTensors:
-    """Say which tensors the checkpoint of a model must hold; `settings` are further fields of `WantedTensors`."""
+def load_spec(config: DreamConfig, stored_int8: bool, **settings: Any) -> loading.LoadSpec:
+    """Say which tensors the checkpoint of a model must hold; `settings` are further fields of `LoadSpec`."""
     shapes = parameter_shapes(config, int8=stored_int8)
     ignored = {"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set()
-    return loading.WantedTensors(shapes=shapes, ignored=ignored, **settings)
+    return loading.LoadSpec(shapes=shapes, ignored=ignored, **settings)

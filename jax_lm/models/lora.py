@@ -15,11 +15,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jax_lm.checkpoints import peft
-from jax_lm.checkpoints.loading import CheckpointTensors, WantedTensors, load_tensors
+from jax_lm.checkpoints.loading import CheckpointTensors, LoadSpec, load_tensors
 from jax_lm.checkpoints.peft import ATTENTION, LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.products import product
-from jax_lm.sharding import tree_shardings, whole
+from jax_lm.sharding import gather_to_host, tree_shardings
 
 
 class LoraLinear(nnx.Module):
@@ -74,7 +74,7 @@ def save_adapter(
 ) -> None:
     """Write the adapters of a model, and the name of what is below them; of several hosts, the first one writes."""
     adapter = {name: value.astype(dtype) for name, value in parameters(model).items() if is_lora(name)}
-    tensors = {name: jax.device_get(whole(value)) for name, value in adapter.items()}
+    tensors = {name: jax.device_get(gather_to_host(value)) for name, value in adapter.items()}
     if jax.process_index() == 0:
         peft.save(folder, tensors, config, base)
 
@@ -86,7 +86,7 @@ def load_adapter(model: DreamForCausalLM, adapter: StoredAdapter) -> None:
     template = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     shardings = tree_shardings(template, model.config, model.mesh) if model.mesh else {}
     stored = CheckpointTensors(adapter.files[1], adapter.tensors)
-    tensors = load_tensors(stored, WantedTensors(shapes=shapes, dtype=jnp.float32, shardings=shardings))
+    tensors = load_tensors(stored, LoadSpec(shapes=shapes, dtype=jnp.float32, shardings=shardings))
     for path, layer in adapters(model):
         # Set as wholes: assigned into, they would stay on the device of the fresh ones.
         layer.lora_a, layer.lora_b = nnx.Param(tensors[f"{path}.lora_a"]), nnx.Param(tensors[f"{path}.lora_b"])

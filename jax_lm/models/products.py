@@ -22,7 +22,7 @@ def product(a: Float[Array, "*z m i"], b: Float[Array, "*y n i"]) -> Float[Array
     no fast kernel anywhere.
     """
     if b.ndim == 2:
-        a, b = kept_in_loops(a, b)
+        a, b = keep_in_loop(a, b)
     return contract(a, b, (a.ndim - 1,), (b.ndim - 1,), b.ndim - 2)
 
 
@@ -68,7 +68,7 @@ def full_precision(dtype: DTypeLike) -> AbstractContextManager:
 
 
 @jax.custom_vjp
-def scaled(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
+def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
     """Multiply each column by its weight.
 
     JAX's own gradient of the weight adds the rows up in their dtype: in bfloat16, sums of thousands stall.
@@ -76,17 +76,17 @@ def scaled(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "
     return weight * x
 
 
-def scaled_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-    return scaled(x, weight), (x, weight)
+def scale_columns_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return scale_columns(x, weight), (x, weight)
 
 
-def scaled_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def scale_columns_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, weight = operands
     by_row = cotangent.astype(jnp.float32) * x.astype(jnp.float32)
     return (cotangent * weight).astype(x.dtype), jnp.sum(by_row, axis=range(x.ndim - 1)).astype(weight.dtype)
 
 
-scaled.defvjp(scaled_forward, scaled_backward)
+scale_columns.defvjp(scale_columns_forward, scale_columns_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -100,18 +100,18 @@ def lookup(table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None
         return take_rows(table, ids)
     # Each device looks the columns up that it has, for the rows of all; the parts of rows are then exchanged. To gather
     # the table instead would put all of it on every device.
-    rows = rows_beside_columns(ids, mesh)
+    rows = free_row_axis(ids, mesh)
     found = take_rows(table, sharding.constrain(ids, mesh, rows))
     return sharding.shard_rows(sharding.constrain(found, mesh, rows, None, "fsdp"), mesh)
 
 
 def take_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
     """Take rows by their ids, as they are stored: on a CPU, of bfloat16, by way of a float32 copy of these rows."""
-    ids, table = kept_in_loops(ids, table)
+    ids, table = keep_in_loop(ids, table)
     return table[ids]
 
 
-def kept_in_loops(changing: Array, weight: Array) -> tuple[Array, Array]:
+def keep_in_loop(changing: Array, weight: Array) -> tuple[Array, Array]:
     """Return both as they are. In bfloat16, XLA's CPU compiler then makes no copy of the weight before a loop.
 
     What depends on the weight alone it moves out of loops: a float32 copy of a table that rows are taken from, and a
@@ -120,16 +120,16 @@ def kept_in_loops(changing: Array, weight: Array) -> tuple[Array, Array]:
     """
     if weight.dtype != jnp.bfloat16:
         return changing, weight
-    return tied("cpu", changing, weight)
+    return tie_operands("cpu", changing, weight)
 
 
-def tied(platform: str, *operands: Any) -> tuple[Any, ...]:
+def tie_operands(platform: str, *operands: Any) -> tuple[Any, ...]:
     """Return all as they are; on the platform, what is computed of any of them waits for all: no loop is left by it."""
     by_platform = {platform: lambda *given: tuple(jax.lax.optimization_barrier(given))}
     return jax.lax.platform_dependent(*operands, **by_platform, default=lambda *given: given)
 
 
-def rows_beside_columns(ids: Array, mesh: Mesh) -> str | None:
+def free_row_axis(ids: Array, mesh: Mesh) -> str | None:
     """Choose the axis that splits rows where `fsdp` splits columns."""
     return "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
 
@@ -143,7 +143,7 @@ def lookup_backward(mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Ar
     ids, like = saved
     if mesh is not None:
         # Columns where the table's are: each device then adds up its own part of the gradient, and no whole one exists.
-        rows = rows_beside_columns(ids, mesh)
+        rows = free_row_axis(ids, mesh)
         ids = sharding.constrain(ids, mesh, rows)
         cotangent = sharding.constrain(cotangent, mesh, rows, None, "fsdp")
     empty = jnp.zeros((len(like), cotangent.shape[-1]), jnp.float32)

@@ -35,7 +35,7 @@ def token_log_probs(
         own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
         return own - jax.nn.logsumexp(logits, axis=-1)
     graph, state = nnx.split(model.head)
-    return selected(graph, blocks, nnx.to_pure_dict(state), hidden, index)
+    return log_probs_by_block(graph, blocks, nnx.to_pure_dict(state), hidden, index)
 
 
 def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
@@ -49,18 +49,18 @@ def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def selected(
+def log_probs_by_block(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Float[Array, "b t d"], index: Int[Array, "b t"]
 ) -> Float[Array, "b t"]:
-    return selected_forward(graph, blocks, head, hidden, index)[0]
+    return log_probs_by_block_forward(graph, blocks, head, hidden, index)[0]
 
 
-def selected_forward(
+def log_probs_by_block_forward(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Array, index: Array
 ) -> tuple[Array, tuple[Head, Array, Array, Array]]:
     def add(sums: tuple[Array, Array, Array], block: Array) -> tuple[tuple[Array, Array, Array], None]:
         largest, total, own = sums
-        logits = nnx.merge(graph, part(head, blocks, block)).logits(hidden)
+        logits = nnx.merge(graph, head_block(head, blocks, block)).logits(hidden)
         larger = jnp.maximum(largest, jnp.max(logits, axis=-1))
         total = total * jnp.exp(largest - larger) + jnp.sum(jnp.exp(logits - larger[..., None]), axis=-1)
         here = jnp.take_along_axis(logits, (index // blocks)[..., None], axis=-1)[..., 0]
@@ -72,7 +72,7 @@ def selected_forward(
     return own - normaliser, (head, hidden, index, normaliser)
 
 
-def selected_backward(
+def log_probs_by_block_backward(
     graph: nnx.GraphDef, blocks: int, saved: tuple[Head, Array, Array, Array], cotangent: Array
 ) -> tuple[Any, Array, None]:
     head, hidden, index, normaliser = saved
@@ -80,7 +80,7 @@ def selected_backward(
 
     def add(sums: tuple[Head, Array], block: Array) -> tuple[tuple[Head, Array], None]:
         gradients, towards_hidden = sums
-        here = part(head, blocks, block)
+        here = head_block(head, blocks, block)
 
         def logits_of(floats: Head, hidden: Array) -> Array:
             return nnx.merge(graph, here | floats).logits(hidden)
@@ -91,7 +91,7 @@ def selected_backward(
         gradients = jax.tree.map(lambda whole, new: whole.at[:, block].set(new), gradients, of_head)
         return (gradients, towards_hidden + of_hidden.astype(jnp.float32)), None
 
-    empty = {name: jnp.zeros_like(in_blocks(leaf, blocks)) for name, leaf in trained.items()}
+    empty = {name: jnp.zeros_like(split_vocabulary(leaf, blocks)) for name, leaf in trained.items()}
     start = empty, jnp.zeros(hidden.shape, jnp.float32)
     (gradients, towards_hidden), _ = jax.lax.scan(add, start, jnp.arange(blocks))
     none = {name: np.zeros(leaf.shape, jax.dtypes.float0) for name, leaf in head.items()}
@@ -99,14 +99,14 @@ def selected_backward(
     return none | whole, towards_hidden.astype(hidden.dtype), None
 
 
-selected.defvjp(selected_forward, selected_backward)
+log_probs_by_block.defvjp(log_probs_by_block_forward, log_probs_by_block_backward)
 
 
-def in_blocks(leaf: Array, blocks: int) -> Array:
+def split_vocabulary(leaf: Array, blocks: int) -> Array:
     """Cut the vocabulary in blocks; block i has tokens i, i + blocks, …, so that every device has some of each."""
     return leaf.reshape(-1, blocks, *leaf.shape[1:])
 
 
-def part(head: Head, blocks: int, block: Array) -> Head:
+def head_block(head: Head, blocks: int, block: Array) -> Head:
     """Take one block of a head."""
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(in_blocks(leaf, blocks), block, 1, False), head)
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(split_vocabulary(leaf, blocks), block, 1, False), head)
