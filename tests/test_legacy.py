@@ -110,7 +110,7 @@ def test_missing_biases_are_refused_unless_allowed(write, biased_model, tmp_path
 
 def test_generation_refuses_pickles(write, biased_model):
     folder = write(pickle.dumps(old_tree(biased_model)))
-    with pytest.raises(CheckpointError, match="pickle of an old port: `diffucoder convert`"):
+    with pytest.raises(CheckpointError, match="pickle of an old port: convert it with `diffucoder convert`"):
         DreamForCausalLM.from_pretrained(folder)
 
 
@@ -174,7 +174,7 @@ NDARRAY = short(b"numpy") + short(b"ndarray") + b"\x93"
         pytest.param(PROTOCOL + NDARRAY + b".", "holds StandIn at ''", id="a name alone"),
         pytest.param(PROTOCOL + NDARRAY + b")R.", "calls ndarray", id="calling ndarray"),
         pytest.param(PROTOCOL + NDARRAY + b"}" + short(b"name") + short(b"x") + b"sb.", "changes ndarray", id="build"),
-        pytest.param(pickle.dumps({1: np.zeros(1, np.float32)}), "keys under '' that are no text", id="number key"),
+        pytest.param(pickle.dumps({1: np.zeros(1, np.float32)}), "keys under '' that are not text", id="number key"),
         pytest.param(pickle.dumps({"a": [1]}), "uses EMPTY_LIST", id="list"),
         pytest.param(pickle.dumps({"a": 1}), "holds int at 'a'", id="number"),
         pytest.param(pickle.dumps({"a": np.array([{}])}), "uses EMPTY_LIST|dtype 'O8'", id="objects"),

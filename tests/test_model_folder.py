@@ -233,7 +233,7 @@ def test_training_over_its_own_source_is_refused_before_it_begins(source, writte
     words = ["--data", str(data), "--model", str(out / "model"), "--out", str(out), "--max-steps", "1"]
     before = (out / "model" / "model.safetensors").read_bytes()
     assert main(["sft", *words]) == 2
-    assert "is what this is made of: write it elsewhere" in capsys.readouterr().err
+    assert "is the source of this model: write to another folder" in capsys.readouterr().err
     assert (out / "model" / "model.safetensors").read_bytes() == before
 
 
