@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jax_lm.compilation import compiler
 from jax_lm.compilation.explanation import StepShape, explain
 from jax_lm.config import DIFFUCODER_7B
-from jax_lm.models.attention import Attention, OwnSample, attend_in_blocks, attend_in_full, cudnn, splash
+from jax_lm.models.attention import Attention, SampleMask, attend_in_blocks, attend_in_full, cudnn, splash
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
 
@@ -31,7 +31,7 @@ MIB = 2**20
 
 def total(attention: Attention, q: Array, k: Array, v: Array, samples: Array) -> Array:
     """Sum up the squares of outputs, so that each has a gradient."""
-    return jnp.sum(jnp.square(attention(q, k, v, OwnSample(samples)).astype(jnp.float32)))
+    return jnp.sum(jnp.square(attention(q, k, v, SampleMask(samples)).astype(jnp.float32)))
 
 
 def compiled(topology: Topology, way: str, rows: int, length: int) -> dict[str, int]:

@@ -93,7 +93,7 @@ def without(savings: list[str], settings: Settings, stack: ExitStack) -> Setting
     if "lookup" in savings:
         stack.enter_context(patch.object(dream, "lookup", gathered))
     if "attention" in savings:
-        stack.enter_context(patch.object(attention, "lean_attention", lambda *_: None))
+        stack.enter_context(patch.object(attention, "choose_attention", lambda *_: None))
     if "remat" not in savings:
         return settings
     if isinstance(settings, GRPOConfig):

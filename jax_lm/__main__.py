@@ -13,7 +13,7 @@ except KeyboardInterrupt:
 
 def start_command() -> NoReturn:
     """Run the command that was typed."""
-    interruption.hear_interrupts()
+    interruption.watch_interrupts()
     # After that, as it takes a tenth of a second and more.
     from jax_lm.cli.main import entry
 

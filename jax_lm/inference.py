@@ -35,7 +35,7 @@ from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.planning.memory import PlannedStep, explained, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, decided_rows
-from jax_lm.sharding import chosen_mesh
+from jax_lm.sharding import choose_mesh
 from jax_lm.templates import Template, candidate_lengths, initial_length, require_prompts
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
 
@@ -94,7 +94,7 @@ class DiffuCoderInference:
         self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size)
         self.config = replace(self.config, expand_token_id=named_expand_id(self.config, self.tokenizer))
         self.parameter_count = parameter_count(self.config)
-        self.mesh_shape = chosen_mesh(self.config, mesh)
+        self.mesh_shape = choose_mesh(self.config, mesh)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
         empty = self.job(batch=1, canvas=1)
@@ -177,7 +177,7 @@ class DiffuCoderInference:
 
         Settings are those of `generate`, such as max_new_tokens or preset, and win over `options`.
         """
-        options = options.changed(**settings)
+        options = options.with_settings(**settings)
         if self.is_builtin:
             logger.warning(CHAT_NOTICE)
         with terminal.progress("generating", FIRST_NOTE) as report:
@@ -233,7 +233,7 @@ class DiffuCoderInference:
         """
         lengths = self.hole_lengths(max_new_tokens, middle_length, options)
         if self.is_growing(options):
-            options = options.changed(max_new_tokens=max_new_tokens)
+            options = options.with_settings(max_new_tokens=max_new_tokens)
         return self.decode_hole(prefix, suffix, lengths, options, seed=seed).rows[0].text
 
     def is_growing(self, options: GenerationOptions) -> bool:
@@ -321,7 +321,7 @@ class DiffuCoderInference:
         constraints = constraints_of(canvas, options, self.tokenizer)
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
             if constraints:
-                state = self.sampler.generate(canvas, options.changed(grammar=None), seed=seed, stop_ids=stop_ids)
+                state = self.sampler.generate(canvas, options.with_settings(grammar=None), seed=seed, stop_ids=stop_ids)
                 yield meet(self.sampler, canvas, state, constraints, options, stop_ids)
             else:
                 yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
@@ -438,4 +438,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(terminal.guarded(lambda: run_main(main) or 0, debug=False))
+    sys.exit(terminal.run_guarded(lambda: run_main(main) or 0, debug=False))

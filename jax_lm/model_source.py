@@ -1,7 +1,8 @@
-"""Which model a command means: a folder, a hub id or the built-in one; with an adapter, the base that it belongs to.
+"""Resolution of the model of a command: a folder, a hub id, the built-in model or an adapter.
 
-An adapter changes the weights that it was trained on, and makes nonsense of others of the same shape. So it names its
-base and carries a fingerprint of it, which is compared here, before anything is loaded.
+An adapter is only valid for the weights that it was trained on; with other weights of the same
+shape, the output is nonsense. So an adapter names its base model and stores a fingerprint of it.
+Both are checked here, before anything is loaded.
 """
 
 import logging
@@ -18,13 +19,19 @@ from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 logger = logging.getLogger(__name__)
 
 BUILTIN_MODEL = Path(__file__).parent / "assets" / "builtin"
+# The name of the built-in model in the files of an adapter.
 BUILTIN_NAME = "builtin"
-"""How an adapter names the built-in model."""
 
 
 @dataclass(frozen=True)
-class FoundModel:
-    """The folder of a model, what an adapter of it calls it, and the adapter that goes with it, if any."""
+class ModelSource:
+    """A model, and the adapter to add to it.
+
+    Attributes:
+        folder: folder of the model.
+        name: the name by which an adapter refers to the model.
+        adapter: the adapter; None if there is none.
+    """
 
     folder: Path
     name: NamedBase
@@ -32,80 +39,121 @@ class FoundModel:
 
     @property
     def base(self) -> NamedBase:
-        """The model as an adapter names it, with its fingerprint."""
-        return replace(self.name, fingerprint=self.name.fingerprint or folder_fingerprint(self.folder))
+        """The name of the model, with its fingerprint."""
+        return replace(
+            self.name, fingerprint=self.name.fingerprint or folder_fingerprint(self.folder)
+        )
 
 
 def find_model(
     model: str | Path | None, adapter: str | Path | None = None, *, allow_other_base: bool = False
-) -> FoundModel:
-    """Find a model by folder or hub id (None is the built-in one, or the base of the adapter), and an adapter of it.
+) -> ModelSource:
+    """Find a model, and optionally an adapter for it.
+
+    Args:
+        model: folder or hub id. None is the base of the adapter; without an adapter, it is the
+            built-in model.
+        adapter: folder or hub id of an adapter.
+        allow_other_base: accept an adapter that was trained on another model.
 
     Raises:
-        CheckpointError: one of them cannot be found or read, or the adapter belongs to another model
-            (`allow_other_base` takes it all the same).
-        ValueError: the adapter does not say for certain what its base is, and no model is given.
+        CheckpointError: one of them cannot be found or read, or the adapter belongs to another
+            model.
+        ValueError: no model is given, and the adapter does not identify its base by name and
+            fingerprint.
     """
+    # A model without an adapter.
     if adapter is None:
         folder = huggingface.resolve(BUILTIN_MODEL if model is None else model)
         if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
-            raise CheckpointError(f"model {str(model)!r} is an adapter: give it as adapter, beside its base as model")
-        return FoundModel(folder, base_name(model))
+            raise CheckpointError(
+                f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"
+            )
+        return ModelSource(folder, base_name(model))
+    # An adapter, on the given model or on the base that it names.
     stored = peft.read_adapter(huggingface.resolve(adapter, kind="adapter", files=peft.FILES))
     name = base_name(model) if model is not None else stored.base
     if model is None and not (stored.base.name and stored.base.fingerprint):
         raise ValueError(
-            f"adapter {str(adapter)!r} was trained on {name}, which nothing proves: name the model as well"
+            f"adapter {str(adapter)!r} was trained on {name}, which nothing proves: "
+            "name the model as well"
         )
     try:
-        folder = huggingface.resolve(model) if model is not None else named_folder(name)
+        folder = huggingface.resolve(model) if model is not None else base_folder(name)
     except CheckpointError as error:
         if model is not None:
             raise
-        raise CheckpointError(f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model") from None
-    found = FoundModel(folder, replace(name, fingerprint=None), stored)
-    return found if allow_other_base else checked(found)
+        raise CheckpointError(
+            f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model"
+        ) from None
+    source = ModelSource(folder, replace(name, fingerprint=None), stored)
+    return source if allow_other_base else check_base(source)
 
 
-def checked(found: FoundModel) -> FoundModel:
-    """Compare the model with the base that its adapter names; CheckpointError if it is another one."""
-    assert found.adapter is not None
-    wanted, where = found.adapter.base, f"adapter {str(found.adapter.folder)!r}"
-    if wanted.fingerprint is not None:
-        base = found.base
-        if base.fingerprint != wanted.fingerprint:
-            prints = f"fingerprints {wanted.fingerprint} and {base.fingerprint}"
-            raise CheckpointError(f"{where} was trained on {wanted}, and {found.name} has other weights ({prints})")
-        return replace(found, name=base)
-    names = [name.name for name in (wanted, found.name) if name.name and huggingface.HUB_ID.fullmatch(name.name)]
-    if len(names) == 2 and names[0].casefold() != names[1].casefold():
-        same = "if these are the same weights, name a folder that holds them"
-        raise CheckpointError(f"{where} was trained on {wanted}, not on {found.name}; {same}")
-    logger.warning("%s says that it was trained on %s; nothing proves that this is %s", where, wanted, found.name)
-    return found
+def check_base(source: ModelSource) -> ModelSource:
+    """Compare a model with the base of its adapter; returns it with its fingerprint, if compared.
+
+    Without a fingerprint, only hub ids can be compared, and a warning is logged.
+
+    Raises:
+        CheckpointError: the adapter was trained on another model.
+    """
+    assert source.adapter is not None
+    expected = source.adapter.base
+    adapter = f"adapter {str(source.adapter.folder)!r}"
+    if expected.fingerprint is not None:
+        base = source.base
+        if base.fingerprint != expected.fingerprint:
+            prints = f"fingerprints {expected.fingerprint} and {base.fingerprint}"
+            raise CheckpointError(
+                f"{adapter} was trained on {expected}, and {source.name} has other weights "
+                f"({prints})"
+            )
+        return replace(source, name=base)
+    # Two different hub ids are two models. A folder may hold the weights of any model.
+    hub_ids = [
+        name.name
+        for name in (expected, source.name)
+        if name.name and huggingface.HUB_ID.fullmatch(name.name)
+    ]
+    if len(hub_ids) == 2 and hub_ids[0].casefold() != hub_ids[1].casefold():
+        advice = "if these are the same weights, name a folder that holds them"
+        raise CheckpointError(
+            f"{adapter} was trained on {expected}, not on {source.name}; {advice}"
+        )
+    logger.warning(
+        "%s says that it was trained on %s; nothing proves that this is %s",
+        adapter,
+        expected,
+        source.name,
+    )
+    return source
 
 
 def base_name(model: str | Path | None) -> NamedBase:
-    """Name a model so that an adapter can find it again: by hub id, or by the whole path of its folder."""
+    """Return the name by which an adapter can refer to a model: a hub id or an absolute path."""
     if model is None:
         return NamedBase(BUILTIN_NAME)
     if Path(model).expanduser().is_dir():
         return NamedBase(str(Path(model).expanduser().absolute()))
-    found = huggingface.HUB_ID.fullmatch(str(model))
-    return NamedBase(found["repo"], found["revision"]) if found else NamedBase(str(model))
+    hub_id = huggingface.HUB_ID.fullmatch(str(model))
+    return NamedBase(hub_id["repo"], hub_id["revision"]) if hub_id else NamedBase(str(model))
 
 
-def named_folder(name: NamedBase) -> Path:
-    """Find the model that an adapter of this project names."""
+def base_folder(name: NamedBase) -> Path:
+    """Return the folder of the base model that an adapter names."""
     if name.name == BUILTIN_NAME:
         return BUILTIN_MODEL
     return huggingface.resolve(f"{name.name}@{name.revision}" if name.revision else str(name.name))
 
 
 def folder_fingerprint(folder: Path) -> str:
-    """Take the fingerprint of the weights in a folder."""
-    shapes = parameter_shapes(DreamForCausalLM.read_config(folder), int8=DreamForCausalLM.is_int8(folder))
+    """Compute the fingerprint of the weights in a folder."""
+    shapes = parameter_shapes(
+        DreamForCausalLM.read_config(folder), int8=DreamForCausalLM.is_int8(folder)
+    )
     checkpoint = open_checkpoint(folder)
+    # Tensors that the model does not use are not part of the fingerprint.
     if missing := sorted(shapes.keys() - checkpoint.stored.keys()):
         raise CheckpointError(f"{folder} lacks tensor {missing[0]!r}")
     return weights_fingerprint(checkpoint, shapes)

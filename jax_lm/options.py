@@ -1,9 +1,10 @@
-"""Options of a generation, checked in one place. Knows no model, and does not import JAX.
+"""The options of a generation, validated in one place. Does not know the model or import JAX.
 
     GenerationOptions(max_new_tokens=64, temperature=0.0, decoding=Decoding(preset="fast"))
 
-`GenerationOptions` sets the length of the answer, the sampling of tokens and their order, `Decoding`
-the commit rule, blocks and cache. Results are in `jax_lm.results`.
+`GenerationOptions` sets the length of the answer, and how and in which order tokens are sampled.
+`Decoding` sets how the canvas is decoded: commit rule, blocks and KV cache. `jax_lm.results` holds
+the results. The texts under "Attributes" are also the help of the command line.
 """
 
 import difflib
@@ -19,20 +20,29 @@ COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy")
 CACHES = ("none", "prefix", "dual", "window", "causal")
 FIRST_TOKENS = ("rule", "force")
 BLOCK_LENGTH = 32
+# The value of `block_length` for one block that covers the whole canvas.
 WHOLE_CANVAS = 0
+# Largest `draft` or `lookahead`; each step evaluates as many further canvases.
 MAX_DRAFT = 32
+# A name that ends in a colon is followed by an expression or a schema.
 GRAMMARS = ("python", "json_object", "regex:", "json_schema:")
-"""Those that end in a colon come with an expression or a schema after it."""
 GRAMMAR_WORDS = "python, json_object, regex:EXPRESSION or json_schema:SCHEMA"
 GROWTHS = ("auto", "on", "off")
 
+# `exact` equals the reference; the README has the measured quality of the others.
 PRESETS: dict[str, dict[str, Any]] = {
     "exact": {},
     "fast": {"cache": "window", "block_length": BLOCK_LENGTH},
-    "turbo": {"commit": "threshold", "threshold": 0.9, "cache": "window", "block_length": BLOCK_LENGTH},
+    "turbo": {
+        "commit": "threshold",
+        "threshold": 0.9,
+        "cache": "window",
+        "block_length": BLOCK_LENGTH,
+    },
 }
-"""`exact` equals the reference; what the others cost in quality is measured in the README."""
 
+# Defaults of the settings of `Decoding`. They are not defaults of the dataclass, where None means
+# that a setting was not given and the preset decides.
 DECODING_DEFAULTS: dict[str, Any] = {
     "commit": "steps",
     "threshold": 0.9,
@@ -49,12 +59,12 @@ DECODING_DEFAULTS: dict[str, Any] = {
     "active_blocks": 4,
 }
 
+# Settings that only cache="causal" has.
 CAUSAL_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
-"""Settings of decoding that only the cache `causal` has."""
 
 
 def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """ValueError unless the value is one of those allowed."""
+    """Raise ValueError unless the value is allowed; the message suggests the nearest name."""
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, n=1)
         hint = f" (perhaps {near[0]})" if near else ""
@@ -63,44 +73,51 @@ def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Commit rule, blocks and cache: a preset and its overrides. Hashable, hence static under jit.
+    """Commit rule, blocks and KV cache: a preset and the settings that override it.
+
+    Instances are hashable, so they can be static arguments under jit.
 
     Attributes:
-        preset: exact (equal to the reference), fast (blocks of 32 with a window cache) or turbo (like
-            fast, and commits every token of probability at least 0.9). The options below override it.
+        preset: `exact` (equal to the reference), `fast` (blocks of 32 with a window cache) or
+            `turbo` (`fast`, and commits every token of probability 0.9 at once). Settings that are
+            not given come from the preset.
         commit: which tokens a step commits. `steps`: as many as the noise schedule says (Dream).
-            `threshold`: tokens of probability at least `threshold`. `factor`: the longest run of most
-            confident tokens with p_i >= 1 - factor / (i + 1) (both Fast-dLLM). `dynamic`: like
-            threshold, but lowered to threshold * (1 - decay * (1 - r)), where r is the share of masks
-            left. `entropy`: the longest run whose entropies sum to at most `entropy_bound` more than
-            the largest of them (EB-Sampler, arXiv 2505.24857). All except `steps` commit at least one
-            token per step, and with `num_steps` at most as many as that schedule allows.
-        threshold: probability at which `threshold` and `dynamic` commit a token, in (0, 1].
-        factor: factor of `factor`, positive; larger values commit more tokens.
-        decay: decay of `dynamic`, in [0, 1].
-        entropy_bound: bound of `entropy` in nats, not negative, for probabilities before temperature and
-            filters.
-        block_length: positions per block; blocks are filled from left to right, and 0 means one block.
-            By default 0 for `steps` without a cache, and 32 otherwise, because a threshold over the
-            whole canvas ruins the answers of instruct models.
-        cache: which positions a step recomputes. `none`: all. `prefix`: the block and everything after
-            it. `dual`: the block; the position before it is only updated by a refresh. `window`: the
-            block and the position before it. `causal` is for weights trained for it (D2F, arXiv
-            2508.09192): a block attends to itself and to earlier blocks, so that finished blocks are
-            never recomputed, and several blocks are filled at once, each by `threshold`, the only
-            commit rule with this cache. For completions only.
-        refresh_every: blocks per full forward pass. Other blocks only recompute the previous block and
-            their own.
-        refresh_steps: steps per full forward pass within a block; by default there is none.
-        freeze_prompt: never update the cache of the prompt.
-        first_token: `rule` treats the first position of a block like the others; `force` commits it at
-            the refresh, as Fast-dLLM does.
-        add_threshold: with the cache `causal`, committed share of the last block from which the next one
-            starts, in [0, 1].
-        activate_threshold: with the cache `causal`, committed share of a block from which the next block
-            commits its most confident token in each step, even below the threshold, in [0, 1].
-        active_blocks: with the cache `causal`, maximum number of blocks filled at once; each step
-            recomputes all of them.
+            `threshold`: every token with a probability of at least `threshold`. `factor`: the
+            longest run of most confident tokens with p_i >= 1 - factor / (i + 1) (both Fast-dLLM).
+            `dynamic`: like `threshold`, with a threshold that falls to
+            threshold * (1 - decay * (1 - r)), where r is the share of masks left. `entropy`: the
+            longest run of most confident tokens whose entropies sum to at most `entropy_bound` more
+            than the largest of them (EB-Sampler, arXiv 2505.24857). All but `steps` commit at least
+            one token per step, and if `num_steps` is given, at most as many as its schedule allows.
+        threshold: lowest probability that commit rules `threshold` and `dynamic` commit, in (0, 1].
+        factor: factor of the commit rule `factor`, positive; a larger one commits more tokens.
+        decay: decay of the commit rule `dynamic`, in [0, 1].
+        entropy_bound: bound of the commit rule `entropy`, in nats, not negative. Entropies are
+            taken before temperature and filters.
+        block_length: length of a block; a block is filled before the next one begins. 0 is the
+            whole canvas. The default is 0 for commit rule `steps` without a cache, and 32
+            otherwise: a threshold over the whole canvas ruins the answers of instruct models.
+        cache: which rows each step recomputes; keys and values of the others are cached. `none`:
+            all rows. `prefix`: the block and all rows after it. `dual`: the block; the row before
+            it stays as the last refresh computed it. `window`: the block and the row before it.
+            `causal` is only for weights that were trained for it (D2F, arXiv 2508.09192): a block
+            attends to itself and to earlier positions, so finished blocks are never recomputed, and
+            several blocks are filled in parallel, with commit rule `threshold`. It is for
+            completions, not for holes.
+        refresh_every: number of blocks between two full forward passes. At the start of the other
+            blocks, only the last block and the new one are recomputed.
+        refresh_steps: number of forward passes between two full ones within a block; if not given,
+            there are no full ones within a block.
+        freeze_prompt: never refresh the cache of the prompt.
+        first_token: `rule` treats the first position of a block like the others; `force` commits it
+            at the refresh, as Fast-dLLM does.
+        add_threshold: with cache `causal`, the filled share of the last block at which the next
+            block is added, in [0, 1].
+        activate_threshold: with cache `causal`, the filled share of a block from which the next
+            block commits its most confident token at each step, even if no token reaches the
+            threshold, in [0, 1].
+        active_blocks: with cache `causal`, the largest number of blocks filled in parallel; each
+            step computes the rows of all of them.
     """
 
     preset: str = "exact"
@@ -121,60 +138,78 @@ class Decoding:
 
     def __post_init__(self) -> None:
         require_one_of("preset", self.preset, tuple(PRESETS))
-        chosen = self.resolved
-        require_one_of("commit", chosen.commit, COMMIT_RULES)
-        require_one_of("cache", chosen.cache, CACHES)
-        require_one_of("first_token", chosen.first_token, FIRST_TOKENS)
-        if not 0 < chosen.threshold <= 1:
-            raise ValueError(f"threshold={chosen.threshold}: must lie in (0, 1]")
-        if not 0 < chosen.factor < math.inf:
-            raise ValueError(f"factor={chosen.factor}: must be positive")
-        if not 0 <= chosen.decay <= 1:
-            raise ValueError(f"decay={chosen.decay}: must lie in [0, 1]")
-        if not chosen.entropy_bound >= 0:
-            raise ValueError(f"entropy_bound={chosen.entropy_bound}: must not be negative")
-        if chosen.block_length < 0:
-            raise ValueError(f"block_length={chosen.block_length}: must be positive, 0 (whole canvas) or None")
-        if chosen.refresh_every < 1:
-            raise ValueError(f"refresh_every={chosen.refresh_every}: must be at least 1")
-        if chosen.refresh_steps is not None and chosen.refresh_steps < 1:
-            raise ValueError(f"refresh_steps={chosen.refresh_steps}: must be at least 1, or None")
-        needs_cache = chosen.refresh_every > 1 or chosen.refresh_steps or chosen.freeze_prompt
-        if chosen.cache == "none" and (needs_cache or chosen.first_token == "force"):
-            raise ValueError("cache='none': refresh_…, freeze_prompt and first_token='force' need a cache")
-        self.check_causal(chosen)
+        settings = self.settings
+        require_one_of("commit", settings.commit, COMMIT_RULES)
+        require_one_of("cache", settings.cache, CACHES)
+        require_one_of("first_token", settings.first_token, FIRST_TOKENS)
+        if not 0 < settings.threshold <= 1:
+            raise ValueError(f"threshold={settings.threshold}: must lie in (0, 1]")
+        if not 0 < settings.factor < math.inf:
+            raise ValueError(f"factor={settings.factor}: must be positive")
+        if not 0 <= settings.decay <= 1:
+            raise ValueError(f"decay={settings.decay}: must lie in [0, 1]")
+        if not settings.entropy_bound >= 0:
+            raise ValueError(f"entropy_bound={settings.entropy_bound}: must not be negative")
+        if settings.block_length < 0:
+            raise ValueError(
+                f"block_length={settings.block_length}: must be positive, 0 (whole canvas) or None"
+            )
+        if settings.refresh_every < 1:
+            raise ValueError(f"refresh_every={settings.refresh_every}: must be at least 1")
+        if settings.refresh_steps is not None and settings.refresh_steps < 1:
+            raise ValueError(f"refresh_steps={settings.refresh_steps}: must be at least 1, or None")
+        # Without a cache there is nothing to refresh, freeze or force.
+        needs_cache = settings.refresh_every > 1 or settings.refresh_steps or settings.freeze_prompt
+        if settings.cache == "none" and (needs_cache or settings.first_token == "force"):
+            raise ValueError(
+                "cache='none': refresh_…, freeze_prompt and first_token='force' need a cache"
+            )
+        self.check_causal(settings)
 
-    def check_causal(self, chosen: SimpleNamespace) -> None:
-        """ValueError for what does not go with the cache `causal`, or only with it."""
-        if chosen.cache != "causal":
+    def check_causal(self, settings: SimpleNamespace) -> None:
+        """Raise ValueError for settings that need cache="causal", or cannot be combined with it."""
+        # Settings of another cache would be ignored silently.
+        if settings.cache != "causal":
             for name in CAUSAL_SETTINGS:
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name}={getattr(self, name)}: needs cache='causal', not {chosen.cache!r}")
+                    raise ValueError(
+                        f"{name}={getattr(self, name)}: needs cache='causal', "
+                        f"not {settings.cache!r}"
+                    )
             return
-        usual = {name: DECODING_DEFAULTS[name] for name in ("refresh_every", "refresh_steps", "freeze_prompt")}
-        for name, only in (usual | {"first_token": "rule", "commit": "threshold"}).items():
-            if getattr(chosen, name) != only:
-                raise ValueError(f"{name}={getattr(chosen, name)!r}: must be {only!r} with cache='causal'")
+        defaults = {
+            name: DECODING_DEFAULTS[name]
+            for name in ("refresh_every", "refresh_steps", "freeze_prompt")
+        }
+        for name, only in (defaults | {"first_token": "rule", "commit": "threshold"}).items():
+            if getattr(settings, name) != only:
+                raise ValueError(
+                    f"{name}={getattr(settings, name)!r}: must be {only!r} with cache='causal'"
+                )
         for name in ("add_threshold", "activate_threshold"):
-            if not 0 <= getattr(chosen, name) <= 1:
-                raise ValueError(f"{name}={getattr(chosen, name)}: must lie in [0, 1]")
-        if chosen.active_blocks < 1:
-            raise ValueError(f"active_blocks={chosen.active_blocks}: must be at least 1")
+            if not 0 <= getattr(settings, name) <= 1:
+                raise ValueError(f"{name}={getattr(settings, name)}: must lie in [0, 1]")
+        if settings.active_blocks < 1:
+            raise ValueError(f"active_blocks={settings.active_blocks}: must be at least 1")
 
     @cached_property
-    def resolved(self) -> SimpleNamespace:
-        """Every setting as given, else as the preset says, else the default; of `causal`, its only commit rule."""
+    def settings(self) -> SimpleNamespace:
+        """The value of every setting: as given, else from the preset, else the default.
+
+        The default commit rule of cache="causal" is `threshold`, the only one that it supports.
+        """
         names = [field.name for field in fields(self) if field.name != "preset"]
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        above = PRESETS[self.preset] | given
-        implied = {"commit": "threshold"} if above.get("cache") == "causal" else {}
-        chosen = DECODING_DEFAULTS | implied | above
-        plain = chosen["commit"] == "steps" and chosen["cache"] == "none"
-        return SimpleNamespace(**{"block_length": WHOLE_CANVAS if plain else BLOCK_LENGTH} | chosen)
+        overrides = {name: value for name in names if (value := getattr(self, name)) is not None}
+        stated = PRESETS[self.preset] | overrides
+        implied = {"commit": "threshold"} if stated.get("cache") == "causal" else {}
+        settings = DECODING_DEFAULTS | implied | stated
+        is_plain = settings["commit"] == "steps" and settings["cache"] == "none"
+        block_length = WHOLE_CANVAS if is_plain else BLOCK_LENGTH
+        return SimpleNamespace(**{"block_length": block_length} | settings)
 
     def block_columns(self, region: int) -> int:
-        """Block length on a region of that many columns."""
-        length = self.resolved.block_length
+        """Return the block length in a region of `region` columns."""
+        length = self.settings.block_length
         return region if length == WHOLE_CANVAS else min(length, region)
 
 
@@ -183,43 +218,44 @@ EXACT = Decoding()
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How to answer a prompt; the defaults are DiffuCoder's published settings.
+    """The options of a generation; the defaults are DiffuCoder's published settings.
 
     Attributes:
-        max_new_tokens: length of the canvas, and so the maximum number of generated tokens.
+        max_new_tokens: length of the canvas, hence the maximum number of generated tokens.
         temperature: sampling temperature; 0 is greedy.
         top_p: probability mass of nucleus sampling, in (0, 1]; None turns it off.
-        top_k: number of most likely tokens that are considered; None turns it off. The published
-            sampler uses 50 without saying so.
-        min_p: minimum probability of a token relative to the most likely one, in [0, 1]; None turns it
-            off.
-        num_steps: number of denoising steps; by default max_new_tokens / tokens_per_step, or as many
-            as a commit rule by probability takes.
-        tokens_per_step: tokens committed per step; more is faster and worse.
-        alg: order of unmasking. `origin`: random. The others take the most confident position first,
-            by the probability of the chosen token (`maskgit_plus`), the margin between the two most
-            likely tokens (`topk_margin`) or the negative entropy (`entropy`). `random` and
-            `left_to_right` are controls that commit as many tokens per step.
-        alg_temp: temperature of the order; 0 commits the most confident positions, larger values draw
-            them from softmax(confidence / alg_temp).
-        early_stop: stop decoding at a stop token; the text stays the same.
-        draft: number of steps drafted ahead and verified by each forward pass; 0 turns drafts off. The
-            answer stays the same except for ties in floating point. A forward pass costs as much as
-            one over 1 + draft canvases.
-        lookahead: number of branches tried in parallel with the canvas after each step, each with one
-            more token of those that the commit rule left out. Decoding continues with the branch whose
-            remaining masks are most confident (LoPA, arXiv 2512.16229). Takes fewer forward passes,
-            each over 1 + lookahead canvases, and may change the answer; 0 turns it off. Not with
-            commit="steps".
-        grammar: constraint on the answer. `python`: with the prompt and the text after it, a program
-            that this Python can parse. `json_object`: a JSON object. `regex:EXPRESSION` and
-            `json_schema:SCHEMA`: the whole answer matches (extra `grammar`). An answer that satisfies
-            the constraint is not changed; any other is decoded again from its first wrong token.
-        growth: whether holes between texts find their own length, at most max_new_tokens, with the
-            tokens for expanding and deleting that the checkpoint was trained with (DreamOn). `auto`: if
-            the checkpoint has them. `on`: refuse a checkpoint without them. `off`: keep the given
+        top_k: number of candidate tokens per position; None turns it off. 50 is the undocumented
+            default of the published sampler.
+        min_p: lowest probability of a candidate token, as a share of the probability of the most
+            likely one, in [0, 1]; None turns it off.
+        num_steps: number of denoising steps. None takes max_new_tokens / tokens_per_step, or as
+            many as needed with a commit rule by probability.
+        tokens_per_step: number of tokens that a step commits; more is faster, and lowers quality.
+        alg: order of unmasking. `origin`: positions are unmasked at random. `maskgit_plus`,
+            `topk_margin` and `entropy`: most confident first, by the probability of the sampled
+            token, the margin of the two most likely tokens, or negative entropy. `random` and
+            `left_to_right` are controls with the same number of tokens per step.
+        alg_temp: 0 commits the most confident positions; above 0, positions are sampled from
+            softmax(confidence / alg_temp).
+        early_stop: do not decode the positions after a stop token; the text is the same.
+        draft: number of future steps that are drafted and verified by each forward pass; 0 turns it
+            off. The answer is the same, except for floating-point ties. A forward pass computes
+            1 + draft canvases.
+        lookahead: number of branches tried after each step, each with one more token that the
+            commit rule left masked; decoding continues with the branch whose remaining masks are
+            most confident (LoPA, arXiv 2512.16229). It needs fewer forward passes, each of
+            1 + lookahead canvases, and may change the answer. 0 turns it off. Needs a commit rule
+            other than `steps`.
+        grammar: constrain the answer. `python`: prompt, answer and suffix together are a program
+            that the running Python parses. `json_object`: the answer is a JSON object.
+            `regex:EXPRESSION` or `json_schema:SCHEMA`: the whole answer matches (needs the extra
+            `grammar`). A valid answer is not changed; an invalid one is decoded again from its
+            first wrong token.
+        growth: whether a hole with text on both sides finds its own length, up to max_new_tokens,
+            with the expand and delete tokens of a checkpoint trained with them (DreamOn). `auto`:
+            if the checkpoint has them. `on`: raise an error if it does not. `off`: keep the given
             length.
-        decoding: preset, commit rule, blocks and cache.
+        decoding: preset, commit rule, blocks and KV cache.
     """
 
     max_new_tokens: int = 256
@@ -246,10 +282,17 @@ class GenerationOptions:
         if self.num_steps is not None and self.num_steps < 1:
             raise ValueError(f"num_steps={self.num_steps}: must be at least 1, or None")
         if self.num_steps is not None and self.tokens_per_step != 1:
-            raise ValueError("num_steps and tokens_per_step both given: each sets the number of steps, give one")
-        commit = self.decoding.resolved.commit
+            raise ValueError(
+                "num_steps and tokens_per_step both given: each sets the number of steps, give one"
+            )
+        # A commit rule by probability decides itself how many tokens a step commits.
+        commit = self.decoding.settings.commit
         if commit != "steps" and self.tokens_per_step != 1:
-            raise ValueError(f"tokens_per_step={self.tokens_per_step}: commit={commit!r} decides that by itself")
+            raise ValueError(
+                f"tokens_per_step={self.tokens_per_step}: has no meaning with commit={commit!r}, "
+                "which decides how many tokens a step commits"
+            )
+        # Combinations of options that exclude each other.
         self.check_draft()
         self.check_lookahead()
         self.check_grammar()
@@ -258,6 +301,7 @@ class GenerationOptions:
         require_one_of("growth", self.growth, GROWTHS)
         if self.growth == "on":
             self.require_growable()
+        # Ranges. `not x >= 0` is also true for NaN, `x < 0` is not.
         if not self.alg_temp >= 0:
             raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
         if not self.temperature >= 0:
@@ -270,79 +314,106 @@ class GenerationOptions:
             raise ValueError(f"min_p={self.min_p}: must lie in [0, 1], or be None")
 
     def check_draft(self) -> None:
-        """ValueError if no draft can have the answer that there is without one."""
+        """Raise ValueError where drafts could change the answer."""
         if not 0 <= self.draft <= MAX_DRAFT:
             raise ValueError(f"draft={self.draft}: must lie in [0, {MAX_DRAFT}]")
-        chosen = self.decoding.resolved
-        if self.draft and chosen.refresh_steps is not None:
-            raise ValueError(f"draft={self.draft}: must be 0 with refresh_steps, which counts evaluations")
-        if self.draft and chosen.cache == "prefix" and chosen.refresh_every > 1:
-            raise ValueError(f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1")
+        settings = self.decoding.settings
+        # A verified draft skips forward passes, so a refresh that counts them would come later.
+        if self.draft and settings.refresh_steps is not None:
+            raise ValueError(
+                f"draft={self.draft}: must be 0 with refresh_steps, which counts forward passes"
+            )
+        if self.draft and settings.cache == "prefix" and settings.refresh_every > 1:
+            raise ValueError(
+                f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1"
+            )
 
     def check_lookahead(self) -> None:
-        """ValueError if branches do not go with the rest."""
+        """Raise ValueError if branches cannot be combined with the other options."""
         if not 0 <= self.lookahead <= MAX_DRAFT:
             raise ValueError(f"lookahead={self.lookahead}: must lie in [0, {MAX_DRAFT}]")
         if self.lookahead and self.draft:
-            raise ValueError(f"lookahead={self.lookahead}: must be 0 with draft={self.draft}, give one of the two")
-        if self.lookahead and self.decoding.resolved.commit == "steps":
+            raise ValueError(
+                f"lookahead={self.lookahead}: must be 0 with draft={self.draft}, give one of them"
+            )
+        if self.lookahead and self.decoding.settings.commit == "steps":
             allowed = ", ".join(rule for rule in COMMIT_RULES if rule != "steps")
-            raise ValueError(f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}")
+            raise ValueError(
+                f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}"
+            )
 
     def check_grammar(self) -> None:
-        """ValueError for a grammar that there is not, or that has no end of an answer to hold to."""
+        """Raise ValueError for an unknown grammar, or one without stop tokens to end the answer."""
         if self.grammar is not None:
             kind, colon, text = self.grammar.partition(":")
             if f"{kind}{colon}" not in GRAMMARS or (colon and not text):
-                raise ValueError(f"grammar={reprlib.repr(self.grammar)}: must be {GRAMMAR_WORDS}, or None")
+                raise ValueError(
+                    f"grammar={reprlib.repr(self.grammar)}: must be {GRAMMAR_WORDS}, or None"
+                )
             if not self.early_stop:
-                raise ValueError(f"grammar={self.grammar!r}: needs early_stop, by which an answer ends")
+                raise ValueError(
+                    f"grammar={self.grammar!r}: needs early_stop, which ends the answer"
+                )
 
     def check_causal(self) -> None:
-        """ValueError for what does not go with several blocks at once."""
-        if self.decoding.resolved.cache == "causal":
-            found = {"draft": self.draft, "lookahead": self.lookahead, "grammar": self.grammar}
-            for name, value in (found | {"num_steps": self.num_steps}).items():
+        """Raise ValueError for options that cannot be combined with cache="causal"."""
+        if self.decoding.settings.cache == "causal":
+            values = {"draft": self.draft, "lookahead": self.lookahead, "grammar": self.grammar}
+            for name, value in (values | {"num_steps": self.num_steps}).items():
                 if value:
                     only = 0 if name in ("draft", "lookahead") else None
                     raise ValueError(f"{name}={value!r}: must be {only!r} with cache='causal'")
 
     def require_growable(self) -> None:
-        """ValueError for what does not go with holes that change their length."""
-        chosen = self.decoding.resolved
+        """Raise ValueError for options that cannot be combined with holes that grow."""
+        settings = self.decoding.settings
         needed = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
-        found: dict[str, tuple[Any, Any]] = {name: (getattr(chosen, name), only) for name, only in needed.items()}
-        found |= {"num_steps": (self.num_steps, None), "draft": (self.draft, 0), "lookahead": (self.lookahead, 0)}
-        found |= {"grammar": (self.grammar, None)}
-        for name, (value, only) in found.items():
+        # Name of an option: (its value, the only value that is supported).
+        values: dict[str, tuple[Any, Any]] = {
+            name: (getattr(settings, name), only) for name, only in needed.items()
+        }
+        values |= {
+            "num_steps": (self.num_steps, None),
+            "draft": (self.draft, 0),
+            "lookahead": (self.lookahead, 0),
+        }
+        values |= {"grammar": (self.grammar, None)}
+        for name, (value, only) in values.items():
             if value != only:
                 raise ValueError(
-                    f"{name}={value!r}: must be {only!r} where holes grow; growth='off' keeps their length"
+                    f"{name}={value!r}: must be {only!r} where holes grow; "
+                    "growth='off' keeps their length"
                 )
         if self.alg == "origin":
-            raise ValueError("alg='origin': must be another where holes grow; growth='off' keeps their length")
+            raise ValueError(
+                "alg='origin': not supported where holes grow; growth='off' keeps their length"
+            )
 
-    def changed(self, **settings: Any) -> "GenerationOptions":
-        """Give options with other settings, among them those of `decoding` by their own names."""
-        inner = {field.name for field in fields(Decoding)} & settings.keys()
-        below = {name: settings.pop(name) for name in inner}
-        return replace(self, **settings, **({"decoding": replace(self.decoding, **below)} if below else {}))
+    def with_settings(self, **settings: Any) -> "GenerationOptions":
+        """Return a copy with other settings, which may be settings of `decoding`."""
+        # with_settings(top_k=5, cache="dual") replaces top_k here and cache in `decoding`.
+        names = {field.name for field in fields(Decoding)} & settings.keys()
+        inner = {name: settings.pop(name) for name in names}
+        return replace(
+            self, **settings, **({"decoding": replace(self.decoding, **inner)} if inner else {})
+        )
 
     @property
-    def canvases_beside(self) -> int:
-        """Canvases that are evaluated beside the canvas: guesses of the next steps, or branches."""
+    def extra_canvases(self) -> int:
+        """Number of further canvases that each forward pass computes: draft steps, or branches."""
         return self.draft or self.lookahead
 
     @property
-    def beside(self) -> str:
-        """The option that asks for them, with its value."""
+    def extra_canvases_option(self) -> str:
+        """The option that sets `extra_canvases`, with its value, for error messages."""
         return f"lookahead={self.lookahead}" if self.lookahead else f"draft={self.draft}"
 
     @property
     def steps(self) -> int | None:
-        """Denoising steps over the whole canvas; None is as many as a commit rule by probability needs."""
-        if self.decoding.resolved.commit != "steps":
+        """Number of denoising steps over the canvas; None is as many as the commit rule needs."""
+        if self.decoding.settings.commit != "steps":
             return self.num_steps
+        # 10 tokens, 3 per step -> 4 steps
         return self.num_steps or math.ceil(self.max_new_tokens / self.tokens_per_step)
 
 

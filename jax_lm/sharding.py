@@ -1,12 +1,13 @@
-"""Meshes of devices, and where each parameter lies on them.
+"""Device meshes and the sharding of parameters.
 
     mesh = MeshShape.parse("data=2,tensor=4").mesh()
-    shardings = tree_shardings(params, config, mesh)     # of parameters, gradients, optimizer moments
+    shardings = tree_shardings(params, config, mesh)  # of parameters, gradients, moments
 
-Three axes: `data` splits rows of a batch; `fsdp` splits rows and also stores each weight in parts, gathered when used;
-`tensor` splits the work of each layer by heads, feed-forward channels and vocabulary. XLA inserts the communication
-(AxisType.Auto); the placement of parameters and of hidden states (`shard_rows`) is all that it is told. Knows names and
-sizes of parameters, no model.
+A mesh has three axes. `data` splits the rows of a batch. `fsdp` splits rows too, and also stores
+each weight in parts, which are gathered when it is used. `tensor` splits the work of each layer by
+heads, feed-forward channels and vocabulary. Only the shardings of parameters and hidden states
+(`shard_rows`) are specified; XLA derives the others and inserts the communication (AxisType.Auto).
+Knows names and sizes of parameters, but not the model.
 """
 
 import math
@@ -25,13 +26,21 @@ from jax_lm.config import DreamConfig
 
 AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
-SPLIT_OUTPUTS, SPLIT_INPUTS = PartitionSpec("tensor", "fsdp"), PartitionSpec("fsdp", "tensor")
-"""Kernels are [out, in]: what a layer begins with is split by its outputs, what it ends with by its inputs."""
+# Kernels are [out, in]. As in Megatron-LM, the first kernels of attention and feed-forward network
+# are split over `tensor` by outputs and the last ones by inputs, so that a device computes its
+# heads and channels alone, and each of the two blocks needs one sum over devices.
+SPLIT_OUTPUTS = PartitionSpec("tensor", "fsdp")
+SPLIT_INPUTS = PartitionSpec("fsdp", "tensor")
 
-BEGINNING = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
-ENDING = ("o_proj", "down_proj")
-KERNELS: dict[str, PartitionSpec] = {**dict.fromkeys(BEGINNING, SPLIT_OUTPUTS), **dict.fromkeys(ENDING, SPLIT_INPUTS)}
+FIRST_KERNELS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+LAST_KERNELS = ("o_proj", "down_proj")
+KERNELS: dict[str, PartitionSpec] = {
+    **dict.fromkeys(FIRST_KERNELS, SPLIT_OUTPUTS),
+    **dict.fromkeys(LAST_KERNELS, SPLIT_INPUTS),
+}
 KEY_VALUE = ("k_proj", "v_proj")
+# The last two names of a path in any notation: model.layers.0.mlp.up_proj.weight or
+# ['layers'][0]['mlp']['up_proj']['weight']. With an adapter, `base` comes between them.
 LAST_NAMES = re.compile(r"(\w+?)(?:\W+base)?\W+(weight|bias|scale|lora_a|lora_b)\W*$")
 
 AnyMesh = Mesh | AbstractMesh
@@ -40,12 +49,12 @@ Leaf = TypeVar("Leaf")
 
 @dataclass(frozen=True, kw_only=True)
 class MeshShape:
-    """Devices along each axis.
+    """Number of devices along each axis of a mesh.
 
     Attributes:
-        data: groups that hold the whole model and share the rows.
-        fsdp: groups that share the rows, and the storage of the weights.
-        tensor: devices that share the work of each layer.
+        data: groups of devices that hold the whole model and split the rows.
+        fsdp: groups of devices that split the rows and the storage of the weights.
+        tensor: devices that split the work of each layer.
     """
 
     data: int = 1
@@ -59,30 +68,45 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> "MeshShape":
-        """Read a shape from `data=2,tensor=4`; axes that are not named are 1. ValueError if it is no such list."""
+        """Parse a shape such as `data=2,tensor=4`; axes that are not named have size 1.
+
+        Raises:
+            ValueError: the text is not such a list.
+        """
         sizes: dict[str, int] = {}
-        for part in text.split(","):
-            name, _, size = part.strip().partition("=")
+        for item in text.split(","):
+            name, _, size = item.strip().partition("=")
             if name not in AXES or name in sizes or not size.isdecimal():
-                raise ValueError(f"mesh={text!r}: must be like data=2,tensor=4 with axes of {', '.join(AXES)}")
+                raise ValueError(
+                    f"mesh={text!r}: must be like data=2,tensor=4 with axes of {', '.join(AXES)}"
+                )
             sizes[name] = int(size)
         return cls(**sizes)
 
     @classmethod
     def of(cls, mesh: AnyMesh) -> "MeshShape":
-        """Take the shape of a mesh with these axes."""
+        """Return the shape of a mesh with these axes."""
         return cls(**{name: mesh.shape[name] for name in AXES})
 
     @classmethod
     def for_generation(cls, config: DreamConfig, devices: int) -> "MeshShape":
-        """Put as many devices on `tensor` as can share the key/value heads (each token sooner), the rest on `data`."""
+        """Return the default shape for generation.
+
+        As many devices as can split the key/value heads evenly are on `tensor`, for a low latency
+        per token; the others are on `data`.
+        """
+        # 8 devices and 4 key/value heads -> tensor=4, data=2. tensor=1 always splits evenly, so
+        # there is a shape for any number of devices.
         sizes = (tensor for tensor in divisors(devices) if config.num_key_value_heads % tensor == 0)
         shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in sizes)
         return next(shape for shape in shapes if not shape.obstacles(config))
 
     @classmethod
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
-        """Put as many devices on `fsdp` as divide the model evenly, the rest on `data`."""
+        """Return the default shape for training.
+
+        As many devices as can split the model evenly are on `fsdp`; the others are on `data`.
+        """
         shapes = (cls(fsdp=fsdp, data=devices // fsdp) for fsdp in divisors(devices))
         return next(shape for shape in shapes if not shape.obstacles(config))
 
@@ -92,14 +116,24 @@ class MeshShape:
 
     @property
     def size(self) -> int:
-        """Number of devices."""
+        """Total number of devices."""
         return math.prod(self.sizes.values())
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={value}" for name, value in self.sizes.items() if value > 1) or "one device"
+        return (
+            ",".join(f"{name}={value}" for name, value in self.sizes.items() if value > 1)
+            or "one device"
+        )
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """Make the mesh over these devices, all there are (on all hosts) if not given; ValueError if not that many."""
+        """Create the mesh.
+
+        Args:
+            devices: devices of the mesh; None is all devices of all hosts.
+
+        Raises:
+            ValueError: the number of devices differs from the size of this shape.
+        """
         devices = jax.devices() if devices is None else devices
         if self.size != len(devices):
             raise ValueError(f"mesh {self}: takes {self.size} devices, there are {len(devices)}")
@@ -112,8 +146,11 @@ class MeshShape:
             raise ValueError(f"mesh {obstacles[0]}")
 
     def obstacles(self, config: DreamConfig) -> list[str]:
-        """List what does not split evenly."""
-        split = {"fsdp": ("hidden_size",), "tensor": ("hidden_size", "intermediate_size", "vocab_size")}
+        """Return a message for each size of the model that an axis does not divide."""
+        split = {
+            "fsdp": ("hidden_size",),
+            "tensor": ("hidden_size", "intermediate_size", "vocab_size"),
+        }
         return [
             f"{axis}={getattr(self, axis)}: does not divide {name}={getattr(config, name)}"
             for axis, names in split.items()
@@ -122,99 +159,160 @@ class MeshShape:
         ]
 
 
-def remeshed(mesh: Mesh, shape: MeshShape) -> Mesh:
-    """Arrange the devices of a mesh, in their order, along other axes."""
-    return Mesh(mesh.devices.reshape(list(shape.sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+def reshape_mesh(mesh: Mesh, shape: MeshShape) -> Mesh:
+    """Return a mesh of the same devices, in the same order, with another shape."""
+    return Mesh(
+        mesh.devices.reshape(list(shape.sizes.values())),
+        AXES,
+        axis_types=(AxisType.Auto,) * len(AXES),
+    )
 
 
 def divisors(number: int) -> list[int]:
-    """List the divisors of a number, the largest first."""
+    """Return the divisors of a number, largest first."""
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
 def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> PartitionSpec:
-    """Split a parameter by the last two names of its path; what is no matrix of the model lies everywhere.
+    """Return the sharding of a parameter, by the last two names of its path.
 
-    An adapter is split as its layer is: A [rank, in] by inputs, B [out, rank] by outputs. The rule also holds for
-    gradients and for moments of an optimizer. With more devices on `tensor` than can share the key/value heads evenly,
-    each of them holds all keys and values.
+    The rule also applies to gradients and optimizer moments. Everything but the kernels is
+    replicated. An adapter is split like its layer: A [rank, in] by inputs, B [out, rank] by
+    outputs. If the devices on `tensor` cannot split the key/value heads evenly, each of them holds
+    all keys and values.
+
+    Args:
+        path: path of the parameter, such as model.layers.0.mlp.up_proj.weight.
+        config: shape of the model.
+        shape: shape of the mesh.
     """
     names = LAST_NAMES.search(path)
     if names is None or names[1] not in KERNELS:
         return PartitionSpec()
     spec = KERNELS[names[1]]
-    # A head is never cut: attention over half a head would need another sum over devices in each layer.
+    # A head is never split: attention with half a head per device would need a further sum over
+    # devices in each layer.
     if names[1] in KEY_VALUE and config.num_key_value_heads % shape.tensor:
         spec = PartitionSpec(None, "fsdp")
-    by_kind = {"weight": spec, "lora_a": PartitionSpec(None, spec[1]), "lora_b": PartitionSpec(spec[0], None)}
+    # A bias or a scale has one number per output, so it is split like the first axis of the kernel.
+    by_kind = {
+        "weight": spec,
+        "lora_a": PartitionSpec(None, spec[1]),
+        "lora_b": PartitionSpec(spec[0], None),
+    }
     return by_kind.get(names[2], PartitionSpec(spec[0]))
 
 
 def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
-    """Give each leaf of parameters, or of anything with paths that end in their names, its sharding; see `require`."""
+    """Return the sharding of each leaf of a tree, by its path.
+
+    Args:
+        tree: parameters, or another tree whose paths end in the names of parameters.
+        config: shape of the model.
+        mesh: the mesh.
+
+    Raises:
+        ValueError: the mesh does not split the model evenly.
+    """
     shape = MeshShape.of(mesh)
     shape.require(config)
 
     def of(path: tuple, leaf: Any) -> NamedSharding:
         spec = partition_spec(jax.tree_util.keystr(path), config, shape)
-        # Some optimizers keep less than one number per weight; that little lies everywhere.
+        # Some optimizers keep less than one number per weight, such as one per row. These small
+        # arrays have another rank than the parameter, and are replicated.
         return NamedSharding(mesh, spec if len(spec) == len(leaf.shape) else PartitionSpec())
 
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
 def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Choose the axes that split so many rows: `data` and `fsdp`, or one of them or none if they are uneven."""
-    parts = {axes: math.prod(sizes[axis] for axis in axes) for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])}
+    """Return the axes that split a batch of rows into the largest number of equal parts.
+
+    Args:
+        rows: number of rows.
+        sizes: size of each axis of the mesh.
+
+    Returns:
+        `data` and `fsdp`, one of them, or None.
+    """
+    # 4 rows on data=2, fsdp=4: 8 parts are too many, so `fsdp` alone splits them into 4.
+    parts = {
+        axes: math.prod(sizes[axis] for axis in axes)
+        for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])
+    }
     even = [axes for axes in parts if rows % parts[axes] == 0]
     return max(even, key=parts.__getitem__, default=None)
 
 
 def row_devices(mesh: AnyMesh | None) -> int:
-    """Count the parts into which a mesh splits rows, if they are even."""
+    """Return the number of parts that a mesh splits rows into, if it divides their number."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
 def row_spec(rows: int, mesh: AnyMesh) -> PartitionSpec:
-    """Split a batch of that many rows over the devices of a mesh (see `row_axes`)."""
+    """Return the sharding of a batch of `rows` rows (see `row_axes`)."""
     return PartitionSpec(row_axes(rows, mesh.shape))
 
 
 def shard_rows(x: Array, mesh: AnyMesh | None, *others: str | None) -> Array:
-    """Split `x`, inside a compiled function, by rows (its first axis), and by `others` along the axes after it."""
+    """Constrain the sharding of `x` inside a compiled function.
+
+    Args:
+        x: an array whose first axis are the rows.
+        mesh: the mesh; None returns `x` unchanged.
+        *others: axes of the mesh for the further axes of `x`.
+    """
     return x if mesh is None else constrain(x, mesh, *row_spec(len(x), mesh), *others)
 
 
 def constrain(tree: Leaf, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | None) -> Leaf:
-    """Split leaves, inside a compiled function, along their axes by these axes of the mesh."""
+    """Constrain the sharding of all leaves, inside a compiled function.
+
+    `axes` are the axes of the mesh for each axis of a leaf; None leaves an axis unsplit, as does a
+    missing entry at the end. Without a mesh, leaves are unchanged.
+    """
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
-    """Put leaves on a mesh by their names that are not there yet, as new adapters are; leave the others."""
+    """Move leaves that are not on a mesh yet, such as new adapters, onto it by their names."""
     if mesh is None:
         return tree
 
-    def placed(leaf: Array, sharding: NamedSharding) -> Array:
+    def place(leaf: Array, sharding: NamedSharding) -> Array:
         return leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, sharding)
 
-    return jax.tree.map(placed, tree, tree_shardings(tree, config, mesh))
+    return jax.tree.map(place, tree, tree_shardings(tree, config, mesh))
 
 
-def whole(leaf: Array) -> Array | np.ndarray:
-    """Fetch all of an array, also where other hosts hold parts of it; then every host must ask at once."""
-    return leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+def gather_to_host(leaf: Array) -> Array | np.ndarray:
+    """Return the whole array, even if other hosts hold parts of it.
+
+    In that case, every host must call this at the same time.
+    """
+    return (
+        leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+    )
 
 
 def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:
-    """Give every device (of every host), inside a compiled function, the whole of each leaf."""
+    """Replicate all leaves on every device of every host, inside a compiled function."""
     return constrain(tree, mesh)
 
 
-def chosen_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
-    """The mesh that was asked for, or one over all devices; ValueError if it fits neither devices nor model."""
+def choose_mesh(config: DreamConfig, mesh: str | None) -> MeshShape:
+    """Return the shape of the mesh for generation.
+
+    Args:
+        config: shape of the model.
+        mesh: shape given by the user, such as data=2,tensor=4; None chooses one for all devices.
+
+    Raises:
+        ValueError: the given shape does not match the devices or the model.
+    """
     devices = len(jax.devices())
     if mesh is None:
         return MeshShape.for_generation(config, devices)

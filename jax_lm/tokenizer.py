@@ -1,7 +1,7 @@
 """Tokenizer of DiffuCoder: Qwen2.5 byte-level BPE with Dream's added tokens, and its chat template.
 
-Built from vocab.json + merges.txt + added_tokens.json (what DiffuCoder publishes, there is no
-tokenizer.json) or from tokenizer.json. Knows text and ids, nothing of models.
+It is built from vocab.json, merges.txt and added_tokens.json, the files that DiffuCoder publishes,
+or from tokenizer.json. Knows text and token ids, but not the model.
 """
 
 import hashlib
@@ -24,19 +24,25 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 MASK, END_OF_TEXT, DIFFUSION_PAD = "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"
 EXPAND, BEGIN_OF_TEXT = "<|expand|>", "<|beginoftext|>"
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
+# Each of these ends an answer: the end of a document, of a turn, or the padding of instruct models.
 STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD)
+# The pattern with which Qwen2.5 splits text into words before BPE.
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 Message = Mapping[str, Any]
 
-ADDED_TOKENS, TOKENIZER_CONFIG, SPECIAL_TOKENS = "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+# All files that a tokenizer of this family may have.
 TOKENIZER_FILES = (
-    "vocab.json", "merges.txt", "tokenizer.json", ADDED_TOKENS, TOKENIZER_CONFIG, SPECIAL_TOKENS, "chat_template.jinja",
+    "vocab.json", "merges.txt", "tokenizer.json",
+    ADDED_TOKENS, TOKENIZER_CONFIG, SPECIAL_TOKENS, "chat_template.jinja",
 )  # fmt: skip
-"""All files that a tokenizer of this family may have."""
 
+# Qwen2.5's fields of tokenizer_config.json; without them, transformers would decode differently.
 PLAIN_SETTINGS = {
     "add_prefix_space": False,
     "bos_token": None,
@@ -45,20 +51,19 @@ PLAIN_SETTINGS = {
     "split_special_tokens": False,
     "unk_token": None,
 }
-"""Of tokenizer_config.json: those of Qwen2.5, without which transformers would decode otherwise."""
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be read, or that belongs to another model."""
+    """Raised when a tokenizer cannot be read, or belongs to another model."""
 
 
 @dataclass(frozen=True)
 class DiffuCoderTokenizer:
-    """Text to ids and back, with the special tokens of masked diffusion.
+    """Converts between text and token ids, with the special tokens of masked diffusion.
 
     Attributes:
-        backend: the `tokenizers` object that does the work.
-        chat_template: Jinja source, or None for a model without chat.
+        backend: the underlying object of the library `tokenizers`.
+        chat_template: Jinja source of the chat template; None for a model without chat.
     """
 
     backend: Tokenizer
@@ -67,28 +72,48 @@ class DiffuCoderTokenizer:
     def __post_init__(self) -> None:
         for token in (MASK, END_OF_TEXT):
             if self.backend.token_to_id(token) is None:
-                raise TokenizerError(f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer")
+                raise TokenizerError(
+                    f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer"
+                )
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, adds_mask: bool = False) -> "DiffuCoderTokenizer":
-        """Read the tokenizer files of a folder; TokenizerError if they are absent or damaged, or lack the mask token.
+    def from_pretrained(
+        cls, folder: str | Path, *, adds_mask: bool = False
+    ) -> "DiffuCoderTokenizer":
+        """Read the tokenizer files of a folder.
 
-        `adds_mask` gives a tokenizer of an autoregressive model the mask and pad tokens that it lacks.
+        Args:
+            folder: folder of the tokenizer.
+            adds_mask: add the mask and pad tokens that the tokenizer of an autoregressive model
+                lacks.
+
+        Raises:
+            TokenizerError: the files are absent or damaged, or have no mask token.
         """
         folder = Path(folder).expanduser()
         try:
             has_words = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
-            # Qwen2.5 publishes words without their added tokens, and everything in tokenizer.json.
-            if has_words and ((folder / ADDED_TOKENS).is_file() or not (folder / "tokenizer.json").is_file()):
-                backend = byte_level_bpe(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+            # Qwen2.5 publishes a vocab.json without added_tokens.json, but a complete
+            # tokenizer.json, which is then preferred.
+            if has_words and (
+                (folder / ADDED_TOKENS).is_file() or not (folder / "tokenizer.json").is_file()
+            ):
+                backend = byte_level_bpe(
+                    models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+                )
                 add_in_order(backend, folder)
             elif (folder / "tokenizer.json").is_file():
                 backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             else:
-                raise TokenizerError(f"tokenizer {str(folder)!r}: no vocab.json with merges.txt, and no tokenizer.json")
-            missing = [token for token in (MASK, DIFFUSION_PAD) if backend.token_to_id(token) is None]
+                message = "no vocab.json with merges.txt, and no tokenizer.json"
+                raise TokenizerError(f"tokenizer {str(folder)!r}: {message}")
+            missing = [
+                token for token in (MASK, DIFFUSION_PAD) if backend.token_to_id(token) is None
+            ]
             if adds_mask:
-                backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+                backend.add_tokens(
+                    [AddedToken(token, special=True, normalized=False) for token in missing]
+                )
             return cls(backend, read_chat_template(folder))
         except TokenizerError:
             raise
@@ -96,24 +121,28 @@ class DiffuCoderTokenizer:
             raise TokenizerError(f"tokenizer {str(folder)!r} cannot be read: {error}") from error
 
     def require_ids(self, *, mask_token_id: int | None, vocab_size: int) -> None:
-        """Raise TokenizerError unless this tokenizer belongs to a model with this mask id and vocabulary."""
+        """Raise TokenizerError unless this tokenizer belongs to a model with this configuration."""
         if mask_token_id is None:
             raise TokenizerError(
-                f"config.json names no mask_token_id, while the tokenizer has {MASK} at {self.mask_id}: "
-                "a masked-diffusion model names it; an autoregressive one becomes one by diffucoder adapt"
+                f"config.json names no mask_token_id, while the tokenizer has {MASK} at "
+                f"{self.mask_id}: a masked-diffusion model names it; convert an autoregressive one "
+                "with diffucoder adapt"
             )
         if self.mask_id != mask_token_id:
             raise TokenizerError(
-                f"tokenizer has {MASK} at {self.mask_id}, the model's mask_token_id is {mask_token_id}: "
-                "this tokenizer belongs to another model"
+                f"tokenizer has {MASK} at {self.mask_id}, the model's mask_token_id is "
+                f"{mask_token_id}: this tokenizer belongs to another model"
             )
         if self.vocab_size > vocab_size:
-            raise TokenizerError(f"tokenizer has {self.vocab_size} tokens, the model only {vocab_size}")
+            raise TokenizerError(
+                f"tokenizer has {self.vocab_size} tokens, the model only {vocab_size}"
+            )
 
     @property
     def fingerprint(self) -> str:
-        """A digest of all that decides which ids a text or a conversation gets."""
-        return hashlib.sha256(f"{self.backend.to_str()}{self.chat_template}".encode()).hexdigest()[:16]
+        """A digest of everything that determines the ids of a text or a conversation."""
+        content = f"{self.backend.to_str()}{self.chat_template}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
     def vocab_size(self) -> int:
@@ -125,169 +154,235 @@ class DiffuCoderTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The trained pad of instruct models, else the end of text; marks left padding and spare canvas."""
+        """The id for left padding and for unused canvas: `<|dlm_pad|>`, or the end of text.
+
+        Instruct models are trained with `<|dlm_pad|>`; other models have no such token.
+        """
         pad = self.backend.token_to_id(DIFFUSION_PAD)
         return self.token_id(END_OF_TEXT) if pad is None else pad
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids at which an answer ends: those of the end tokens that this tokenizer knows."""
+        """The ids that end an answer: those of `STOP_TOKENS` that this tokenizer has."""
         ids = (self.backend.token_to_id(token) for token in STOP_TOKENS)
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
     def expand_id(self) -> int | None:
-        """The token by which a mask becomes two; None if the checkpoint was not trained with one."""
+        """The id of the token that turns a mask into two; None if the checkpoint has none."""
         return self.backend.token_to_id(EXPAND)
 
     def with_expand(self) -> "DiffuCoderTokenizer":
-        """Give a tokenizer that has the token for expanding, at the next free id if this one lacks it."""
+        """Return a copy that has the expand token, added at the next free id if necessary."""
         backend = Tokenizer.from_str(self.backend.to_str())
         backend.add_tokens([AddedToken(EXPAND, special=True, normalized=False)])
         return DiffuCoderTokenizer(backend, self.chat_template)
 
     @property
     def begin_ids(self) -> list[int]:
-        """The token that begins a text, where there is one."""
+        """The id of the token that begins a text, as a list; empty if there is none."""
         token_id = self.backend.token_to_id(BEGIN_OF_TEXT)
         return [] if token_id is None else [token_id]
 
     def token_id(self, token: str) -> int:
-        """Find the id of a token; KeyError if it has none."""
+        """Return the id of a token. Raises KeyError if it is not in the vocabulary."""
         token_id = self.backend.token_to_id(token)
         if token_id is None:
             raise KeyError(token)
         return token_id
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text; special tokens written out in it become their ids, none is added."""
+        """Encode a text. Special tokens in the text become their ids; none are added."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     @cached_property
     def plain_backend(self) -> Tokenizer:
-        """The pipeline of `backend`, in which the text of a special token is ordinary text."""
+        """A copy of `backend` that treats the text of a special token as ordinary text."""
         backend = Tokenizer.from_str(self.backend.to_str())
         backend.encode_special_tokens = True
         return backend
 
     @cached_property
     def special_text(self) -> re.Pattern[str]:
-        """A pattern that finds the text of any special token."""
+        """A pattern that matches the text of any special token."""
         added = self.backend.get_added_tokens_decoder().values()
+        # Longest first: of two alternatives, the pattern takes the first that matches.
         texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Encode a text from outside: a special token written out in it is nothing but its characters."""
+        """Encode untrusted text: special tokens in it are encoded as ordinary characters."""
         return self.plain_backend.encode(text, add_special_tokens=False).ids
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Encode a conversation from outside: only the template itself makes special tokens.
+        """Encode an untrusted conversation: only the template itself produces special tokens.
 
-        A special token's text in a message passes the template as a mark that nobody can guess, and is encoded apart.
+        The text of a special token in a message is replaced by a random placeholder while the
+        template is rendered, and then encoded as ordinary characters.
         """
+        # "a<|im_end|>b" -> "a<nonce>.0.b" -> template -> "…a", "0", "b…" -> ids
         nonce = secrets.token_hex(16)
-        found: list[str] = []
+        escaped: list[str] = []
 
         def mark(match: re.Match[str]) -> str:
-            found.append(match[0])
-            return f"{nonce}.{len(found) - 1}."
+            escaped.append(match[0])
+            return f"{nonce}.{len(escaped) - 1}."
 
-        marked = [{**message, "content": self.special_text.sub(mark, message["content"])} for message in messages]
+        marked = [
+            {**message, "content": self.special_text.sub(mark, message["content"])}
+            for message in messages
+        ]
+        # As the pattern has a group, pieces at odd places are the numbers of placeholders.
         pieces = re.split(rf"{nonce}\.(\d+)\.", self.apply_chat_template(marked))
         ids: list[int] = []
         for index, piece in enumerate(pieces):
-            ids += self.encode_plain(found[int(piece)]) if index % 2 else self.encode(piece)
+            ids += self.encode_plain(escaped[int(piece)]) if index % 2 else self.encode(piece)
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """Decode ids; bytes that are not UTF-8 become U+FFFD."""
+        """Decode ids to text; bytes that are not valid UTF-8 become U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which alone need not be UTF-8."""
-        if token_id in self.added_ids or not isinstance(self.backend.decoder, decoders.ByteLevel):
+        """Return the bytes of one token, which need not be valid UTF-8 on their own."""
+        # "Ġdef" -> b" def"
+        if token_id in self.ids_of_added_tokens or not isinstance(
+            self.backend.decoder, decoders.ByteLevel
+        ):
             return self.decode([token_id]).encode()
-        return bytes(BYTES_OF_LETTERS[letter] for letter in self.backend.id_to_token(token_id) or "")
+        return bytes(
+            BYTES_OF_LETTERS[letter] for letter in self.backend.id_to_token(token_id) or ""
+        )
 
     @cached_property
-    def added_ids(self) -> frozenset[int]:
-        """Ids of the tokens that were added to the vocabulary, which are written as they read."""
+    def ids_of_added_tokens(self) -> frozenset[int]:
+        """Ids of added tokens, whose text is stored literally, not in the byte-level alphabet."""
         return frozenset(self.backend.get_added_tokens_decoder())
 
     def decode_until_stop(self, ids: Iterable[int]) -> str:
-        """Decode ids up to the first stop token."""
+        """Decode ids up to the first stop token, without special tokens."""
         stops = self.stop_ids
-        return self.decode(takewhile(lambda token_id: token_id not in stops, ids), skip_special_tokens=True)
+        return self.decode(
+            takewhile(lambda token_id: token_id not in stops, ids), skip_special_tokens=True
+        )
 
-    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Render messages ({"role": …, "content": …}) to a prompt, in a sandbox; TokenizerError if that fails."""
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Render messages to a prompt, in Jinja's sandbox.
+
+        Args:
+            messages: dicts with `role` and `content`.
+            add_generation_prompt: whether the prompt ends with the header of the next answer.
+
+        Raises:
+            TokenizerError: there is no template, or it does not accept the messages.
+        """
         if self.chat_template is None:
-            raise TokenizerError("this tokenizer has no chat template: the model was not made for chat")
+            raise TokenizerError(
+                "this tokenizer has no chat template: the model was not made for chat"
+            )
+        # The extension, filter and function that transformers offers to templates.
         extensions = ["jinja2.ext.loopcontrols"]
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions
+        )
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+            value, ensure_ascii=False, indent=indent
+        )
         environment.globals["raise_exception"] = raise_template_error
         try:
             template = environment.from_string(self.chat_template)
-            return template.render(messages=list(messages), add_generation_prompt=add_generation_prompt)
-        except Exception as error:  # a template is a program of the checkpoint: it may raise anything
-            raise TokenizerError(f"chat template does not accept these messages: {error}") from error
+            return template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is code of the checkpoint: it may raise anything
+            raise TokenizerError(
+                f"chat template does not accept these messages: {error}"
+            ) from error
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write tokenizer.json, which holds all but the template, chat_template.jinja and settings for transformers."""
+        """Write tokenizer.json, chat_template.jinja and the settings that transformers reads."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.backend.save(str(folder / "tokenizer.json"))
         if (folder / ADDED_TOKENS).is_file():
-            # It is read in place of tokenizer.json.
+            # With this file, `from_pretrained` reads vocab.json instead of tokenizer.json.
             added = sorted(self.backend.get_added_tokens_decoder().items())
-            write_json(folder / ADDED_TOKENS, {token.content: token_id for token_id, token in added})
+            ids = {token.content: token_id for token_id, token in added}
+            write_json(folder / ADDED_TOKENS, ids)
         if self.chat_template is not None:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
         self.save_settings(folder, replace=True)
 
     def save_settings(self, folder: Path, *, replace: bool = False) -> None:
-        """Let tokenizer_config.json and special_tokens_map.json name the tokens for end, pad and mask.
+        """Write the end, pad and mask tokens to tokenizer_config.json and special_tokens_map.json.
 
-        What they name already stays, unless it is to be replaced; a file that lacks nothing is not touched.
+        A file that lacks nothing is not written.
+
+        Args:
+            folder: folder of the tokenizer.
+            replace: replace tokens that these files name already, instead of keeping them.
         """
         pad = self.backend.id_to_token(self.pad_id)
         special = {"eos_token": END_OF_TEXT, "pad_token": pad, "mask_token": MASK}
-        parts = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+        attributes = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
         added = {
-            str(token_id): {part: getattr(token, part) for part in parts}
+            str(token_id): {name: getattr(token, name) for name in attributes}
             for token_id, token in sorted(self.backend.get_added_tokens_decoder().items())
         }
+        # Without tokenizer.json, transformers needs the class that reads vocab.json.
         is_whole = (folder / "tokenizer.json").is_file()
         kind = {"tokenizer_class": "PreTrainedTokenizerFast" if is_whole else "Qwen2Tokenizer"}
         new = PLAIN_SETTINGS | kind | {"added_tokens_decoder": added} | special
-        for name, whole in ((TOKENIZER_CONFIG, new), (SPECIAL_TOKENS, special)):
-            held = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else None
-            wanted = {key for key in special if held is None or held.get(key) is None}
-            wanted |= {*special, "added_tokens_decoder"} if replace else set()
-            fields = whole if held is None else held | {key: whole[key] for key in wanted & whole.keys()}
-            if fields != held:
+        for name, complete in ((TOKENIZER_CONFIG, new), (SPECIAL_TOKENS, special)):
+            stored = (
+                json.loads((folder / name).read_text(encoding="utf-8"))
+                if (folder / name).is_file()
+                else None
+            )
+            # Keys to write into an existing file.
+            keys = {key for key in special if stored is None or stored.get(key) is None}
+            keys |= {*special, "added_tokens_decoder"} if replace else set()
+            fields = (
+                complete
+                if stored is None
+                else stored | {key: complete[key] for key in keys & complete.keys()}
+            )
+            if fields != stored:
                 write_json(folder / name, fields)
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write an object as the publishers of checkpoints do."""
+    """Write a JSON object with the indentation of published checkpoints."""
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def byte_letters() -> dict[str, int]:
-    """The byte that each letter of the byte-level alphabet stands for (GPT-2's `bytes_to_unicode`, turned around)."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    """Return the byte of each letter of the byte-level alphabet.
+
+    This is the inverse of GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, and the
+    others are numbered from U+0100 on, such as the space, which is "Ġ" (U+0120).
+    """
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + number): byte for number, byte in enumerate(others)
+    }
 
 
 BYTES_OF_LETTERS = byte_letters()
 
 
 def byte_level_bpe(model: models.BPE) -> Tokenizer:
-    """Build Qwen2's pipeline around a BPE model: NFC, a word pattern, byte-level alphabet, no added ids."""
+    """Return Qwen2's pipeline for a BPE model: NFC, the word pattern and the byte-level alphabet.
+
+    Added tokens are not part of it.
+    """
     backend = Tokenizer(model)
     backend.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
@@ -298,7 +393,11 @@ def byte_level_bpe(model: models.BPE) -> Tokenizer:
 
 
 def add_in_order(backend: Tokenizer, folder: Path) -> None:
-    """Add the tokens of added_tokens.json in the order of their ids, which must continue the vocabulary."""
+    """Add the tokens of added_tokens.json in the order of their ids.
+
+    Raises:
+        TokenizerError: the file is absent, or its ids do not continue the vocabulary without a gap.
+    """
     path = folder / ADDED_TOKENS
     if not path.is_file():
         raise TokenizerError(f"tokenizer {str(folder)!r} has no added_tokens.json")
@@ -306,20 +405,27 @@ def add_in_order(backend: Tokenizer, folder: Path) -> None:
     base = len(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
     expected = list(range(base, base + len(ids)))
     if sorted(ids.values()) != expected:
-        raise TokenizerError(f"{path}: ids must run from {expected[0]} to {expected[-1]} without a gap")
-    # Qwen2 marks the tool-call tags as ordinary text: they survive decoding without special tokens.
+        raise TokenizerError(
+            f"{path}: ids must run from {expected[0]} to {expected[-1]} without a gap"
+        )
+    # In Qwen2, tool-call tags such as <tool_call> are not special: they must survive decoding with
+    # skip_special_tokens=True.
     for text in sorted(ids, key=ids.__getitem__):
         backend.add_tokens([AddedToken(text, special=text.startswith("<|"), normalized=False)])
         if backend.token_to_id(text) != ids[text]:
-            raise TokenizerError(f"{path}: {text!r} cannot have id {ids[text]}: it is in the vocabulary already")
+            raise TokenizerError(
+                f"{path}: {text!r} cannot have id {ids[text]}: it is in the vocabulary already"
+            )
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """Read chat_template.jinja, or the field of tokenizer_config.json, or None."""
+    """Read the template from chat_template.jinja or tokenizer_config.json, if there is one."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if (folder / TOKENIZER_CONFIG).is_file():
-        template = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")).get("chat_template")
+        template = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")).get(
+            "chat_template"
+        )
         return template if isinstance(template, str) else None
     return None
 
@@ -331,12 +437,24 @@ def raise_template_error(message: str) -> None:
 def pad_left(
     rows: Sequence[Sequence[int]], pad_id: int, *, multiple_of: int = 1
 ) -> tuple[Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
-    """Put rows of ids into one left-padded array with its attention mask (1 = real)."""
+    """Pad rows of ids on the left.
+
+    Args:
+        rows: ids of each row.
+        pad_id: id that is filled in.
+        multiple_of: the width of the result is a multiple of this number.
+
+    Returns:
+        The ids, and an attention mask that is 1 for the ids of `rows` and 0 for padding.
+    """
+    # [[5], [6, 7]] with pad 0 -> ids [[0, 5], [6, 7]] and mask [[0, 1], [1, 1]]
     width = max(map(len, rows), default=0)
+    # width 5, multiple_of 4 -> 5 + 3 = 8
     width += -width % multiple_of
     ids = np.full((len(rows), width), pad_id, np.int32)
     mask = np.zeros((len(rows), width), np.int32)
     for row, values in enumerate(rows):
         start = width - len(values)
-        ids[row, start:], mask[row, start:] = values, 1
+        ids[row, start:] = values
+        mask[row, start:] = 1
     return ids, mask

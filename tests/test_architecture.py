@@ -23,7 +23,7 @@ MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_INNER_IMPORTS, MAX_LOOSE_MODU
 MANY_PARAMETERS = {"DiffuCoderInference.generate": 12, "DiffuCoderLM.__init__": 10}
 """The signature is the published interface, or the harness's command line."""
 
-SHARED_NAMES = {"save", "stored_tensors"}
+SHARED_NAMES = {"save", "list_tensors"}
 """Names that several modules define because they implement one interface: the formats of checkpoints."""
 
 RESTRICTED_PICKLE = "checkpoints.legacy"

@@ -28,13 +28,13 @@ from jax_lm.compilation.updates import training_program
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models import attention
 from jax_lm.models.attention import (
-    OwnSample,
+    SampleMask,
     attend,
     attend_in_blocks,
     attend_in_full,
+    choose_attention,
     cudnn,
     has_cudnn,
-    lean_attention,
     splash,
 )
 from jax_lm.models.dream import DreamForCausalLM
@@ -63,7 +63,7 @@ def masks_of(length, rows=2):
     columns = jnp.arange(length)[None].repeat(rows, axis=0)
     starts = jnp.arange(1, rows + 1)[:, None] * (length // (2 * rows))
     samples = jnp.where(columns < length - 9, columns // (starts + 7), -1)
-    return {"none": None, "padded": columns >= starts, "packed": OwnSample(samples.astype(jnp.int32))}
+    return {"none": None, "padded": columns >= starts, "packed": SampleMask(samples.astype(jnp.int32))}
 
 
 def with_gradients(attention, arrays, mask):
@@ -134,10 +134,10 @@ def test_a_model_takes_samples_as_a_mask(tiny_model):
     positions = jnp.arange(24)[None].repeat(2, axis=0)
     tokens = positions + 3
     admitted = samples[:, :, None] == samples[:, None, :]
-    ours, theirs = (tiny_model(tokens, mask, positions) for mask in (OwnSample(samples), admitted))
+    ours, theirs = (tiny_model(tokens, mask, positions) for mask in (SampleMask(samples), admitted))
     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ValueError, match="position_ids=None"):
-        tiny_model(tokens, OwnSample(samples))
+        tiny_model(tokens, SampleMask(samples))
 
 
 @pytest.mark.parametrize("lean", [interpreted, attend_in_blocks])
@@ -149,13 +149,13 @@ def test_a_model_learns_the_same(tiny_model, monkeypatch, lean):
 
     def gradients():
         def total(state):
-            hidden = nnx.merge(graph, state).model(positions % 90, OwnSample(samples), positions, remat=True)
+            hidden = nnx.merge(graph, state).model(positions % 90, SampleMask(samples), positions, remat=True)
             return jnp.sum(jnp.sin(hidden) * (samples >= 0)[..., None])
 
         return [np.asarray(x) for x in jax.tree.leaves(jax.jit(jax.grad(total))(state))]
 
     expected = gradients()
-    monkeypatch.setattr(attention, "lean_attention", lambda *_: lean)
+    monkeypatch.setattr(attention, "choose_attention", lambda *_: lean)
     scale = max(np.abs(x).max() for x in expected)
     for ours, theirs in zip(gradients(), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * scale)
@@ -176,7 +176,7 @@ def chosen(platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", 
     k = jnp.zeros((1, KEY_HEADS, keys or length, size), dtype)
     mask = {**masks_of(length, 1), "each": jnp.ones((1, length, length), bool)}[name]
     with patch.object(jax, "devices", lambda: [Chip(0, platform, capability)]):
-        return lean_attention(q, k, mask, None)
+        return choose_attention(q, k, mask, None)
 
 
 def test_kernels_are_taken_where_they_pay(monkeypatch):
@@ -225,7 +225,7 @@ def test_cudnn_is_called_as_it_must_be(monkeypatch, name):
 def test_canvases_are_mapped_over_on_a_mesh(monkeypatch, kernel, name):
     """As decoding that looks ahead does; keys may be one for all."""
     monkeypatch.setattr(jax.nn, "dot_product_attention", library)
-    monkeypatch.setattr(attention, "lean_attention", lambda *_: kernel)
+    monkeypatch.setattr(attention, "choose_attention", lambda *_: kernel)
     q, k, v, _ = arrays_of(jnp.float32, 128, heads=4, key_heads=2)
     mask, several = masks_of(128)[name], jnp.stack([q, 2 * q, -q])
     found = jax.jit(jax.vmap(lambda q: attend(q, k, v, mask, MeshShape().mesh())))(several)
@@ -269,7 +269,7 @@ def on_meshes():
         distances = []
         for mask in masks_of(128, 8).values():
             expected = with_gradients(attend_in_full, arrays, mask)
-            with patch.object(attention, "lean_attention", lambda *_: interpreted):
+            with patch.object(attention, "choose_attention", lambda *_: interpreted):
                 found = with_gradients(partial(attend, mesh=mesh), arrays, mask)
             distances += map(float, distance(found, expected))
         report[name] = distances
@@ -281,7 +281,7 @@ def test_key_heads_that_do_not_split_are_attended_to_in_full():
     devices = [Chip(number) for number in range(8)]
     for tensor, kernel in ((4, splash), (8, None)):
         mesh = Mesh(np.asarray(devices).reshape(8 // tensor, 1, tensor), AXES)
-        assert lean_attention(q, k, None, mesh) is kernel
+        assert choose_attention(q, k, None, mesh) is kernel
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def compiled_for(name, length=2048):
         return compiler.compile_lowered(update.lower(*shapes)).as_text()
 
     report = {"has_kernel": topology.is_tpu or has_cudnn(), "lean": scores_of(text(), length)}
-    with patch.object(attention, "lean_attention", lambda *_: None):
+    with patch.object(attention, "choose_attention", lambda *_: None):
         return report | {"in full": scores_of(text(), length)}
 
 

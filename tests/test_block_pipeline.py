@@ -71,7 +71,7 @@ def said(sampler, tokens, length):
 
 def forced(sampler, given, decoding, stop_ids=(), columns=COLUMNS):
     """Decode greedily: returns the tokens, the forwards, the blocks begun, and the most that were active at once."""
-    chosen, mask = decoding.resolved, sampler.mask_id
+    chosen, mask = decoding.settings, sampler.mask_id
     length, width = chosen.block_length, PROMPT + columns
     # Blocks that are not begun are masked too; nobody who is begun can see them.
     tokens = [*given, *[mask] * columns]
@@ -163,7 +163,7 @@ def test_it_is_the_published_algorithm(tiny, pace):
         state = decoded(model, prompt(seed), settings)
         assert tokens_of(state)[0].tolist() == tokens
         assert int(state.forwards) == int(state.step) == forwards
-        assert int(state.pipeline.begun[0]) == begun == -(-COLUMNS // settings.decoding.resolved.block_length)
+        assert int(state.pipeline.begun[0]) == begun == -(-COLUMNS // settings.decoding.settings.block_length)
         at_once, faster = max(at_once, most), faster + (forwards < COLUMNS)
     # Else the comparison says little.
     assert faster > 3
@@ -365,7 +365,7 @@ def test_no_policy_is_scored_without_the_mask_that_it_answers_with():
 
 
 def test_the_published_settings_are_the_defaults():
-    chosen = Decoding(cache="causal").resolved
+    chosen = Decoding(cache="causal").settings
     found = chosen.add_threshold, chosen.activate_threshold, chosen.threshold, chosen.block_length, chosen.commit
     assert found == (0.1, 0.95, 0.9, 32, "threshold")
-    assert Decoding(preset="turbo", cache="causal").resolved == chosen
+    assert Decoding(preset="turbo", cache="causal").settings == chosen

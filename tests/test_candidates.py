@@ -88,7 +88,7 @@ def test_a_traced_top_k_is_the_static_one(vocabulary, top_k):
 @pytest.mark.filterwarnings("error")
 def test_a_setting_beyond_float32_is_its_largest_number(name, number):
     commit = {"entropy_bound": "entropy", "factor": "factor"}.get(name)
-    options = GenerationOptions(max_new_tokens=1).changed(**{name: number, "commit": commit})
+    options = GenerationOptions(max_new_tokens=1).with_settings(**{name: number, "commit": commit})
     assert getattr(SamplingParams.of(options, 1, 1), name) == np.finfo(np.float32).max
 
 

@@ -72,7 +72,7 @@ CARELESS = [
     ("generate --model taken x", "model 'taken' is a file; expected a folder"),
     ("generate --model empty x", "empty has no config.json"),
     ("generate --model absent x", "model 'absent': no such folder, and not a hub id"),
-    ("generate --model gpt x", "config model_type='gpt2': not a model of this package, only Dream"),
+    ("generate --model gpt x", "config model_type='gpt2': only Dream and qwen2 are supported"),
     ("info --model gpt", "config model_type='gpt2'"),
     ("generate --model qwen x", "config.json names no mask_token_id, while the tokenizer has <|mask|> at"),
     ("verify absent", "model 'absent'"),
@@ -87,7 +87,7 @@ CARELESS = [
     ("analyze --limit 1 --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
     ("merge-lora --adapter absent --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
     ("merge-lora --adapter absent --out taken/model", "out='taken/model': must be a folder, or not exist yet ("),
-    ("sft --data good.jsonl --out taken/run --max-steps 1", "taken takes no folder)"),
+    ("sft --data good.jsonl --out taken/run --max-steps 1", "taken is not a writable folder)"),
     ("sft --data absent.jsonl --out o", "absent.jsonl"),
     ("sft --data absent.parquet --out o", "data='absent.parquet' cannot be read: there is no such file"),
     ("grpo --data absent.parquet --out o", "data='absent.parquet' cannot be read: there is no such file"),
@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_line_whoever_says_so(capsys, error):
     def command():
         raise error
 
-    assert terminal.guarded(command, debug=False) == 2
+    assert terminal.run_guarded(command, debug=False) == 2
     assert one_line(capsys).startswith(("error: No space left on device: ", "error: Disk quota exceeded: "))
 
 
@@ -206,7 +206,7 @@ def test_a_full_disk_below_another_error_is_found(capsys):
         except OSError as error:
             raise RuntimeError("a checkpoint was not written") from error
 
-    assert terminal.guarded(command, debug=False) == 2
+    assert terminal.run_guarded(command, debug=False) == 2
     assert one_line(capsys) == "error: No space left on device: model.safetensors"
 
 
@@ -225,13 +225,13 @@ def test_what_is_not_installed_is_named_with_its_extra(capsys):
     def command():
         raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn.config")
 
-    assert terminal.guarded(command, debug=False) == 2
+    assert terminal.run_guarded(command, debug=False) == 2
     assert (
         one_line(capsys)
         == "error: this needs uvicorn.config, which is not installed: pip install 'jax-diffucoder[serve]'"
     )
     extras = {"math_verify": "math", "tensorboardX": "tensorboard", "torch": "parity", "numpy": None, "this": None}
-    assert {name: terminal.extra_of(name) for name in extras} == extras
+    assert {name: terminal.find_extra(name) for name in extras} == extras
 
 
 def test_a_defect_of_ours_keeps_its_traceback():
@@ -239,7 +239,7 @@ def test_a_defect_of_ours_keeps_its_traceback():
         raise ModuleNotFoundError("No module named 'jax_lm.absent'", name="jax_lm.absent")
 
     with pytest.raises(ModuleNotFoundError):
-        terminal.guarded(command, debug=False)
+        terminal.run_guarded(command, debug=False)
 
 
 def test_every_command_is_in_a_module_that_can_be_imported():

@@ -53,7 +53,7 @@ def test_answers_are_those_of_the_engine_and_are_remembered(conversation, tiny_i
 def test_chat_takes_settings_as_generate_does(tiny_inference):
     expected = tiny_inference.chat("Write gcd.", OPTIONS)
     assert tiny_inference.chat("Write gcd.", max_new_tokens=16, temperature=0.0) == expected
-    changed = OPTIONS.changed(preset="turbo", top_k=3)
+    changed = OPTIONS.with_settings(preset="turbo", top_k=3)
     assert (changed.decoding.preset, changed.top_k, changed.max_new_tokens) == ("turbo", 3, 16)
     with pytest.raises(TypeError, match="new_tokens"):
         tiny_inference.chat("Write gcd.", new_tokens=16)
@@ -104,7 +104,7 @@ def test_an_interrupt_takes_the_message_back(conversation, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     forgiven = []
-    monkeypatch.setattr(interruption, "forgive", lambda: forgiven.append(1))
+    monkeypatch.setattr(interruption, "mark_handled", lambda: forgiven.append(1))
     talked = conversation()
     monkeypatch.setattr(talked, "write", stopped)
     assert talked.take("Write gcd.")

@@ -64,7 +64,7 @@ def committed(decoding, probability, holes=None):
     probability = jnp.asarray([probability], jnp.float32)
     masked = jnp.ones(probability.shape, bool)
     holes = jnp.array([holes or probability.shape[1]])
-    rank, rule = ranks(probability, masked), decoding.resolved
+    rank, rule = ranks(probability, masked), decoding.settings
     if rule.commit == "factor":
         chosen = longest_run(jnp.float32(rule.factor), rank, probability, masked)
     else:

@@ -195,7 +195,7 @@ def test_every_preset_on_the_recorded_checkpoint(golden_sampler, preset, tempera
 
 @pytest.mark.parametrize(("decoding", "every"), [(Decoding(), 3), (Decoding(block_length=8, cache="window"), 1)])
 def test_a_stream_tells_every_step_as_if_it_were_taken_alone(golden_sampler, decoding, every):
-    steps = 24 if decoding.resolved.commit == "steps" else None
+    steps = 24 if decoding.settings.commit == "steps" else None
     options = greedy(steps, top_p=0.9, decoding=decoding)
     canvas = golden_canvas(golden_sampler)
     plain, drafted = (

@@ -10,16 +10,11 @@ import pytest
 from conftest import GOLDEN
 from flax import nnx
 
-from jax_lm.models.dream import (
-    DreamConfig,
-    DreamForCausalLM,
-    DreamRMSNorm,
-    Initializer,
-    attend,
-    parameter_shapes,
-    parameters,
-    product,
-)
+from jax_lm.config import DreamConfig
+from jax_lm.models.attention import attend
+from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters
+from jax_lm.models.layers import DreamRMSNorm, Initializer
+from jax_lm.models.products import product
 
 SEVEN_B = {
     "architectures": ["DreamModel"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,

@@ -59,7 +59,7 @@ def test_every_setting_is_one_that_decoding_takes():
     options = {name: setting.options(quality) for name, setting in FRONTIER.items()}
     assert len(set(options.values())) == len(options) >= 8
     assert len({slug(name) for name in FRONTIER}) == len(FRONTIER)
-    assert {each.decoding.resolved.commit for each in options.values()} == {
+    assert {each.decoding.settings.commit for each in options.values()} == {
         "steps", "threshold", "factor", "dynamic", "entropy",
     }  # fmt: skip
     with pytest.raises(ValueError, match="only='best': must be one of 'exact'"):

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import INDEX, WEIGHTS, resolve
-from jax_lm.checkpoints.loading import WantedTensors, load_tensors, open_checkpoint
+from jax_lm.checkpoints.loading import LoadSpec, load_tensors, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameter_shapes, parameters
 
@@ -293,7 +293,7 @@ def test_truncated_files_are_refused(whole, tmp_path):
     for length in [*edges, *random.Random(0).sample(range(len(content)), 50)]:
         (tmp_path / WEIGHTS).write_bytes(content[:length])
         with pytest.raises(CheckpointError, match=WEIGHTS):
-            load_tensors(open_checkpoint(tmp_path), WantedTensors(shapes=shapes))
+            load_tensors(open_checkpoint(tmp_path), LoadSpec(shapes=shapes))
 
 
 def test_flipped_header_bits_are_refused_or_change_nothing(whole, tmp_path):
@@ -306,7 +306,7 @@ def test_flipped_header_bits_are_refused_or_change_nothing(whole, tmp_path):
         damaged[position] ^= 1 << bit
         (tmp_path / WEIGHTS).write_bytes(damaged)
         try:
-            loaded = load_tensors(open_checkpoint(tmp_path), WantedTensors(shapes=shapes))
+            loaded = load_tensors(open_checkpoint(tmp_path), LoadSpec(shapes=shapes))
         except CheckpointError:
             refused += 1
         else:

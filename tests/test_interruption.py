@@ -98,8 +98,8 @@ def test_every_command_at_every_moment(name, seconds, folder, for_release):
 DEAF = """
 from pathlib import Path
 from jax_lm.host import interruption
-interruption.hear_interrupts()
-with interruption.interruptible(), interruption.unfinished(Path("half")) as half:
+interruption.watch_interrupts()
+with interruption.interruptible(), interruption.remove_on_exit(Path("half")) as half:
     half.mkdir()
     (half / "x").write_text("x")
     print("deaf", flush=True)
@@ -137,11 +137,11 @@ def test_an_interrupt_that_is_forgiven_ends_nothing(tmp_path):
     code = """
 import time
 from jax_lm.host import interruption
-interruption.hear_interrupts()
-with interruption.interruptible(), interruption.patiently():
+interruption.watch_interrupts()
+with interruption.interruptible(), interruption.suspend_deadline():
     print("ready", flush=True)
     try: time.sleep(20)
-    except KeyboardInterrupt: interruption.forgive()
+    except KeyboardInterrupt: interruption.mark_handled()
     time.sleep(0.3)
     print("goes on", flush=True)
     time.sleep(20)
@@ -160,14 +160,14 @@ with interruption.interruptible(), interruption.patiently():
 
 def test_unfinished_things_go_when_the_block_ends(tmp_path):
     def failing():
-        with interruption.unfinished(tmp_path / "folder") as path:
+        with interruption.remove_on_exit(tmp_path / "folder") as path:
             path.mkdir()
             (path / "file").write_text("x")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         failing()
-    with interruption.unfinished(tmp_path / "file") as path:
+    with interruption.remove_on_exit(tmp_path / "file") as path:
         path.write_text("x")
         path.rename(tmp_path / "kept")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
@@ -195,7 +195,7 @@ IMPORTING = """
 import sys
 from jax_lm.host import interruption
 sys.path.insert(0, ".")
-interruption.hear_interrupts()
+interruption.watch_interrupts()
 with interruption.interruptible():
     import slow
 """

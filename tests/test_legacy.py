@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from flax.core import freeze
 
-from jax_lm.checkpoints.legacy import stored_tensors
+from jax_lm.checkpoints.legacy import list_tensors
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.models.dream import DreamForCausalLM, parameters
@@ -86,7 +86,7 @@ def jax_leaves(tree):
 @pytest.mark.parametrize("wrap", [dict, freeze, jax_leaves], ids=["dict", "FrozenDict", "jax.Array"])
 def test_every_parameter_arrives_out_in(write, biased_model, protocol, wrap):
     folder = write(pickle.dumps(wrap(old_tree(biased_model)), protocol=protocol))
-    found, wanted = stored_tensors(folder / "params.pkl"), parameters(biased_model)
+    found, wanted = list_tensors(folder / "params.pkl"), parameters(biased_model)
     assert set(found) == set(wanted)
     assert [name for name in wanted if not np.array_equal(found[name].value, wanted[name])] == []
 
@@ -110,14 +110,14 @@ def test_missing_biases_are_refused_unless_allowed(write, biased_model, tmp_path
 
 def test_generation_refuses_pickles(write, biased_model):
     folder = write(pickle.dumps(old_tree(biased_model)))
-    with pytest.raises(CheckpointError, match="pickle of an old port: `diffucoder convert`"):
+    with pytest.raises(CheckpointError, match="pickle of an old port: convert it with `diffucoder convert`"):
         DreamForCausalLM.from_pretrained(folder)
 
 
 def test_bfloat16_keeps_its_bits(write):
     values = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)
     tree = {"model": {"norm": {"weight": values}, "embed_tokens": {"embedding": jnp.asarray(values)}}}
-    found = stored_tensors(write(pickle.dumps(tree)) / "params.pkl")
+    found = list_tensors(write(pickle.dumps(tree)) / "params.pkl")
     assert found["model.norm.weight"].value.tobytes() == values.T.tobytes()
     assert found["model.embed_tokens.weight"].value.tobytes() == values.tobytes()
 
@@ -137,7 +137,7 @@ def test_code_is_refused_by_name_and_does_not_run(write, tmp_path):
         folder = write(pickle.dumps({"params": {"a": Runs(tmp_path / "ran")}}, protocol=protocol))
         # Protocols 0 and 1 are refused for how they are written, before the name.
         with pytest.raises(CheckpointError, match=r"names (posix|nt)\.system|uses"):
-            stored_tensors(folder / "params.pkl")
+            list_tensors(folder / "params.pkl")
     assert not (tmp_path / "ran").exists()
 
 
@@ -174,7 +174,7 @@ NDARRAY = short(b"numpy") + short(b"ndarray") + b"\x93"
         pytest.param(PROTOCOL + NDARRAY + b".", "holds StandIn at ''", id="a name alone"),
         pytest.param(PROTOCOL + NDARRAY + b")R.", "calls ndarray", id="calling ndarray"),
         pytest.param(PROTOCOL + NDARRAY + b"}" + short(b"name") + short(b"x") + b"sb.", "changes ndarray", id="build"),
-        pytest.param(pickle.dumps({1: np.zeros(1, np.float32)}), "keys under '' that are no text", id="number key"),
+        pytest.param(pickle.dumps({1: np.zeros(1, np.float32)}), "keys under '' that are not text", id="number key"),
         pytest.param(pickle.dumps({"a": [1]}), "uses EMPTY_LIST", id="list"),
         pytest.param(pickle.dumps({"a": 1}), "holds int at 'a'", id="number"),
         pytest.param(pickle.dumps({"a": np.array([{}])}), "uses EMPTY_LIST|dtype 'O8'", id="objects"),
@@ -189,7 +189,7 @@ NDARRAY = short(b"numpy") + short(b"ndarray") + b"\x93"
 def test_hostile_pickles_are_refused(write, content, named):
     folder = write(content)
     with pytest.raises(CheckpointError, match=named) as caught:
-        stored_tensors(folder / "params.pkl")
+        list_tensors(folder / "params.pkl")
     assert "params.pkl" in str(caught.value)
 
 
@@ -198,7 +198,7 @@ def test_huge_empty_array_takes_no_memory(write):
     shape = b"\x8a\x08" + struct.pack("<q", 2**50) + b"\x85"
     content = PROTOCOL + b"}" + short(b"a") + reconstruct + NDARRAY + shape + short(b"b") + b"\x87Rs."
     with pytest.raises(CheckpointError, match="holds NoneType at 'a'"):
-        stored_tensors(write(content) / "params.pkl")
+        list_tensors(write(content) / "params.pkl")
 
 
 def test_flipped_bits_never_do_more_than_refuse(write, biased_model):
@@ -208,6 +208,6 @@ def test_flipped_bits_never_do_more_than_refuse(write, biased_model):
         changed = bytearray(content)
         changed[rng.integers(len(changed))] ^= 1 << rng.integers(8)
         try:
-            stored_tensors(write(bytes(changed)) / "params.pkl")
+            list_tensors(write(bytes(changed)) / "params.pkl")
         except CheckpointError:
             continue

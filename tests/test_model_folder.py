@@ -165,9 +165,9 @@ def test_fields_of_another_name_for_the_dtype_and_the_rotation_are_kept():
     theirs = {name: value for name, value in fields.items() if name != "rope_theta"}
     theirs |= {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "dtype": "bfloat16", "head_dim": 8}
     config = DreamConfig.from_dict(theirs)
-    assert config.updated(theirs) == theirs
+    assert config.update_fields(theirs) == theirs
     as_qwen2 = theirs | {"model_type": "qwen2", "layer_types": ["full_attention"] * 2}
-    changed = config.updated(as_qwen2)
+    changed = config.update_fields(as_qwen2)
     assert DreamConfig.from_dict(changed) == config
     # Dream's published class knows the rotation by this name alone.
     assert changed["rope_theta"] == 1e4
@@ -233,7 +233,7 @@ def test_training_over_its_own_source_is_refused_before_it_begins(source, writte
     words = ["--data", str(data), "--model", str(out / "model"), "--out", str(out), "--max-steps", "1"]
     before = (out / "model" / "model.safetensors").read_bytes()
     assert main(["sft", *words]) == 2
-    assert "is what this is made of: write it elsewhere" in capsys.readouterr().err
+    assert "is the source of this model: write to another folder" in capsys.readouterr().err
     assert (out / "model" / "model.safetensors").read_bytes() == before
 
 

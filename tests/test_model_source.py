@@ -181,7 +181,7 @@ def test_merging_takes_the_named_base_and_no_other(folder, proven, tmp_path, cap
 def test_merging_never_writes_over_the_base(folder, proven, capsys):
     before = (folder / "base" / "model.safetensors").read_bytes()
     assert main(["merge-lora", "--adapter", str(proven), "--out", str(folder / "base")]) == 2
-    assert "is what this is made of: write it elsewhere" in capsys.readouterr().err
+    assert "is the source of this model: write to another folder" in capsys.readouterr().err
     assert (folder / "base" / "model.safetensors").read_bytes() == before
 
 
@@ -233,7 +233,7 @@ def test_training_names_the_base_and_goes_on_from_an_adapter(folder, tmp_path, c
     # Two steps further, from there and not from zero.
     assert 0 < max(moved) < max(float(np.abs(one[name]).max()) for name in one if "lora_B" in name) * 3
     assert main([*words, "--adapter", str(tmp_path / "first" / "adapter"), "--out", str(tmp_path / "first")]) == 2
-    assert "write it elsewhere" in capsys.readouterr().err
+    assert "write to another folder" in capsys.readouterr().err
 
 
 def test_generation_uses_the_adapter(folder, tmp_path, capsys):

@@ -43,7 +43,7 @@ def test_steps_follow_from_the_options():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_given_overrides_the_preset(preset):
-    chosen = Decoding(preset=preset, cache="dual", refresh_every=3).resolved
+    chosen = Decoding(preset=preset, cache="dual", refresh_every=3).settings
     assert (chosen.cache, chosen.refresh_every) == ("dual", 3)
     assert chosen.commit == PRESETS[preset].get("commit", "steps")
 
@@ -58,10 +58,10 @@ def test_threshold_and_caches_imply_blocks_unless_overridden():
 
 def test_presets():
     assert list(PRESETS) == ["exact", "fast", "turbo"]
-    assert Decoding(preset="exact").resolved == Decoding().resolved
+    assert Decoding(preset="exact").settings == Decoding().settings
     assert (
-        Decoding(preset="turbo").resolved
-        == Decoding(commit="threshold", threshold=0.9, cache="window", block_length=32).resolved
+        Decoding(preset="turbo").settings
+        == Decoding(commit="threshold", threshold=0.9, cache="window", block_length=32).settings
     )
 
 

@@ -130,7 +130,7 @@ def test_bound_by_hand():
 
 def test_canvases_beside_are_computed_too_and_commit_more_than_is_known():
     chip, mesh = Topology.parse("h200:1"), MeshShape()
-    alone, guessed = (bound(DIFFUCODER_7B, PlannedStep(canvases_beside=count), mesh, chip) for count in (0, 4))
+    alone, guessed = (bound(DIFFUCODER_7B, PlannedStep(extra_canvases=count), mesh, chip) for count in (0, 4))
     assert guessed.step.flops == 5 * alone.step.flops
     assert alone.step.bytes < guessed.step.bytes < 1.02 * alone.step.bytes
     assert alone.tokens_per_second == pytest.approx(1 / alone.seconds)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.models.products import lookup, product, scaled
+from jax_lm.models.products import lookup, product, scale_columns
 from jax_lm.sharding import MeshShape
 
 DEVICES, MESHES = 8, ("data=2,fsdp=2,tensor=2", "fsdp=8", "data=4,tensor=2")
@@ -77,7 +77,7 @@ def test_gradient_of_a_scaling(dtype):
     rng = np.random.default_rng(1)
     x, cotangent = (jnp.asarray(rng.normal(0.5, 1.0, (32, 512, 8)), dtype) for _ in range(2))
     weight = jnp.asarray(rng.normal(1.0, 0.1, 8), dtype)
-    y, pull = jax.vjp(scaled, x, weight)
+    y, pull = jax.vjp(scale_columns, x, weight)
     dx, dweight = pull(cotangent)
     wide = [np.asarray(array, np.float64) for array in (x, cotangent, weight)]
     rounded = 0.004 if dtype == "bfloat16" else 1e-6

@@ -87,7 +87,7 @@ def test_the_token_comes_from_the_environment_and_is_never_printed(story):
     assert "HF_TOKEN is not set" in told["no token"][1]
     assert set(told["asked without token"]) == {None}
     assert told["wrong token"][0] == [2]
-    assert "the hub did not take it" in told["wrong token"][1]
+    assert "the hub rejected the upload" in told["wrong token"][1]
     sent = {headers.get("authorization") for method, path, headers in server.seen if method != "PUT"}
     assert sent == {None, "Bearer hf_wrong", f"Bearer {fake.TOKEN}"}
     assert not any(secret in said for _, said in (story[0][k] for k in story[0] if k != "asked without token")
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_not_sent(folder, tmp_path):
     shutil.copytree(folder, broken)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"hidden_size": 48}))
-    with pytest.raises(CheckpointError, match="is not sent"):
+    with pytest.raises(CheckpointError, match="is not uploaded"):
         hub.prepare_upload(broken, REPO)
-    with pytest.raises(CheckpointError, match="no folder"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         hub.prepare_upload(tmp_path / "absent", REPO)

@@ -219,7 +219,7 @@ MODES = {
 
 def options_for(decoding, **options):
     """Fourteen steps, or as many as the commit rule needs."""
-    steps = 14 if decoding.resolved.commit == "steps" else None
+    steps = 14 if decoding.settings.commit == "steps" else None
     return greedy(steps, top_k=20, decoding=decoding, **options)
 
 

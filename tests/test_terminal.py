@@ -22,12 +22,12 @@ def failing(error):
     ],
 )
 def test_errors_are_one_line(capsys, error, status, line):
-    assert terminal.guarded(failing(error), debug=False) == status
+    assert terminal.run_guarded(failing(error), debug=False) == status
     assert capsys.readouterr().err == line
 
 
 def test_debug_adds_the_traceback(capsys):
-    assert terminal.guarded(failing(ValueError("no")), debug=True) == 2
+    assert terminal.run_guarded(failing(ValueError("no")), debug=True) == 2
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith("error: no\n")
@@ -35,11 +35,11 @@ def test_debug_adds_the_traceback(capsys):
 
 def test_defects_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
-        terminal.guarded(failing(ZeroDivisionError()), debug=False)
+        terminal.run_guarded(failing(ZeroDivisionError()), debug=False)
 
 
 def test_status_is_handed_on():
-    assert terminal.guarded(lambda: 1, debug=False) == 1
+    assert terminal.run_guarded(lambda: 1, debug=False) == 1
 
 
 @pytest.mark.parametrize(

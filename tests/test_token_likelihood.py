@@ -8,7 +8,7 @@ from flax import nnx
 
 from jax_lm.models import token_likelihood
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-from jax_lm.models.token_likelihood import selected, token_log_probs, vocabulary_blocks
+from jax_lm.models.token_likelihood import log_probs_by_block, token_log_probs, vocabulary_blocks
 
 SEVEN_B_VOCABULARY = 152_064
 
@@ -20,7 +20,7 @@ def plain(model, hidden, index):
 
 def of_blocks(model, hidden, index, blocks):
     graph, state = nnx.split(model.head)
-    return selected(graph, blocks, nnx.to_pure_dict(state), hidden, index)
+    return log_probs_by_block(graph, blocks, nnx.to_pure_dict(state), hidden, index)
 
 
 def inputs(model, rows=3, length=7):

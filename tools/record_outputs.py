@@ -250,7 +250,7 @@ def require_covered(cases: Sequence[Case]) -> None:
     allowed = {"alg": ALGS, "growth": GROWTHS, "grammar": GRAMMARS}
     inner = {"commit": COMMIT_RULES, "cache": CACHES}
     found = {name: {getattr(each, name) for each in all_options} for name in allowed}
-    found |= {name: {getattr(each.decoding.resolved, name) for each in all_options} for name in inner}
+    found |= {name: {getattr(each.decoding.settings, name) for each in all_options} for name in inner}
     found["preset"] = {each.decoding.preset for each in all_options}
     for name, values in (allowed | inner | {"preset": PRESETS}).items():
         if missing := set(values) - found[name]:
@@ -558,7 +558,7 @@ def count_compilations(models: Models) -> dict[str, int]:
     short = GenerationOptions(max_new_tokens=NEW_TOKENS)
 
     def complete(**settings: Any) -> Callable[[], Any]:
-        return lambda: tiny.complete(PROMPTS, short.changed(**settings))
+        return lambda: tiny.complete(PROMPTS, short.with_settings(**settings))
 
     def run(command: Callable, name: str) -> Callable[[], Any]:
         return lambda: next(item for item in command(models, None) if item[0] == name)

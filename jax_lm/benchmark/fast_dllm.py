@@ -46,7 +46,7 @@ class TorchLoops(TorchBackend):
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
         """Answer prompts [b, t] from seed 0; blocks must divide the answers."""
-        if options.decoding.resolved.cache == "none":
+        if options.decoding.settings.cache == "none":
             return super().generate(prompts, options)
         torch.manual_seed(0)
         x, passes = block_generate(self, self.tensor(prompts), options)
@@ -58,7 +58,7 @@ def block_generate(
     backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions
 ) -> tuple[torch.Tensor, int]:
     """Run Fast-dLLM's loop; returns the canvas [b, t] and the number of passes."""
-    length, width = options.decoding.resolved.block_length, prompts.shape[1]
+    length, width = options.decoding.settings.block_length, prompts.shape[1]
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
     times = torch.linspace(1, EPSILON, length + 1, device=x.device)
     passes = 0

@@ -18,7 +18,7 @@ from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.checkpoints.stored import save_tensors
-from jax_lm.host.interruption import unfinished
+from jax_lm.host.interruption import remove_on_exit
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -53,7 +53,7 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
         raise CheckpointError(f"out={str(out)!r} exists; choose a new folder")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with unfinished(partial):
+    with remove_on_exit(partial):
         (partial / "checkpoint").mkdir(parents=True)
         for file in sorted(folder.iterdir()):
             if file.suffix in (".json", ".safetensors"):

@@ -92,7 +92,7 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
 
     for preset, names in (("exact", ("canvas",)), ("fast", ("refresh", "window"))):
         options = model_card_options(canvas.region.length, preset)
-        if options.decoding.resolved.cache != "none":
+        if options.decoding.settings.cache != "none":
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
         block = next(canvas.blocks(options.decoding.block_columns(canvas.region.length)))
         params = SamplingParams.of(options, block.length, canvas.region.length)

@@ -1,7 +1,7 @@
-"""What lies beside the weights of a model: its tokenizer, settings of generation, chat template, licence and code.
+"""The files of a model other than its weights: tokenizer, generation config, licence and code.
 
-Whoever writes a model writes these too, so that transformers, servers and this package find in the new folder what they
-found in the one that it was made of. Code is copied as a file; it is never executed.
+A model derived from another one gets these files too, so that transformers, servers and this
+package can load it like its source. Code is copied as a file; it is never executed.
 """
 
 import logging
@@ -28,22 +28,25 @@ from jax_lm.tokenizer import (
 logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
+# An entry of `auto_map` for a class in a file of the same folder: file.Class. A class in another
+# repository is owner/name--file.Class.
 LOCAL_CLASS = re.compile(r"(\w+)\.\w+")
-"""How `auto_map` names a class in a file beside it; in another repository it would be owner/name--file.Class."""
-
+# A relative import of a module of the same folder: `from .module import …` or `import .module`.
 NEIGHBOUR = re.compile(r"^\s*(?:from\s+\.(\w+)\s+import\b|import\s+\.(\w+))", re.MULTILINE)
 
 
 def write_description(
     folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer | None, source: Path | None
 ) -> None:
-    """Write beside new weights what the folder that they were made of has, and what that lacks.
+    """Write tokenizer, generation config, licence and code of a new model.
+
+    Files of the source are copied; files that it lacks and transformers needs are written.
 
     Args:
-        folder: where the weights go.
-        config: of the new model.
-        tokenizer: of the new model; None where it has none.
-        source: the folder that the model was made of; None for one made here.
+        folder: folder of the new model.
+        config: configuration of the new model.
+        tokenizer: tokenizer of the new model; None if it has none.
+        source: folder of the model that it was derived from; None if there is none.
     """
     output_folder(folder)
     if source is not None:
@@ -56,7 +59,7 @@ def write_description(
 
 
 def is_tokenizer_of(tokenizer: DiffuCoderTokenizer, source: Path) -> bool:
-    """Tell whether a tokenizer is that of a folder as it is, without tokens that it was given since."""
+    """Whether a tokenizer equals the one stored in a folder, with no tokens added since."""
     try:
         return tokenizer.fingerprint == DiffuCoderTokenizer.from_pretrained(source).fingerprint
     except TokenizerError:
@@ -64,19 +67,26 @@ def is_tokenizer_of(tokenizer: DiffuCoderTokenizer, source: Path) -> bool:
 
 
 def require_elsewhere(folder: Path, source: Path | None) -> None:
-    """Raise ValueError if something would be written over what it is made of."""
+    """Raise ValueError if a model would be written over its source."""
     if source is not None and folder.resolve() == source.resolve():
-        raise ValueError(f"{folder} is what this is made of: write it elsewhere")
+        raise ValueError(f"{folder} is the source of this model: write to another folder")
 
 
 def copy_files(source: Path, folder: Path, *, same_model: bool) -> None:
-    """Copy tokenizer and licence, and of the same model its code and settings of generation; others of these go."""
+    """Copy tokenizer and licence, and for the same architecture also code and generation config.
+
+    Existing files of these kinds are removed from `folder`.
+    """
     copied = [source / name for name in TOKENIZER_FILES]
-    copied += [path for path in sorted(source.iterdir()) if any(fnmatch(path.name, name) for name in LICENCE_FILES)]
+    copied += [
+        path
+        for path in sorted(source.iterdir())
+        if any(fnmatch(path.name, name) for name in LICENCE_FILES)
+    ]
     if same_model:
         copied += [source / GENERATION_CONFIG, *code_files(source)]
     for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
-        # Left by another model, it would be taken for this one's.
+        # A file left by another model would be taken for a file of this one.
         (folder / name).unlink(missing_ok=True)
     for path in copied:
         if path.is_file():
@@ -84,7 +94,7 @@ def copy_files(source: Path, folder: Path, *, same_model: bool) -> None:
 
 
 def complete(folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> None:
-    """Write what a folder lacks for transformers to know its special tokens."""
+    """Write the missing files and fields from which transformers learns the special tokens."""
     tokenizer.save_settings(folder)
     if not (folder / GENERATION_CONFIG).is_file():
         ids = {"eos_token_id": tokenizer.token_id(END_OF_TEXT), "pad_token_id": tokenizer.pad_id}
@@ -93,29 +103,40 @@ def complete(folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer) 
 
 
 def code_files(folder: Path) -> list[Path]:
-    """List the Python files that a folder's `auto_map`s name, and those that they import from beside them.
+    """Return the Python files named by `auto_map` in a folder, and the files that they import.
 
-    A file that is named and absent is warned of: without it transformers does not find the model.
+    Logs a warning for each absent file, without which transformers cannot load the model.
     """
-    found: dict[str, Path] = {}
-    waiting = list(named_code(folder))
-    while waiting:
-        name = waiting.pop()
+    files: dict[str, Path] = {}
+    pending = list(auto_map_modules(folder))
+    while pending:
+        name = pending.pop()
         path = folder / f"{name}.py"
         if not path.is_file():
-            logger.warning("%s lacks %s.py, which its auto_map needs: transformers will not find it", folder, name)
-        elif name not in found:
-            found[name] = path
-            neighbours = NEIGHBOUR.findall(path.read_text(encoding="utf-8", errors="replace"))
-            waiting += [one or other for one, other in neighbours]
-    return sorted(found.values())
+            logger.warning(
+                "%s lacks %s.py, which its auto_map needs: transformers will not find it",
+                folder,
+                name,
+            )
+        elif name not in files:
+            files[name] = path
+            # The pattern has two groups, of which one matches: ("module", "") or ("", "module").
+            imports = NEIGHBOUR.findall(path.read_text(encoding="utf-8", errors="replace"))
+            pending += [from_import or plain_import for from_import, plain_import in imports]
+    return sorted(files.values())
 
 
-def named_code(folder: Path) -> Iterator[str]:
-    """Yield the names of the modules that config.json and tokenizer_config.json name."""
+def auto_map_modules(folder: Path) -> Iterator[str]:
+    """Yield the modules named by `auto_map` in config.json and tokenizer_config.json."""
     for file in ("config.json", TOKENIZER_CONFIG):
-        auto_map: Any = huggingface.read_json(folder, file).get("auto_map") if (folder / file).is_file() else None
+        auto_map: Any = (
+            huggingface.read_json(folder, file).get("auto_map")
+            if (folder / file).is_file()
+            else None
+        )
+        # {"AutoModel": "modeling_dream.DreamModel"}, or a list for slow and fast tokenizers:
+        # {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", null]}
         for value in auto_map.values() if isinstance(auto_map, dict) else ():
             for name in value if isinstance(value, list) else [value]:
-                if isinstance(name, str) and (found := LOCAL_CLASS.fullmatch(name)):
-                    yield found[1]
+                if isinstance(name, str) and (match := LOCAL_CLASS.fullmatch(name)):
+                    yield match[1]

@@ -1,6 +1,7 @@
-"""A digest of the weights of a checkpoint, the same in every format, sharding and float dtype that holds them.
+"""A digest of the weights of a checkpoint, independent of format, sharding and float dtype.
 
-By it an adapter knows its base again. All numbers count: a short training moves few of them, and those by little.
+An adapter stores the digest of its base model, to recognize it. The digest covers all numbers,
+because a short training run changes few of them, and only slightly.
 """
 
 import hashlib
@@ -17,21 +18,29 @@ from jax.sharding import SingleDeviceSharding
 from jax_lm.checkpoints.loading import CheckpointTensors
 from jax_lm.checkpoints.stored import StoredTensor, TensorRequest, ViewedTensor
 
+# Tensors hashed in parallel, and held in memory at once. Hashing releases the GIL.
 THREADS = 4
-"""Tensors in memory at once: hashing lets go of the interpreter's lock."""
 
 
 def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -> str:
-    """Digest the named tensors, floats as they are in bfloat16; takes as long as reading the checkpoint once."""
+    """Compute the digest of the named tensors, with floats rounded to bfloat16.
+
+    This takes about as long as reading the checkpoint once.
+    """
     with ThreadPoolExecutor(THREADS) as pool:
         tensors = [checkpoint.stored[name] for name in sorted(names)]
         digests = pool.map(partial(tensor_digest, checkpoint), tensors)
-    lines = (f"{tensor.name} {tensor.shape} {digest}\n" for tensor, digest in zip(tensors, digests, strict=True))
+    lines = (
+        f"{tensor.name} {tensor.shape} {digest}\n"
+        for tensor, digest in zip(tensors, digests, strict=True)
+    )
+    # One line per tensor, sorted by name; 16 hex digits are 64 bits.
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def tensor_digest(checkpoint: CheckpointTensors, tensor: StoredTensor) -> str:
-    """Digest one tensor."""
+    """Compute the digest of one tensor."""
+    # Without a view, as in Orbax, the tensor is read onto the CPU.
     if isinstance(tensor, ViewedTensor):
         values = tensor.view()
     else:

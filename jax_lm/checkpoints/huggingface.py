@@ -1,8 +1,8 @@
-"""The Hugging Face checkpoint layout: config.json and safetensors, one file or sharded with an index.
+"""The Hugging Face layout: config.json, and safetensors in one file or in shards with an index.
 
-Reads tensors one at a time, each device its slices, and writes the same layout back. Strict: anything missing,
-unknown, misshapen or damaged is refused by name. Code that ships with a checkpoint is never read, let
-alone executed. Knows names and shapes, but no model.
+Tensors are read one at a time, and each device reads its own slices. Loading is strict: an error
+names anything that is missing, unknown, damaged or of the wrong shape. Code that ships with a
+checkpoint is never read, let alone executed. Knows names and shapes, but not the model.
 """
 
 import json
@@ -19,78 +19,116 @@ from huggingface_hub import snapshot_download
 from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 
-from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, grouped, save_tensors
-from jax_lm.host.files import output_folder, replacing
+from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, group_by_size, save_tensors
+from jax_lm.host.files import atomic_write, output_folder
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# Longest file name that common file systems allow.
 MAX_NAME = 255
+# Largest size of a shard, 5 GB.
 SHARD_BYTES = 5 * 10**9
+# owner/name, or owner/name@revision.
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-"""owner/name, or owner/name@revision."""
 DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
-CODE_FILES, LICENCE_FILES = ["*.py"], ["LICENSE*", "NOTICE*"]
-"""What a model made of this one needs as well: for PyTorch, and for those who get it. Copied, never executed."""
+# A derived model needs the code for PyTorch, and the licence for whoever receives it. Both are
+# copied; code is never executed.
+CODE_FILES = ["*.py"]
+LICENCE_FILES = ["LICENSE*", "NOTICE*"]
 
+# Dtypes by their name in safetensors.
 DTYPES = {
     "BOOL": np.dtype(bool),
-    **{f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}") for kind in "IU" for bits in (8, 16, 32, 64)},
+    **{
+        f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}")
+        for kind in "IU"
+        for bits in (8, 16, 32, 64)
+    },
     **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Names of dtypes in safetensors."""
 
 
 @dataclass(frozen=True)
 class MappedTensor(ViewedTensor):
-    """A tensor in a safetensors file: `start` is the offset of its first byte."""
+    """A tensor in a safetensors file.
+
+    Attributes:
+        start: offset of its first byte in the file.
+    """
 
     start: int
 
     def view(self) -> np.ndarray:
-        """Map the file into memory; its pages go when the view does."""
+        """Map the tensor into memory; its pages are released together with the view."""
+        # An empty range cannot be mapped.
         if not self.nbytes:
             return np.zeros(self.shape, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.start, self.shape)
 
 
 def resolve(
-    path_or_hub_id: str | Path, *, with_weights: bool = True, kind: str = "model", files: Collection[str] = ()
+    path_or_hub_id: str | Path,
+    *,
+    with_weights: bool = True,
+    kind: str = "model",
+    files: Collection[str] = (),
 ) -> Path:
-    """Find the local folder of a checkpoint, downloading it into the hub's cache if it is a hub id.
+    """Return the local folder of a checkpoint, downloading it into the hub's cache if necessary.
 
-    A hub id is owner/name, or owner/name@revision for a branch, tag or commit. Downloads show their progress and go on
-    where they were broken off; `HF_HUB_OFFLINE=1` keeps to the cache; `HF_TOKEN` opens private repositories. Without
-    weights only configuration and tokenizer are fetched; of another kind of repository than a model, its `files`.
-    CheckpointError if there is neither folder nor repository.
+    Downloads show their progress and resume after an interruption. `HF_HUB_OFFLINE=1` restricts
+    lookups to the cache; `HF_TOKEN` gives access to private repositories.
+
+    Args:
+        path_or_hub_id: a folder or a hub id. A hub id is owner/name, or owner/name@revision for a
+            branch, tag or commit.
+        with_weights: whether to download weights, or only configuration and tokenizer.
+        kind: what is looked for, for error messages.
+        files: patterns of the files to download; if empty, the files of a model.
+
+    Raises:
+        CheckpointError: there is neither such a folder nor such a repository.
     """
     try:
         path = Path(path_or_hub_id).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{kind} {str(path_or_hub_id)!r} is no usable path: {error}") from error
+        raise CheckpointError(
+            f"{kind} {str(path_or_hub_id)!r} is not a usable path: {error}"
+        ) from error
     if is_folder and str(path_or_hub_id):
         return path
     if is_file:
         raise CheckpointError(f"{kind} {str(path)!r} is a file; expected a folder")
-    found = HUB_ID.fullmatch(str(path_or_hub_id))
-    if not found:
-        raise CheckpointError(f"{kind} {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)")
+    hub_id = HUB_ID.fullmatch(str(path_or_hub_id))
+    if not hub_id:
+        raise CheckpointError(
+            f"{kind} {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)"
+        )
     try:
         described = [*DESCRIPTION_FILES, *CODE_FILES, *LICENCE_FILES]
         patterns = list(files) or [*described, *(WEIGHT_FILES if with_weights else [])]
-        # Without a token in the environment none is sent, also where the hub's client keeps one in a file.
+        # Without HF_TOKEN no token is sent, even if the hub's client has one stored in a file.
         token = os.environ.get("HF_TOKEN") or False
-        return Path(snapshot_download(found["repo"], revision=found["revision"], allow_patterns=patterns, token=token))
-    except Exception as error:  # the hub's client lets exceptions of its HTTP library through
+        return Path(
+            snapshot_download(
+                hub_id["repo"], revision=hub_id["revision"], allow_patterns=patterns, token=token
+            )
+        )
+    except Exception as error:  # the hub's client also raises exceptions of its HTTP library
         raise CheckpointError(
-            f"{kind} {str(path_or_hub_id)!r}: no such folder, and not to be had from the hub ({first_line(error)})"
+            f"{kind} {str(path_or_hub_id)!r}: no such folder, and not available from the hub "
+            f"({first_line(error)})"
         ) from error
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object from a file of the checkpoint; CheckpointError if it is absent or holds something else."""
+    """Read a JSON object from a file of a checkpoint.
+
+    Raises:
+        CheckpointError: the file is absent or does not hold a JSON object.
+    """
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {name}")
@@ -104,7 +142,11 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Find the file of each tensor; CheckpointError if there is none, or the index names what is not in the folder."""
+    """Return the file of each tensor.
+
+    Raises:
+        CheckpointError: there are no weights, or the index names a file that is not in the folder.
+    """
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():
             raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
@@ -112,46 +154,63 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     entries = read_json(folder, INDEX).get("weight_map")
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{folder / INDEX} has no weight_map")
+    # A shard must be a plain file name: "../other" would lead out of the folder.
     for shard in sorted(set(map(str, entries.values()))):
         if Path(shard).name != shard or shard in ("", ".", "..") or len(shard) > MAX_NAME:
-            raise CheckpointError(f"{folder / INDEX} names {shard!r}, which is not a file of this folder")
+            raise CheckpointError(
+                f"{folder / INDEX} names {shard!r}, which is not a file of this folder"
+            )
         if not (folder / shard).is_file():
             raise CheckpointError(f"{folder / INDEX} names {shard!r}, which is absent")
     return {name: folder / str(shard) for name, shard in entries.items()}
 
 
-def stored_tensors(folder: Path) -> dict[str, MappedTensor]:
-    """List the tensors of a checkpoint; CheckpointError if a file is damaged, or a tensor not where the index says."""
+def list_tensors(folder: Path) -> dict[str, MappedTensor]:
+    """Return the tensors of a checkpoint by name.
+
+    Raises:
+        CheckpointError: a file is damaged, or index and shards disagree.
+    """
     files = tensor_files(folder)
     tensors: dict[str, MappedTensor] = {}
     for path in sorted(set(files.values())):
-        held = {tensor.name: tensor for tensor in headers(path)}
+        stored = {tensor.name: tensor for tensor in headers(path)}
         listed = {name for name, file in files.items() if file == path}
-        if unlisted := sorted(held.keys() - listed):
-            raise CheckpointError(f"{path} holds {unlisted[0]!r}, which the index does not place there")
-        if absent := sorted(listed - held.keys()):
+        if unlisted := sorted(stored.keys() - listed):
+            raise CheckpointError(
+                f"{path} holds {unlisted[0]!r}, which the index does not place there"
+            )
+        if absent := sorted(listed - stored.keys()):
             raise CheckpointError(f"{path} lacks {absent[0]!r}, which the index places there")
-        tensors |= held
+        tensors |= stored
     return tensors
 
 
 def headers(path: Path) -> Iterator[MappedTensor]:
-    """List the tensors of one file in the order in which they lie there."""
+    """Yield the tensors of one file, in the order of their offsets."""
     entries, end = read_header(path)
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         if entry["dtype"] not in DTYPES:
-            raise CheckpointError(f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported")
+            raise CheckpointError(
+                f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported"
+            )
         start = end + entry["data_offsets"][0]
         yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
 
 
 def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """Read the entries of a safetensors file, and where its header ends; CheckpointError if the file is not whole."""
+    """Read the header of a safetensors file: entries by tensor name, and the offset of the data.
+
+    Raises:
+        CheckpointError: the file is damaged or incomplete.
+    """
     try:
-        with safe_open(path, framework="numpy"):  # checks that sizes and offsets agree with the file
+        # Opening checks that sizes and offsets agree with the length of the file.
+        with safe_open(path, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
+    # A file is the length of the header in 8 bytes, the header as JSON, and the data.
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
@@ -160,7 +219,7 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read what the header of a safetensors file says beside its tensors."""
+    """Read the metadata in the header of a safetensors file."""
     try:
         with safe_open(path, framework="numpy") as file:
             return file.metadata() or {}
@@ -168,33 +227,52 @@ def read_metadata(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
-def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]) -> None:
-    """Write `config.json` and one `model.safetensors`; each file appears whole or not at all."""
+def save(
+    folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]
+) -> None:
+    """Write `config.json` and one `model.safetensors`, each atomically."""
     folder = Path(folder)
     output_folder(folder)
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
-    with replacing(folder / WEIGHTS) as path:
+    with atomic_write(folder / WEIGHTS) as path:
         save_tensors(path, arrays, {"format": "pt"})
-    # An index left by a sharded checkpoint would win over the file just written.
+    # An index left by a sharded checkpoint would take precedence over the file just written.
     (folder / INDEX).unlink(missing_ok=True)
-    with replacing(folder / "config.json") as path:
+    with atomic_write(folder / "config.json") as path:
         path.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
 
 
-def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write tensors that come one after the other, as one file, or as several of `SHARD_BYTES` and their index.
+def save_shards(
+    folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]
+) -> None:
+    """Write tensors from an iterator to one file, or to shards of `SHARD_BYTES` with an index.
 
-    `sizes` are their bytes, in that order. Memory holds one file. Meant for a folder that nobody reads yet.
+    Memory holds the tensors of one shard. Files are not written atomically, so nobody may read the
+    folder yet.
+
+    Args:
+        folder: where to write.
+        sizes: number of bytes of each tensor, in the order of `arrays`.
+        arrays: names and values of the tensors.
     """
-    shards = grouped(sizes, SHARD_BYTES)
+    shards = group_by_size(sizes, SHARD_BYTES)
     count = len(shards)
-    files = [WEIGHTS] if count == 1 else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
-    coming = iter(arrays)
+    files = (
+        [WEIGHTS]
+        if count == 1
+        else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+    )
+    remaining = iter(arrays)
     for file, names in zip(files, shards, strict=True):
-        held = dict(next(coming) for _ in names)
-        assert list(held) == names
-        save_tensors(folder / file, held, {"format": "pt"})
+        tensors = dict(next(remaining) for _ in names)
+        assert list(tensors) == names
+        save_tensors(folder / file, tensors, {"format": "pt"})
     if count > 1:
-        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
+        weight_map = {
+            name: file for file, names in zip(files, shards, strict=True) for name in names
+        }
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": dict(sorted(weight_map.items())),
+        }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

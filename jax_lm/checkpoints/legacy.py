@@ -1,7 +1,8 @@
-"""Pickles of the old JAX port (params.pkl), read without executing anything that they name.
+"""Pickles of the old JAX port (params.pkl), read without executing any code that they name.
 
-A pickle is a program. This reader runs it with stand-ins in place of the few functions that arrays are made by, which
-only note shape, dtype and bytes; it refuses every other name. `diffucoder convert` makes another format of such a file.
+A pickle is a program. This reader runs it with stand-ins for the few functions that create arrays;
+a stand-in only records shape, dtype and bytes. Every other name is refused. `diffucoder convert`
+converts such a file to another format.
 """
 
 import math
@@ -19,18 +20,24 @@ import numpy as np
 
 from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor
 
+# Limits far above what a checkpoint needs, so that a hostile pickle can exhaust neither time nor
+# memory: pickle instructions, levels of nested dicts, and entries of these dicts.
 MAX_INSTRUCTIONS = 1_000_000
-MAX_DEPTH, MAX_LEAVES = 12, 100_000
+MAX_DEPTH = 12
+MAX_LEAVES = 100_000
 DTYPES = {"f2": "f2", "f4": "f4", "f8": "f8", "bfloat16": ml_dtypes.bfloat16}
+# Exactly the instructions that pickling a dict of arrays uses.
 INSTRUCTIONS = frozenset(
     """
-    PROTO FRAME STOP MARK MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD
-    NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES
-    BINBYTES8 BYTEARRAY8 EMPTY_DICT DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+    PROTO FRAME STOP MARK MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE
+    BUILD NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINUNICODE SHORT_BINUNICODE BINUNICODE8
+    BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_DICT DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE
+    TUPLE1 TUPLE2 TUPLE3
     """.split()  # noqa: SIM905 (a table, not a list)
 )
-"""The instructions that pickling a dict of arrays uses, and no more."""
 
+# Names of modules in the old port, and in the published checkpoints: within a decoder layer, and
+# outside the layers.
 LAYER_NAMES = {
     "DreamRMSNorm_0": "input_layernorm",
     "DreamRMSNorm_1": "post_attention_layernorm",
@@ -39,25 +46,30 @@ LAYER_NAMES = {
     "DreamMLP_0.Dense_1": "mlp.up_proj",
     "DreamMLP_0.Dense_2": "mlp.down_proj",
 }
-TOP_NAMES = {"DreamModel_0.Embed_0": "model.embed_tokens", "DreamModel_0.DreamRMSNorm_0": "model.norm"}
+TOP_NAMES = {
+    "DreamModel_0.Embed_0": "model.embed_tokens",
+    "DreamModel_0.DreamRMSNorm_0": "model.norm",
+}
+# DreamModel_0.layers_7.DreamMLP_0.Dense_1 -> layer "7", path "DreamMLP_0.Dense_1"
 LAYER = re.compile(r"(?:DreamModel_0|model)\.layers[_.](\d+)\.(.+)")
 
 
 @dataclass(slots=True, eq=False)
 class Elements:
-    """An array, as its pickle tells of it."""
+    """Stand-in for an array, filled by the state in the pickle."""
 
     value: np.ndarray | None = None
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
             raise CheckpointError("holds an array in an unknown form")
+        # The state of a NumPy array: version, shape, dtype, whether in Fortran order, bytes.
         _, shape, dtype, is_fortran, content = state
         self.value = array(content, dtype, shape, "F" if is_fortran else "C")
 
 
 class ElementType:
-    """A dtype, as its pickle tells of it."""
+    """Stand-in for a dtype: its name and byte order."""
 
     __slots__ = ("name", "order")
 
@@ -71,7 +83,12 @@ class ElementType:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """Stands for a name of a pickle: something to call, or to name."""
+    """Stand-in for a function or class that a pickle names.
+
+    Attributes:
+        name: its name, for error messages.
+        make: called in its place; None if the pickle may not call it.
+    """
 
     name: str
     make: Callable[..., Any] | None = None
@@ -86,10 +103,16 @@ class StandIn:
 
 
 def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    """Make an array from its bytes; CheckpointError unless they are floating-point numbers of just that many."""
+    """Create an array from its bytes.
+
+    Raises:
+        CheckpointError: the dtype is not a supported float, or bytes and shape disagree.
+    """
     name = dtype.name if isinstance(dtype, ElementType) else None
     if not isinstance(name, str) or name not in DTYPES or dtype.order not in ("<", "="):
-        raise CheckpointError(f"holds an array of dtype {name!r}, expected one of {', '.join(DTYPES)}")
+        raise CheckpointError(
+            f"holds an array of dtype {name!r}, expected one of {', '.join(DTYPES)}"
+        )
     if not isinstance(content, bytes | bytearray) or not isinstance(shape, tuple):
         raise CheckpointError("holds an array without bytes or shape")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
@@ -101,56 +124,58 @@ def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
 
 
 def protocol_5_array(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
-    """Replace numpy's maker of arrays in protocol 5."""
+    """Stand in for the function that creates NumPy arrays in pickle protocol 5."""
     return Elements(array(content, dtype, shape, order))
 
 
 def jax_array(make: Any, arguments: Any, state: Any, *_: Any) -> Elements:
-    """Replace JAX's maker of arrays, which is numpy's and a state."""
+    """Stand in for JAX's function, whose arguments are those of NumPy's function and a state."""
     elements = Elements()
     elements.__setstate__(state)
     return elements
 
 
-def encoded(text: Any, encoding: Any) -> bytes:
-    """Replace _codecs.encode, by which old protocols write bytes."""
+def encode_latin1(text: Any, encoding: Any) -> bytes:
+    """Stand in for _codecs.encode, which older protocols use for bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise CheckpointError(f"encodes with {encoding!r}")
     return text.encode("latin1")
 
 
 def same_dict(values: Any) -> dict:
-    """Replace flax's FrozenDict."""
+    """Stand in for flax's FrozenDict."""
     if not isinstance(values, dict):
-        raise CheckpointError("holds a FrozenDict of something that is no dict")
+        raise CheckpointError("holds a FrozenDict of something that is not a dict")
     return values
 
 
+# Everything that a pickle may name, by module and name.
 STAND_INS: dict[tuple[str, str], StandIn] = {
     (module, name): StandIn(name, make)
     for module, name, make in (
         ("numpy", "ndarray", None),
         ("numpy", "dtype", lambda name, *_: ElementType(name)),
         ("ml_dtypes", "bfloat16", None),
-        # numpy's own would make an empty array of any size.
+        # NumPy's own function would allocate an empty array of any size.
         ("numpy.core.multiarray", "_reconstruct", lambda *_: Elements()),
         ("numpy._core.multiarray", "_reconstruct", lambda *_: Elements()),
         ("numpy.core.numeric", "_frombuffer", protocol_5_array),
         ("numpy._core.numeric", "_frombuffer", protocol_5_array),
         ("jax._src.array", "_reconstruct_array", jax_array),
-        ("_codecs", "encode", encoded),
+        ("_codecs", "encode", encode_latin1),
         ("flax.core.frozen_dict", "FrozenDict", same_dict),
     )
 }
-"""Everything that a pickle may name."""
 
 
 class RestrictedUnpickler(pickle.Unpickler):
-    """Finds the stand-ins and nothing else."""
+    """Resolves names to stand-ins, and refuses all others."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in STAND_INS:
-            raise CheckpointError(f"names {module}.{name}, which no checkpoint needs; nothing of it was executed")
+            raise CheckpointError(
+                f"names {module}.{name}, which no checkpoint needs; it was not executed"
+            )
         return STAND_INS[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -159,7 +184,7 @@ class RestrictedUnpickler(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class PickledTensor(ViewedTensor):
-    """A tensor of a pickle, in memory already, [out, in] like all of ours."""
+    """A tensor from a pickle, already in memory; matrices are [out, in], as in our checkpoints."""
 
     value: np.ndarray
 
@@ -167,77 +192,104 @@ class PickledTensor(ViewedTensor):
         return self.value
 
 
-def stored_tensors(path: Path) -> dict[str, PickledTensor]:
-    """List the tensors of a params.pkl by checkpoint name; CheckpointError if it has more than dicts of arrays."""
+def list_tensors(path: Path) -> dict[str, PickledTensor]:
+    """Return the tensors of a params.pkl by checkpoint name.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds anything but nested dicts of arrays.
+    """
     tensors: dict[str, PickledTensor] = {}
-    for keys, value in leaves(unpickled(path), path):
+    for keys, value in leaves(unpickle(path), path):
         name = checkpoint_name(keys)
         if name in tensors:
             raise CheckpointError(f"{path} holds {name!r} twice")
-        # The old port's matrices are [in, out], but for the embedding.
+        # Matrices of the old port are [in, out], except the embedding table.
         value = value.T if value.ndim == 2 and "embed_tokens" not in name else value
         tensors[name] = PickledTensor(path, name, value.shape, value.dtype, value)
     return tensors
 
 
-def unpickled(path: Path) -> Any:
-    """Build the object that a pickle describes, of dicts and arrays or stand-ins."""
+def unpickle(path: Path) -> Any:
+    """Build the object that a pickle describes, from dicts, arrays and stand-ins."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             check_instructions(content)
             content.seek(0)
             return RestrictedUnpickler(content).load()
     except CheckpointError as error:
         raise CheckpointError(f"{path} {error}") from None
-    except Exception as error:  # a damaged pickle can make its reader raise nearly anything
-        raise CheckpointError(f"{path} is damaged or no pickle: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a damaged pickle can make the reader raise almost any exception
+        raise CheckpointError(
+            f"{path} is damaged or not a pickle: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_instructions(content: Any) -> None:
-    """Refuse a pickle by its instructions, before any is executed: kinds, number, memo, lengths and names."""
+    """Raise CheckpointError unless the instructions of a pickle are those of a checkpoint.
+
+    This runs before any instruction is executed, and checks their number, kinds, lengths, names and
+    memo indices.
+    """
     for count, (instruction, argument, _) in enumerate(pickletools.genops(content)):
         if count >= MAX_INSTRUCTIONS:
-            raise CheckpointError(f"has more than {MAX_INSTRUCTIONS:,} instructions; a checkpoint needs a few thousand")
+            raise CheckpointError(
+                f"has more than {MAX_INSTRUCTIONS:,} instructions; checkpoints need a few thousand"
+            )
         if instruction.name not in INSTRUCTIONS:
             raise CheckpointError(f"uses {instruction.name}, which dicts of arrays do not need")
         if instruction.name == "GLOBAL" and tuple(str(argument).split(" ", 1)) not in STAND_INS:
-            raise CheckpointError(f"names {str(argument).replace(' ', '.')}, which no checkpoint needs")
-        # The reader makes room for that many entries at once.
+            raise CheckpointError(
+                f"names {str(argument).replace(' ', '.')}, which no checkpoint needs"
+            )
+        # The reader allocates a memo of this many entries at once.
         if instruction.name == "LONG_BINPUT" and int(argument or 0) > MAX_INSTRUCTIONS:
             raise CheckpointError(f"puts memo entry {argument:,}")
 
 
 def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Yield arrays of nested dicts with their keys; CheckpointError at anything else, or a tree no checkpoint has."""
-    left: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    """Yield the arrays of nested dicts, each with its path of keys.
+
+    Raises:
+        CheckpointError: the tree is too large or too deep, or holds anything but dicts and arrays.
+    """
+    pending: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     count = 0
-    while left:
-        keys, value = left.pop()
+    while pending:
+        keys, value = pending.pop()
         count += 1
         if count > MAX_LEAVES or len(keys) > MAX_DEPTH:
-            raise CheckpointError(f"{path} holds more than {MAX_LEAVES:,} entries or {MAX_DEPTH} levels")
+            raise CheckpointError(
+                f"{path} holds more than {MAX_LEAVES:,} entries or {MAX_DEPTH} levels"
+            )
         if isinstance(value, dict):
             if not all(isinstance(key, str) for key in value):
-                raise CheckpointError(f"{path} has keys under {'/'.join(keys)!r} that are no text")
-            left.extend(((*keys, key), child) for key, child in value.items())
+                raise CheckpointError(f"{path} has keys under {'/'.join(keys)!r} that are not text")
+            pending.extend(((*keys, key), child) for key, child in value.items())
             continue
         value = value.value if isinstance(value, Elements) else value
         if not isinstance(value, np.ndarray):
-            raise CheckpointError(f"{path} holds {type(value).__name__} at {'/'.join(keys)!r}, expected an array")
+            raise CheckpointError(
+                f"{path} holds {type(value).__name__} at {'/'.join(keys)!r}, expected an array"
+            )
         yield keys, value
 
 
 def checkpoint_name(keys: tuple[str, ...]) -> str:
-    """Translate a parameter's path in the old port to its name in the published checkpoints."""
+    """Translate the path of a parameter in the old port to its published name."""
+    # ("params", "DreamModel_0", "layers_7", "DreamMLP_0", "Dense_1", "kernel")
+    # -> "model.layers.7.mlp.up_proj.weight"
     *module, kind = keys[1:] if keys[:1] == ("params",) else keys
     kind = {"kernel": "weight", "embedding": "weight", "scale": "weight"}.get(kind, kind)
     path = ".".join(module)
     if path in ("Dense_0", "lm_head", "model.lm_head"):
         return f"lm_head.{kind}"
-    if found := LAYER.fullmatch(path):
-        layer, rest = found.groups()
+    if match := LAYER.fullmatch(path):
+        layer, submodule = match.groups()
         for old, new in LAYER_NAMES.items():
-            if rest == old or rest.startswith(f"{old}."):
-                rest = new + rest.removeprefix(old)
-        return f"model.layers.{layer}.{rest}.{kind}"
+            if submodule == old or submodule.startswith(f"{old}."):
+                submodule = new + submodule.removeprefix(old)
+        return f"model.layers.{layer}.{submodule}.{kind}"
     return f"{TOP_NAMES.get(path, path)}.{kind}"

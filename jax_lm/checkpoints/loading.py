@@ -1,7 +1,8 @@
-"""Tensors from a checkpoint folder into their final dtype, precision and sharding, a few at a time.
+"""Loading tensors from a checkpoint folder into their final dtype, precision and sharding.
 
-A device reads only the slices that it will hold. With int8, a kernel is quantised as soon as it is there, so that
-neither host nor devices ever hold the unquantised model. Knows formats and names, but no model.
+Tensors are read in small groups, and a device reads only its own slices. With int8, a kernel is
+quantized as soon as it has been read, so neither host nor devices ever hold the unquantized model.
+Knows formats and names, but not the model.
 """
 
 import functools
@@ -21,24 +22,25 @@ from jax_lm.checkpoints.stored import (
     CheckpointError,
     StoredTensor,
     TensorRequest,
-    grouped,
+    group_by_size,
     is_kernel,
     quantize,
     read_views,
     scale_name,
 )
 
+# Called with the bytes read so far and the total number of bytes.
 Progress = Callable[[int, int], None]
-"""Called with the bytes read so far, and the bytes in all."""
 ORBAX_FOLDER = "weights.orbax"
 PICKLE = "params.pkl"
+# Largest size of a group of tensors that is read at once, 256 MiB; a larger tensor is a group of
+# its own. Orbax opens the checkpoint once per group.
 GROUP_BYTES = 2**28
-"""Tensors are read in groups of at most so many bytes (or one): Orbax opens the checkpoint once per group."""
 
 
 @dataclass(frozen=True)
 class CheckpointTensors:
-    """The tensors of a checkpoint in any format, and how they are read."""
+    """The tensors of a checkpoint in any format, and the function that reads them."""
 
     folder: Path
     stored: Mapping[str, StoredTensor]
@@ -46,15 +48,16 @@ class CheckpointTensors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WantedTensors:
-    """The tensors that a model wants of a checkpoint, and what they should become.
+class LoadSpec:
+    """The tensors that a model loads from a checkpoint, with their dtypes and shardings.
 
     Attributes:
-        shapes: names and shapes that the checkpoint must hold, no more and no less.
-        ignored: tensors that may be there but are not read.
-        dtype: of the floating-point tensors; None keeps what is stored.
-        quantize: turn floating-point kernels into int8 and scales.
-        shardings: by name, scales included; others go to the first device.
+        shapes: names and shapes of exactly the tensors that the checkpoint must hold.
+        ignored: names of tensors that the checkpoint may also hold; they are not read.
+        dtype: dtype of the floating-point tensors; None keeps the stored dtype.
+        quantize: quantize floating-point kernels to int8 and scales.
+        shardings: shardings by name, including those of scales; other tensors go to the first
+            device.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -65,24 +68,32 @@ class WantedTensors:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
-            raise CheckpointError(f"dtype={self.dtype!r}: must be a float dtype, or None for that of the checkpoint")
+            raise CheckpointError(
+                f"dtype={self.dtype!r}: must be a float dtype, or None to keep the checkpoint's"
+            )
 
     def sharding(self, name: str) -> Sharding:
         return self.shardings.get(name) or SingleDeviceSharding(jax.local_devices()[0])
 
     def holds_int8(self, name: str) -> bool:
-        """Tell whether the checkpoint should hold this tensor quantised."""
+        """Whether the checkpoint must hold this tensor as int8: it does if there is a scale."""
         return is_kernel(name) and scale_name(name) in self.shapes
 
     def becomes_int8(self, name: str) -> bool:
-        """Tell whether this tensor is quantised on the way."""
+        """Whether this tensor is quantized during loading."""
         return self.quantize and is_kernel(name) and not self.holds_int8(name)
 
     def request(self, name: str, tensor: StoredTensor) -> TensorRequest:
-        """Say how to read a tensor; CheckpointError if its shape or dtype is not what the config asks for."""
-        asked = tuple(self.shapes[name])
-        if tensor.shape != asked:
-            raise CheckpointError(f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {asked}")
+        """Return the read request for a tensor.
+
+        Raises:
+            CheckpointError: its shape or dtype does not match the configuration.
+        """
+        shape = tuple(self.shapes[name])
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {shape}"
+            )
         is_scale = name.endswith(".scale")
         if self.holds_int8(name):
             expected, fits = "int8", tensor.dtype == np.int8
@@ -91,12 +102,22 @@ class WantedTensors:
         else:
             expected, fits = "a float dtype", jnp.issubdtype(tensor.dtype, jnp.floating)
         if not fits:
-            raise CheckpointError(f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}")
+            raise CheckpointError(
+                f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}"
+            )
+        # int8 and scales have fixed dtypes; a kernel is quantized from its stored dtype.
         keeps = self.dtype is None or is_scale or self.holds_int8(name) or self.becomes_int8(name)
-        return TensorRequest(tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name))
+        return TensorRequest(
+            tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name)
+        )
 
     def requests(self, checkpoint: CheckpointTensors) -> dict[str, TensorRequest]:
-        """Say how to read each tensor; CheckpointError if one is missing, unknown, misshapen, or of a wrong dtype."""
+        """Return the read request of each tensor.
+
+        Raises:
+            CheckpointError: a tensor is missing, unknown, or of the wrong shape or dtype.
+        """
+        # Names first: a wrong set of names explains more than the first wrong shape.
         stored = checkpoint.stored
         missing = sorted(self.shapes.keys() - stored.keys())
         unknown = sorted(stored.keys() - self.shapes.keys() - set(self.ignored))
@@ -104,51 +125,76 @@ class WantedTensors:
             if names:
                 others = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise CheckpointError(f"{checkpoint.folder} {kind} tensor {names[0]!r}{others}")
-        return {name: self.request(name, tensor) for name, tensor in stored.items() if name in self.shapes}
+        return {
+            name: self.request(name, tensor)
+            for name, tensor in stored.items()
+            if name in self.shapes
+        }
 
 
 def open_checkpoint(folder: Path) -> CheckpointTensors:
-    """Find the tensors of a folder in the Hugging Face or Orbax layout; CheckpointError if it is damaged or neither."""
-    if (folder / ORBAX_FOLDER).is_dir():
-        from jax_lm.checkpoints import orbax  # takes half a second, and few need it
+    """Open a folder in the Hugging Face or Orbax layout.
 
-        return CheckpointTensors(folder, orbax.stored_tensors(folder / ORBAX_FOLDER), orbax.read_arrays)
+    Raises:
+        CheckpointError: the folder has neither layout, or is damaged.
+    """
+    if (folder / ORBAX_FOLDER).is_dir():
+        from jax_lm.checkpoints import orbax  # imports in 0.5 s, and is rarely needed
+
+        return CheckpointTensors(
+            folder, orbax.list_tensors(folder / ORBAX_FOLDER), orbax.read_arrays
+        )
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
-    # Only `conversion` reads a pickle.
+    # Only `jax_lm.conversion` reads pickles.
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
-        raise CheckpointError(f"{folder / PICKLE} is a pickle of an old port: `diffucoder convert` reads it, with care")
-    return CheckpointTensors(folder, huggingface.stored_tensors(folder))
+        raise CheckpointError(
+            f"{folder / PICKLE} is a pickle of an old port: convert it with `diffucoder convert`, "
+            "which executes none of it"
+        )
+    return CheckpointTensors(folder, huggingface.list_tensors(folder))
 
 
 def load_tensors(
-    checkpoint: CheckpointTensors, wanted: WantedTensors, *, on_progress: Progress | None = None
+    checkpoint: CheckpointTensors, spec: LoadSpec, *, on_progress: Progress | None = None
 ) -> dict[str, Array]:
-    """Read exactly the tensors that are wanted; CheckpointError as `WantedTensors.requests`, or at a damaged file."""
-    requests = wanted.requests(checkpoint)
+    """Read the tensors of a specification.
+
+    Args:
+        checkpoint: an open checkpoint.
+        spec: the tensors to load, with their dtypes and shardings.
+        on_progress: called with the bytes read so far and the total number of bytes.
+
+    Returns:
+        The tensors by name; a quantized kernel has its scales as a further entry.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, damaged, or of the wrong shape or dtype.
+    """
+    requests = spec.requests(checkpoint)
     sizes = {name: request.tensor.nbytes for name, request in requests.items()}
     read = 0
     tensors: dict[str, Array] = {}
-    for names in grouped(sizes, GROUP_BYTES):
+    for names in group_by_size(sizes, GROUP_BYTES):
         arrays = checkpoint.read([requests[name] for name in names])
         for name in names:
-            # Off the list first: what is quantised must not stay.
-            tensors |= as_wanted(name, arrays.pop(0), wanted)
+            # `pop` drops the last reference, so the memory of a quantized kernel is freed.
+            tensors |= convert_tensor(name, arrays.pop(0), spec)
             read += sizes[name]
             if on_progress:
                 on_progress(read, sum(sizes.values()))
     return tensors
 
 
-def as_wanted(name: str, tensor: Array, wanted: WantedTensors) -> dict[str, Array]:
-    """Turn a tensor into what the model wants: itself, or int8 and scales."""
-    if not wanted.becomes_int8(name):
+def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> dict[str, Array]:
+    """Return the entries of a tensor in the model: itself, or its int8 weights and scales."""
+    if not spec.becomes_int8(name):
         return {name: tensor}
-    weight, scale = compiled_quantize(wanted.sharding(name), wanted.sharding(scale_name(name)))(tensor)
-    # Else the next tensors would be read while this one still waits to be quantised.
+    weight, scale = jit_quantize(spec.sharding(name), spec.sharding(scale_name(name)))(tensor)
+    # Without waiting, the next tensors would be read while this one is still unquantized in memory.
     jax.block_until_ready(weight)
     return {name: weight, scale_name(name): scale}
 
 
 @functools.cache
-def compiled_quantize(*shardings: Sharding) -> Callable:
+def jit_quantize(*shardings: Sharding) -> Callable:
     return jax.jit(quantize, out_shardings=shardings)

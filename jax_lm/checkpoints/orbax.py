@@ -1,6 +1,7 @@
-"""The Orbax layout: one Orbax checkpoint of a flat dict, tensor name to array, beside config.json.
+"""The Orbax layout: config.json and one Orbax checkpoint of a flat dict, tensor name to array.
 
-Orbax writes and reads each device's part, commits a checkpoint as a whole, and restores it onto any mesh.
+Orbax lets each device write and read its own slices, commits a checkpoint atomically, and restores
+it onto any mesh.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,43 +16,56 @@ from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorReque
 
 
 def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:
-    """Write a checkpoint, each process its devices' part, whole or not at all; ValueError if the path exists."""
+    """Write a checkpoint atomically; each process writes the slices of its devices.
+
+    Raises:
+        ValueError: the path exists.
+    """
     ocp.save(str(path.absolute()), dict(tensors))
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """List the tensors of a checkpoint; CheckpointError if it is damaged, unfinished, or not one of named arrays."""
+def list_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint by name.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, incomplete, or not a flat dict of arrays.
+    """
     try:
         entries = ocp.metadata(str(path.absolute())).metadata
-    except Exception as error:  # Orbax and TensorStore raise whatever they meet in a damaged file
-        raise CheckpointError(f"{path} is damaged or not a finished Orbax checkpoint: {summary(error)}") from error
+    except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
+        raise CheckpointError(
+            f"{path} is damaged or not a finished Orbax checkpoint: {summary(error)}"
+        ) from error
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{path} holds no named tensors")
     tensors = {}
     for name, entry in entries.items():
         if not isinstance(name, str) or not hasattr(entry, "shape") or entry.dtype is None:
-            raise CheckpointError(f"{path} holds {name!r}, which is no tensor")
+            raise CheckpointError(f"{path} holds {name!r}, which is not a tensor")
         tensors[name] = StoredTensor(path, name, tuple(entry.shape), np.dtype(entry.dtype))
     return tensors
 
 
 def read_arrays(requests: Sequence[TensorRequest]) -> list[Array]:
-    """Read tensors, each device its slices of them."""
+    """Read tensors; each device reads its own slices."""
     wanted = {
-        request.tensor.name: jax.ShapeDtypeStruct(request.tensor.shape, request.dtype, sharding=request.sharding)
+        request.tensor.name: jax.ShapeDtypeStruct(
+            request.tensor.shape, request.dtype, sharding=request.sharding
+        )
         for request in requests
     }
     path = requests[0].tensor.path
+    # By default, Orbax refuses to restore a subset of the checkpoint.
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     try:
         with context:
-            found = ocp.load(str(path.absolute()), wanted)
-    except Exception as error:  # Orbax and TensorStore raise whatever they meet in a damaged file
+            arrays = ocp.load(str(path.absolute()), wanted)
+    except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
         raise CheckpointError(f"{path} cannot be read: {summary(error)}") from error
-    return [found[name] for name in wanted]
+    return [arrays[name] for name in wanted]
 
 
 def summary(error: Exception) -> str:
-    """Name an error, with the beginning of what it says."""
+    """Return the type of an error and the beginning of its message."""
     return f"{type(error).__name__}: {first_line(error)[:300]}"

@@ -1,7 +1,8 @@
 """Low-rank adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
 
-Reads what the library peft writes, and writes what it reads. What would compute anything else than
-y = W x + scale B A x is refused by name. Knows names and shapes, but no model.
+Files are compatible with the library peft in both directions. A configuration that computes
+anything but y = W x + scale B A x is refused, with an error that names the field. Knows names and
+shapes, but not the model.
 """
 
 import json
@@ -17,60 +18,69 @@ import numpy as np
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import MappedTensor
 from jax_lm.checkpoints.stored import CheckpointError, save_tensors
-from jax_lm.host.files import output_folder, replacing
+from jax_lm.host.files import atomic_write, output_folder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)
 
+# A key in the metadata of the safetensors file. adapter_config.json has no such field, because peft
+# warns about fields that it does not know.
 FINGERPRINT = "base_fingerprint"
-"""In the metadata of the safetensors file, because peft warns of fields that it does not know in its own."""
 
-ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 LINEAR = ATTENTION + FEED_FORWARD
+# base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has the root "model.". The name of
+# the adapter, "default", is part of the path in files that were not written by save_pretrained.
 TENSOR = re.compile(
-    r"base_model\.model\.(?P<root>(?:\w+\.)*?)(?P<layer>layers\.\d+\.\w+\.\w+)\.lora_(?P<part>[AB])(?:\.default)?\.weight"
+    r"base_model\.model\.(?P<root>(?:\w+\.)*?)(?P<layer>layers\.\d+\.\w+\.\w+)"
+    r"\.lora_(?P<matrix>[AB])(?:\.default)?\.weight"
 )
 
 READ_FIELDS = frozenset(
     """
-    r lora_alpha target_modules exclude_modules use_rslora rank_pattern alpha_pattern layers_to_transform
-    base_model_name_or_path revision
+    r lora_alpha target_modules exclude_modules use_rslora rank_pattern alpha_pattern
+    layers_to_transform base_model_name_or_path revision
     """.split()  # noqa: SIM905 (a table, not a list)
 )
+# Fields of adapter_config.json that do not change what is computed.
 INERT_FIELDS = frozenset(
     """
-    auto_mapping corda_config eva_config inference_mode loftq_config lora_dropout lora_ga_config megatron_config
-    megatron_core peft_version qalora_group_size runtime_config task_type
+    auto_mapping corda_config eva_config inference_mode loftq_config lora_dropout lora_ga_config
+    megatron_config megatron_core peft_version qalora_group_size runtime_config task_type
     """.split()  # noqa: SIM905 (a table, not a list)
 )
-"""Fields of adapter_config.json that leave what is computed as it is."""
 
+# Fields that change what is computed, with the values that are supported. A field in none of these
+# three tables must be off.
 FIXED_FIELDS: dict[str, tuple] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "layers_pattern": (None, "", [], "layers", ["layers"]),
-    # The others change the weights of the base as well.
+    # Other initializations also change the weights of the base model.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
-"""Fields that change what is computed, and the values that are computed here; of any field not named above: off."""
 
+# PEFT's defaults for fields that an adapter_config.json may lack.
 PEFT_DEFAULTS = {"r": 8, "lora_alpha": 8}
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Size of adapters, and the layers that carry one, as PEFT's configuration of that name describes them.
+    """Rank, scale and layers of adapters; the fields correspond to PEFT's class of the same name.
 
     Attributes:
-        rank: of the product B A.
-        alpha: the product is scaled by alpha / rank; twice the rank if not given.
-        targets: names of the layers that carry one, or how their paths end; or a regular expression of whole paths.
-        use_rslora: scale by alpha / sqrt(rank) instead.
-        rank_pattern, alpha_pattern: other ranks and alphas, by a regular expression of how a path ends.
-        exclude_modules: layers that carry none, described as `targets` are.
-        layers_to_transform: numbers of the decoder layers that carry one; all if not given.
-        root: what paths begin with, before `layers.`, in the model that PEFT saw.
+        rank: rank of the product B A.
+        alpha: the product is scaled by alpha / rank; None is twice the rank.
+        targets: the layers that carry an adapter: their names or the ends of their paths, or a
+            regular expression that matches whole paths.
+        use_rslora: scale by alpha / sqrt(rank) instead of alpha / rank.
+        rank_pattern: ranks of particular layers, by a regular expression for the end of the path.
+        alpha_pattern: alphas of particular layers, by a regular expression for the end of the path.
+        exclude_modules: layers that carry no adapter, in the form of `targets`.
+        layers_to_transform: numbers of the decoder layers that carry adapters; None is all.
+        root: prefix of the paths, before `layers.`, in the model that PEFT wrapped.
     """
 
     rank: int
@@ -90,7 +100,11 @@ class LoraConfig:
         for name, alpha in {"lora_alpha": self.alpha, **self.alpha_pattern}.items():
             if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
                 raise ValueError(f"{name}={alpha!r}: an alpha must be positive")
-        unknown = [] if isinstance(self.targets, str) else [name for name in self.targets if not is_linear(name)]
+        unknown = (
+            []
+            if isinstance(self.targets, str)
+            else [name for name in self.targets if not is_linear(name)]
+        )
         if unknown or not self.targets:
             raise ValueError(f"lora_targets={self.targets}: must be some of {', '.join(LINEAR)}")
         patterns = [name for name in (self.targets, self.exclude_modules) if isinstance(name, str)]
@@ -98,29 +112,39 @@ class LoraConfig:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"pattern {pattern!r} of layers is no regular expression: {error}") from None
+                raise ValueError(
+                    f"pattern {pattern!r} of layers is not a regular expression: {error}"
+                ) from None
 
     def carries(self, path: str) -> bool:
-        """Tell whether the linear layer at this path, such as model.layers.0.self_attn.q_proj, carries an adapter."""
-        name = self.named(path)
+        """Whether the linear layer at a path carries an adapter.
+
+        Args:
+            path: dotted path, such as model.layers.0.self_attn.q_proj.
+        """
+        name = self.peft_path(path)
         if self.exclude_modules and is_named(name, self.exclude_modules):
             return False
-        if self.layers_to_transform is not None and int(path.split(".")[2]) not in self.layers_to_transform:
+        if (
+            self.layers_to_transform is not None
+            and int(path.split(".")[2]) not in self.layers_to_transform
+        ):
             return False
         return is_named(name, self.targets)
 
     def rank_of(self, path: str) -> int:
-        """Give the rank of the adapter at a path."""
-        return first_match(self.rank_pattern, self.named(path), self.rank)
+        """Return the rank of the adapter at a path."""
+        return first_match(self.rank_pattern, self.peft_path(path), self.rank)
 
     def scale_of(self, path: str) -> float:
-        """Give what the product B A at a path is multiplied by."""
-        rank, alpha = self.rank_of(path), 2.0 * self.rank if self.alpha is None else self.alpha
-        alpha = first_match(self.alpha_pattern, self.named(path), alpha)
+        """Return the factor of the product B A at a path."""
+        rank = self.rank_of(path)
+        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
+        alpha = first_match(self.alpha_pattern, self.peft_path(path), alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def named(self, path: str) -> str:
-        """Name a layer as PEFT did."""
+    def peft_path(self, path: str) -> str:
+        """Return the path of a layer in the model that PEFT wrapped."""
         return self.root + path.removeprefix("model.")
 
 
@@ -129,9 +153,10 @@ class NamedBase:
     """The model that an adapter was trained on.
 
     Attributes:
-        name: folder, hub id or `builtin`; None if the adapter does not say.
-        revision: of a hub id.
-        fingerprint: of its weights (see `jax_lm.checkpoints.fingerprint`); None in adapters from elsewhere.
+        name: folder, hub id or `builtin`; None if the adapter does not state it.
+        revision: revision of a hub id.
+        fingerprint: digest of its weights (see `jax_lm.checkpoints.fingerprint`); None in adapters
+            that were not written by this package.
     """
 
     name: str | None = None
@@ -145,7 +170,15 @@ class NamedBase:
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """An adapter in its files: tensors by our names (`<layer>.lora_a` [rank, in], `<layer>.lora_b` [out, rank])."""
+    """An adapter that has not been loaded yet.
+
+    Attributes:
+        folder: folder of its files.
+        config: rank, scale and layers.
+        tensors: stored tensors by our names: `<layer>.lora_a` [rank, in] and `<layer>.lora_b`
+            [out, rank].
+        base: the model that it was trained on.
+    """
 
     folder: Path
     config: LoraConfig
@@ -154,79 +187,109 @@ class StoredAdapter:
 
     @property
     def files(self) -> list[Path]:
-        """Its configuration and its weights."""
+        """The paths of its configuration and its weights."""
         return [self.folder / name for name in FILES]
 
 
 def read_adapter(folder: Path) -> StoredAdapter:
-    """Read the description of an adapter; CheckpointError if it is damaged, or asks for what is not computed here."""
+    """Read the description of an adapter; its tensors are not loaded.
+
+    Raises:
+        CheckpointError: a file is absent or damaged, or the configuration is not supported.
+    """
     fields = huggingface.read_json(folder, CONFIG)
     if not (folder / WEIGHTS).is_file():
-        raise CheckpointError(f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, and not read")
-    tensors, root = named_tensors(folder / WEIGHTS)
+        raise CheckpointError(
+            f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, which is never read"
+        )
+    tensors, root = rename_tensors(folder / WEIGHTS)
     fingerprint = huggingface.read_metadata(folder / WEIGHTS).get(FINGERPRINT)
     name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
     if not isinstance(name, str | None) or not isinstance(revision, str | None):
-        raise CheckpointError(f"{folder / CONFIG}: base_model_name_or_path and revision must be text")
+        raise CheckpointError(
+            f"{folder / CONFIG}: base_model_name_or_path and revision must be text"
+        )
     config = replace(read_config(fields, folder / CONFIG), root=root)
-    return StoredAdapter(folder, config, tensors, NamedBase(name or None, revision or None, fingerprint))
+    return StoredAdapter(
+        folder, config, tensors, NamedBase(name or None, revision or None, fingerprint)
+    )
 
 
-def named_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
-    """Name the tensors of an adapter as we do, and find what their paths begin with; CheckpointError if one is none."""
+def rename_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
+    """Return the tensors of an adapter by our names, and the root of their paths.
+
+    Raises:
+        CheckpointError: a tensor does not belong to a linear layer of the decoder, occurs twice, or
+            has another root than the others.
+    """
     tensors: dict[str, MappedTensor] = {}
     roots = set()
     for tensor in huggingface.headers(path):
-        found = TENSOR.fullmatch(tensor.name)
-        if not found:
-            raise CheckpointError(f"{path} holds {tensor.name!r}, which is no adapter of a linear layer of the decoder")
-        name = f"model.{found['layer']}.lora_{found['part'].lower()}"
+        match = TENSOR.fullmatch(tensor.name)
+        if not match:
+            raise CheckpointError(
+                f"{path} holds {tensor.name!r}, which is not an adapter of a linear decoder layer"
+            )
+        # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
+        # -> model.layers.0.mlp.up_proj.lora_a
+        name = f"model.{match['layer']}.lora_{match['matrix'].lower()}"
         if name in tensors:
-            raise CheckpointError(f"{path} holds {tensor.name!r} twice, once with the name of an adapter")
+            raise CheckpointError(
+                f"{path} holds {tensor.name!r} twice, once with the name of an adapter"
+            )
         tensors[name] = replace(tensor, name=name)
-        roots.add(found["root"])
+        roots.add(match["root"])
     if len(roots) != 1:
         raise CheckpointError(f"{path} holds layers of {len(roots)} models; expected one")
     return tensors, roots.pop()
 
 
 def read_config(fields: Mapping[str, Any], path: Path) -> LoraConfig:
-    """Read an adapter_config.json; CheckpointError names the field that is missing, wrong or not computed here."""
+    """Convert the fields of an adapter_config.json.
+
+    Raises:
+        CheckpointError: a field is missing, malformed or not supported; the message names it.
+    """
     if "peft_type" not in fields:
-        raise CheckpointError(f"{path} has no peft_type: it is no adapter of PEFT")
+        raise CheckpointError(f"{path} has no peft_type: it is not a PEFT adapter")
     for name, value in fields.items():
         allowed = FIXED_FIELDS.get(name)
-        # An option of a later version that is off changes nothing.
+        # An unknown field, of a later version of PEFT, changes nothing as long as it is off.
         if value not in allowed if allowed else value and name not in READ_FIELDS | INERT_FIELDS:
             only = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
             raise CheckpointError(f"{path}: {name}={value!r}: {only} supported")
-    given: dict[str, Any] = {**PEFT_DEFAULTS, **fields}
+    settings: dict[str, Any] = {**PEFT_DEFAULTS, **fields}
     try:
         return LoraConfig(
-            rank=as_numbers({"r": given["r"]}, int)["r"],
-            alpha=as_numbers({"lora_alpha": given["lora_alpha"]}, float)["lora_alpha"],
-            targets=targets_of(given.get("target_modules")),
-            use_rslora=bool(given.get("use_rslora")),
-            rank_pattern=as_numbers(dict(given.get("rank_pattern") or {}), int),
-            alpha_pattern=as_numbers(dict(given.get("alpha_pattern") or {}), float),
-            exclude_modules=as_names(given.get("exclude_modules") or ()),
-            layers_to_transform=layer_numbers(given.get("layers_to_transform")),
+            rank=as_numbers({"r": settings["r"]}, int)["r"],
+            alpha=as_numbers({"lora_alpha": settings["lora_alpha"]}, float)["lora_alpha"],
+            targets=targets_of(settings.get("target_modules")),
+            use_rslora=bool(settings.get("use_rslora")),
+            rank_pattern=as_numbers(dict(settings.get("rank_pattern") or {}), int),
+            alpha_pattern=as_numbers(dict(settings.get("alpha_pattern") or {}), float),
+            exclude_modules=as_names(settings.get("exclude_modules") or ()),
+            layers_to_transform=layer_numbers(settings.get("layers_to_transform")),
         )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
 def targets_of(value: Any) -> tuple[str, ...] | str:
-    """Read target_modules: a regular expression, `all-linear`, or names."""
+    """Convert target_modules: a regular expression, `all-linear`, or names."""
     if value == "all-linear":
         return LINEAR
     names = as_names(value or ())
-    # Recipes for several architectures name layers that this one does not have; their tensors would be refused.
+    # A configuration written for several architectures may name layers that Dream does not have.
+    # Ignoring them is safe: if the adapter had tensors for them, `rename_tensors` would refuse it.
     return names if isinstance(names, str) else tuple(name for name in names if is_linear(name))
 
 
 def as_numbers(values: Mapping[str, Any], kind: Callable[[Any], Value]) -> dict[str, Value]:
-    """Check that values are numbers of a kind, whole or real; ValueError names the first that is not."""
+    """Convert numbers to int or float.
+
+    Raises:
+        ValueError: a value is not a number, or not a whole one; the message names it.
+    """
     allowed = (int,) if kind is int else (int, float)
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, allowed):
@@ -235,7 +298,7 @@ def as_numbers(values: Mapping[str, Any], kind: Callable[[Any], Value]) -> dict[
 
 
 def layer_numbers(value: Any) -> tuple[int, ...] | None:
-    """Read layers_to_transform: a number or a list of them, of which an empty one means all."""
+    """Convert layers_to_transform: a number, or a list of numbers of which an empty one is all."""
     numbers = [value] if isinstance(value, int) else value or []
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise ValueError(f"layers_to_transform={value!r}: must be numbers of layers")
@@ -243,7 +306,7 @@ def layer_numbers(value: Any) -> tuple[int, ...] | None:
 
 
 def as_names(value: Any) -> tuple[str, ...] | str:
-    """Check that a value is text or a list of texts; ValueError otherwise."""
+    """Convert a string or a list of strings; raises ValueError for anything else."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
@@ -252,43 +315,58 @@ def as_names(value: Any) -> tuple[str, ...] | str:
 
 
 def is_linear(name: str) -> bool:
-    """Tell whether a name, or the end of a path, is that of a linear layer of the decoder."""
+    """Whether a name, or the last part of a path, is that of a linear layer of the decoder."""
     return name.rpartition(".")[2] in LINEAR
 
 
 def is_named(path: str, names: tuple[str, ...] | str) -> bool:
-    """Tell whether a path is meant: by the whole of a regular expression, or by a name that it ends with."""
+    """Whether a path matches a regular expression as a whole, or ends with one of several names."""
     if isinstance(names, str):
         return re.fullmatch(names, path) is not None
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
 def first_match(patterns: Mapping[str, Value], path: str, otherwise: Value) -> Value:
-    """Find the value of the first pattern that matches the end of a path, from a dot on."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
+    """Return the value of the first pattern that matches the end of a path, beginning at a dot."""
+    # The pattern "q_proj" matches "model.layers.0.self_attn.q_proj", but not "….my_q_proj".
+    return next(
+        (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise
+    )
 
 
-def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase) -> None:
-    """Write an adapter, its tensors by our names, so that `read_adapter` and peft read it; each file appears whole."""
+def save(
+    folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase
+) -> None:
+    """Write an adapter that `read_adapter` and peft can read; each file is written atomically.
+
+    Args:
+        folder: where to write.
+        tensors: values by our names.
+        config: rank, scale and layers.
+        base: the model that it was trained on.
+    """
     output_folder(folder)
     metadata = {"format": "pt"} | ({FINGERPRINT: base.fingerprint} if base.fingerprint else {})
-    with replacing(folder / WEIGHTS) as path:
-        save_tensors(path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata)
-    with replacing(folder / CONFIG) as path:
+    with atomic_write(folder / WEIGHTS) as path:
+        save_tensors(
+            path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata
+        )
+    with atomic_write(folder / CONFIG) as path:
         path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
 
 
 def peft_name(name: str, root: str) -> str:
-    """Translate our name of a tensor to PEFT's."""
-    layer, _, part = name.rpartition(".")
-    return f"base_model.model.{root}{layer.removeprefix('model.')}.lora_{part[-1].upper()}.weight"
+    """Translate our name of a tensor to PEFT's, the inverse of `rename_tensors`."""
+    layer, _, matrix = name.rpartition(".")
+    return f"base_model.model.{root}{layer.removeprefix('model.')}.lora_{matrix[-1].upper()}.weight"
 
 
 def peft_fields(config: LoraConfig, base: NamedBase) -> dict[str, Any]:
-    """Give the fields of an adapter_config.json."""
+    """Return the fields of an adapter_config.json."""
     return {
         "peft_type": "LORA",
-        # Dream's published class lacks what peft's own class for causal models asks of it.
+        # With task_type CAUSAL_LM, peft wraps the model in a class that calls methods which Dream's
+        # published class does not have.
         "task_type": None,
         "base_model_name_or_path": base.name,
         "revision": base.revision,
@@ -296,12 +374,18 @@ def peft_fields(config: LoraConfig, base: NamedBase) -> dict[str, Any]:
         "r": config.rank,
         "lora_alpha": 2 * config.rank if config.alpha is None else config.alpha,
         "use_rslora": config.use_rslora,
-        "target_modules": config.targets if isinstance(config.targets, str) else list(config.targets),
+        "target_modules": config.targets
+        if isinstance(config.targets, str)
+        else list(config.targets),
         "exclude_modules": (
-            config.exclude_modules if isinstance(config.exclude_modules, str) else list(config.exclude_modules)
+            config.exclude_modules
+            if isinstance(config.exclude_modules, str)
+            else list(config.exclude_modules)
         )
         or None,
-        "layers_to_transform": None if config.layers_to_transform is None else list(config.layers_to_transform),
+        "layers_to_transform": None
+        if config.layers_to_transform is None
+        else list(config.layers_to_transform),
         "rank_pattern": dict(config.rank_pattern),
         "alpha_pattern": dict(config.alpha_pattern),
         "lora_dropout": 0.0,

@@ -1,5 +1,4 @@
-"""The parts that checkpoint formats share: a tensor that is stored somewhere, a request to read it, the file that holds
-many, and the error."""
+"""What the checkpoint formats share: stored tensors, read requests, and int8 kernels."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,12 +15,15 @@ from safetensors.numpy import save_file
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded as it is; the message names the file or tensor and the reason."""
+    """Raised when a checkpoint cannot be loaded; the message names the file or tensor."""
 
 
-def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write contiguous arrays as a safetensors file."""
-    # The library makes files that nobody else can read (from 0.8 on); the umask decides, as with any other file.
+    # From version 0.8 on, safetensors creates files that only the owner can read. Creating the file
+    # first gives it the permissions of the user's umask.
     path.touch()
     mode = path.stat().st_mode
     save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
@@ -30,7 +32,7 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mappin
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a checkpoint, not yet read."""
+    """A tensor in a checkpoint that has not been read yet."""
 
     path: Path
     name: str
@@ -44,7 +46,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class ViewedTensor(StoredTensor, ABC):
-    """A tensor that its format can map into host memory."""
+    """A stored tensor that can be mapped into host memory."""
 
     @abstractmethod
     def view(self) -> np.ndarray: ...
@@ -52,7 +54,7 @@ class ViewedTensor(StoredTensor, ABC):
 
 @dataclass(frozen=True)
 class TensorRequest:
-    """A stored tensor, and the dtype and sharding that it is read into."""
+    """A stored tensor, and the dtype and sharding to read it into."""
 
     tensor: StoredTensor
     dtype: np.dtype
@@ -60,21 +62,27 @@ class TensorRequest:
 
 
 def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
-    """Read tensors that have a view, each device its slices of them; host memory holds the result and no more."""
+    """Read tensors through their views; each device reads its own slices.
+
+    Host memory holds the result, but no second copy.
+    """
 
     def read_one(request: TensorRequest) -> Array:
         assert isinstance(request.tensor, ViewedTensor)
         view = request.tensor.view()
-        # A copy: the array must not hang on the file, which may be replaced.
+        # np.array copies: the result must not depend on the file, which may be replaced.
         return jax.make_array_from_callback(
-            request.tensor.shape, request.sharding, lambda index: np.array(view[index], request.dtype, order="C")
+            request.tensor.shape,
+            request.sharding,
+            lambda index: np.array(view[index], request.dtype, order="C"),
         )
 
     return [read_one(request) for request in requests]
 
 
-def grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Group names in their order, so that a group has no more bytes than the limit, or one name."""
+def group_by_size(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Split names, in order, into groups of at most `limit` bytes, or of one larger name."""
+    # limit = 10: {"a": 4, "b": 5, "c": 3, "d": 12} -> [["a", "b"], ["c"], ["d"]]
     groups: list[list[str]] = []
     total = limit
     for name, size in sizes.items():
@@ -87,42 +95,48 @@ def grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
 
 def first_line(error: Exception) -> str:
-    """Take the first line of what an error says; its class if it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+# The `quantization_config` in the config.json of a checkpoint with int8 weights.
 QUANTIZATION = {"quant_method": "diffucoder_int8"}
-"""The `quantization_config` in the config.json of a checkpoint that holds int8 weights."""
 
+# Largest absolute value of an int8 weight; -128 is not used, so that the range is symmetric.
 LIMIT = 127
+# Layers whose weights are quantized. Embeddings, norms and biases stay floating-point.
 KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 
 
 def is_kernel(name: str) -> bool:
-    """Tell whether the parameter of this name is a matrix that int8 applies to."""
+    """Whether the parameter of this name is a matrix that int8 quantization applies to."""
     layer, _, kind = name.rpartition(".")
     return kind == "weight" and layer.rpartition(".")[2] in KERNELS
 
 
 def scale_name(kernel: str) -> str:
-    """Name the scales of a kernel."""
+    """Return the name of the scales of a kernel."""
     return f"{kernel.removesuffix('weight')}scale"
 
 
 def quantize(weight: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Float[Array, "o"]]:
-    """Round weight / scale to int8, with the scale that lets the largest of each row be 127."""
+    """Quantize a kernel to int8, with one scale per row that maps its largest value to 127.
+
+    Returns:
+        The int8 weights, and the scales in float32.
+    """
     weight = weight.astype(jnp.float32)
     scale = jnp.max(jnp.abs(weight), axis=1) / LIMIT
-    # A row of zeros has any scale; 0 would make it 0 / 0.
+    # Any scale is right for a row of zeros, except 0, which would make it 0 / 0.
     scale = jnp.where(scale == 0, 1, scale)
     return jnp.round(weight / scale[:, None]).astype(jnp.int8), scale
 
 
-def widened(x: Float[Array, "*b i"], weight: Int8[Array, "o i"]) -> tuple[Array, Array]:
-    """Widen the kernel of a product to the dtype of `x`; returns both operands.
+def widen(x: Float[Array, "*b i"], weight: Int8[Array, "o i"]) -> tuple[Array, Array]:
+    """Convert an int8 kernel to the dtype of `x`. Returns both operands of the product.
 
-    The barrier ties the conversion to its use: else XLA may convert the kernels of all layers ahead of time, and hold
-    the copy that int8 is there to save.
+    The optimization barrier makes the conversion depend on `x`. Otherwise XLA may convert the
+    kernels of all layers ahead of a loop, and keep the very copy that int8 is meant to save.
     """
     x, weight = jax.lax.optimization_barrier((x, weight))
     return x, weight.astype(x.dtype)

@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-    return terminal.guarded(lambda: run(words), debug=debug)
+    return terminal.run_guarded(lambda: run(words), debug=debug)
 
 
 def entry() -> NoReturn:
@@ -100,7 +100,7 @@ def entry() -> NoReturn:
     After Ctrl-C it exits at once: a normal interpreter exit would crash while XLA's threads still
     compute.
     """
-    interruption.hear_interrupts()
+    interruption.watch_interrupts()
     status = main()
     if status == terminal.INTERRUPTED:
         sys.stdout.flush()

@@ -88,11 +88,11 @@ def generation_programs(
 
     def start() -> tuple[Any, BatchInputs]:
         state = sampler.start(canvas, 0)
-        started = Drafted.of(state, sampler.step_config(options, block.length)) if options.canvases_beside else state
+        started = Drafted.of(state, sampler.step_config(options, block.length)) if options.extra_canvases else state
         return started, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
 
     state, inputs = jax.eval_shape(start)
-    kind, cache = options.decoding.resolved.cache, KVCache()
+    kind, cache = options.decoding.settings.cache, KVCache()
     if kind != "none":
         lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
         cache = placed(lowered.out_info, lowered.compile().output_shardings)
@@ -100,7 +100,7 @@ def generation_programs(
     given = sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere)
     passes = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
-    loop = run_drafted if options.canvases_beside else run
+    loop = run_drafted if options.extra_canvases else run
     return {
         name: StepProgram(loop, (*given, settings), settings.rows or planned.canvas, block.length)
         for name, (settings, _) in zip(names, passes, strict=True)

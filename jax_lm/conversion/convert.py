@@ -1,7 +1,8 @@
-"""Convert a checkpoint from one format to another, verified; a target appears whole or not at all.
+"""Conversion of a checkpoint to another format, verified and atomic.
 
-The new checkpoint is written to a hidden sibling, read back and compared (names, shapes, dtypes, checksums, a forward
-pass of both), and renamed last. A run that is killed leaves at most that sibling, which the next run removes.
+The new checkpoint is written to a hidden sibling folder, read back and compared with the source
+(names, shapes, dtypes, checksums, and a forward pass of both), and renamed last. A run that is
+killed leaves at most that sibling, which the next run removes.
 """
 
 import shutil
@@ -21,22 +22,30 @@ from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
 from jax_lm.checkpoints.description import complete
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
 from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
-from jax_lm.config import DreamConfig, stored_in
+from jax_lm.config import DreamConfig, set_dtype
 from jax_lm.diffusion.sampler import run_forward
-from jax_lm.host.interruption import unfinished
-from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, wanted_tensors
+from jax_lm.host.interruption import remove_on_exit
+from jax_lm.models.dream import DreamForCausalLM, load_spec, parameter_shapes, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError, write_json
 
 FORMATS = ("huggingface", "orbax")
 WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json")
+# Tokens of the forward pass that compares source and copy.
 PROBE_TOKENS = 8
-TensorSum = tuple[tuple[int, ...], str, int, int]
-"""Shape, dtype, size and CRC-32 of a tensor."""
+# Shape, dtype, number of bytes and CRC-32 of a tensor.
+TensorChecksum = tuple[tuple[int, ...], str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The format and the precision of a new checkpoint, as in `jax_lm.cli.arguments.checkpoints.Convert`."""
+    """Format and precision of a new checkpoint.
+
+    Attributes:
+        format: `huggingface` or `orbax`; None is the other one than the source's.
+        dtype: dtype of the weights; None keeps the dtype of the source.
+        int8: quantize the kernels.
+        allow_missing_bias: fill in zeros if the source is a pickle without biases.
+    """
 
     format: str | None = None
     dtype: str | None = None
@@ -47,7 +56,9 @@ class Conversion:
         if self.format not in (None, *FORMATS):
             raise ValueError(f"format={self.format!r}: must be one of {', '.join(FORMATS)}")
         if self.dtype not in (None, "float32", "bfloat16", "float16"):
-            raise ValueError(f"dtype={self.dtype!r}: must be float32, bfloat16 or float16, or None to keep it")
+            raise ValueError(
+                f"dtype={self.dtype!r}: must be float32, bfloat16 or float16, or None to keep it"
+            )
 
 
 @dataclass(frozen=True)
@@ -62,128 +73,178 @@ class Converted:
 def convert(
     source: Path, destination: Path, conversion: Conversion, *, on_progress: Progress | None = None
 ) -> Converted:
-    """Write the checkpoint in `source` to `destination`, which must not exist; half of the progress is reading back.
+    """Convert a checkpoint.
+
+    Args:
+        source: folder of the checkpoint.
+        destination: folder of the new checkpoint, which must not exist.
+        conversion: format and precision.
+        on_progress: called with bytes read and the total; half of the total is reading back.
 
     Raises:
-        CheckpointError: the source cannot be loaded, or what was written is not what it should be.
+        CheckpointError: the source cannot be loaded, or the copy differs from it.
         ValueError: the destination exists.
     """
     if destination.exists():
         raise ValueError(f"destination {str(destination)!r} exists already")
     config, int8 = DreamForCausalLM.read_config(source), DreamForCausalLM.is_int8(source)
     checkpoint, kind = source_tensors(source, config, conversion)
-    wanted = wanted_tensors(config, int8, dtype=conversion.dtype, quantize=conversion.int8)
-    first, second = halves(on_progress)
-    with replacing_folder(destination) as folder:
-        copy_others(source, folder)
+    spec = load_spec(config, int8, dtype=conversion.dtype, quantize=conversion.int8)
+    read_progress, check_progress = split_progress(on_progress)
+    with create_folder_atomically(destination) as folder:
+        # Everything but the weights.
+        copy_other_files(source, folder)
         new = config.to_dict() if kind == "pickle" else new_config(source, conversion)
         write_json(folder / "config.json", new)
         complete_copy(folder, config)
-        tensors = loading.load_tensors(checkpoint, wanted, on_progress=first)
+        # The weights, with what is needed to check them later.
+        tensors = loading.load_tensors(checkpoint, spec, on_progress=read_progress)
         model = DreamForCausalLM.from_tensors(config, tensors)
         del tensors
-        sums, probe = {name: tensor_sum(value) for name, value in parameters(model).items()}, probe_logits(model)
+        sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
+        probe = probe_logits(model)
         form = conversion.format or ("huggingface" if kind == "orbax" else "orbax")
         write_weights(form, folder, parameters(model))
-        # What is read back may be as large as this.
+        # Free the model first: the copy that is read back takes as much memory.
         del model
+        # Checksums of the files, and a comparison of what they hold.
         checksums.write_sums(folder)
-        check_copy(folder, sums, probe, second)
+        check_copy(folder, sums, probe, check_progress)
     return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
 
 
-def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) -> tuple[CheckpointTensors, str]:
-    """Find the tensors of the source, and its format; a pickle without biases is completed if that was asked for."""
+def source_tensors(
+    source: Path, config: DreamConfig, conversion: Conversion
+) -> tuple[CheckpointTensors, str]:
+    """Return the tensors of the source, and its format: `huggingface`, `orbax` or `pickle`.
+
+    The missing biases of a pickle become zeros if `allow_missing_bias` is set.
+
+    Raises:
+        CheckpointError: the source is damaged, or a pickle lacks biases.
+    """
     if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
-        return loading.open_checkpoint(source), "orbax" if (source / ORBAX_FOLDER).is_dir() else "huggingface"
+        return loading.open_checkpoint(source), "orbax" if (
+            source / ORBAX_FOLDER
+        ).is_dir() else "huggingface"
+    # A pickle of the old port, which may lack the biases.
     path = source / PICKLE
-    stored = legacy.stored_tensors(path)
+    stored = legacy.list_tensors(path)
     shapes = parameter_shapes(config).items()
-    missing = {name: shape for name, shape in shapes if name.endswith(".bias") and name not in stored}
+    missing = {
+        name: shape for name, shape in shapes if name.endswith(".bias") and name not in stored
+    }
     if missing and not conversion.allow_missing_bias:
         raise CheckpointError(
             f"{path} lacks {len(missing)} q, k and v biases, as all files of that port do (first: "
-            f"{next(iter(missing))!r}): without them it is another model. --allow-missing-bias puts zeros there"
+            f"{next(iter(missing))!r}): without them it is another model. "
+            "--allow-missing-bias fills in zeros"
         )
+    # The zeros get the dtype of the other tensors.
     dtype = next(iter(stored.values())).dtype
     blank = {name: np.zeros(shape, dtype) for name, shape in missing.items()}
-    zeros = {name: legacy.PickledTensor(path, name, v.shape, v.dtype, v) for name, v in blank.items()}
+    zeros = {
+        name: legacy.PickledTensor(path, name, v.shape, v.dtype, v) for name, v in blank.items()
+    }
     return CheckpointTensors(source, stored | zeros), "pickle"
 
 
 @contextmanager
-def replacing_folder(destination: Path) -> Iterator[Path]:
-    """Make a hidden sibling that becomes `destination` when the block ends well, and is removed otherwise."""
+def create_folder_atomically(destination: Path) -> Iterator[Path]:
+    """Create a hidden sibling folder that becomes `destination` at the end of the block.
+
+    If the block raises an exception, the folder is removed.
+    """
     folder = destination.absolute().parent / f".{destination.name}.converting"
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-    with unfinished(folder):
+    with remove_on_exit(folder):
         folder.mkdir()
         yield folder
         folder.rename(destination)
 
 
-def copy_others(source: Path, folder: Path) -> None:
-    """Copy tokenizer, model card and whatever else lies beside the weights, without reading it."""
+def copy_other_files(source: Path, folder: Path) -> None:
+    """Copy tokenizer, model card and all other files but weights and config.json, unread."""
     for path in sorted(source.iterdir()):
-        is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(WEIGHT_SUFFIXES)
+        is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(
+            WEIGHT_SUFFIXES
+        )
         if path.is_file() and not is_ours:
             shutil.copyfile(path, folder / path.name)
 
 
 def complete_copy(folder: Path, config: DreamConfig) -> None:
-    """Write what the copied tokenizer lacks, if there is one that belongs to the model."""
+    """Write the files that a copied tokenizer lacks; does nothing if there is no tokenizer."""
     try:
         tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
     except TokenizerError:
-        # A checkpoint without one is converted as it is.
+        # A checkpoint without a tokenizer is converted without one.
         return
     complete(folder, config, tokenizer)
 
 
 def new_config(source: Path, conversion: Conversion) -> dict[str, Any]:
-    """Take the fields of the source's config.json, with what changes."""
+    """Return the fields of the source's config.json, with new dtype and quantization."""
     fields = huggingface.read_json(source, "config.json")
     if conversion.dtype:
-        fields = stored_in(fields, conversion.dtype)
+        fields = set_dtype(fields, conversion.dtype)
     return fields | ({"quantization_config": QUANTIZATION} if conversion.int8 else {})
 
 
 def write_weights(form: str, folder: Path, tensors: Mapping[str, Array]) -> None:
-    """Write weights in the Hugging Face or the Orbax layout."""
+    """Write weights in the Hugging Face or Orbax layout."""
     if form == "orbax":
         orbax.save(folder / ORBAX_FOLDER, tensors)
         return
     sizes = {name: value.nbytes for name, value in tensors.items()}
-    huggingface.save_shards(folder, sizes, ((name, np.asarray(value)) for name, value in tensors.items()))
+    huggingface.save_shards(
+        folder, sizes, ((name, np.asarray(value)) for name, value in tensors.items())
+    )
 
 
-def tensor_sum(tensor: Array) -> TensorSum:
-    """Take the sum by which two tensors are told apart."""
+def tensor_checksum(tensor: Array) -> TensorChecksum:
+    """Return shape, dtype, number of bytes and CRC-32 of a tensor."""
     value = np.ascontiguousarray(tensor)
     return value.shape, str(value.dtype), value.nbytes, zlib.crc32(value.tobytes())
 
 
 def probe_logits(model: DreamForCausalLM) -> np.ndarray:
-    """Compute the logits of a few tokens."""
+    """Compute the logits of the tokens 0, 1, 2 and so on, `PROBE_TOKENS` of them."""
     tokens = jnp.arange(PROBE_TOKENS, dtype=jnp.int32)[None] % model.config.vocab_size
     graph, state = nnx.split(model)
     return np.asarray(run_forward(graph, nnx.to_pure_dict(state), tokens))
 
 
-def check_copy(folder: Path, sums: Mapping[str, TensorSum], probe: np.ndarray, on_progress: Progress | None) -> None:
-    """Read a folder back; CheckpointError unless every tensor and the logits are those that were to be written."""
+def check_copy(
+    folder: Path,
+    sums: Mapping[str, TensorChecksum],
+    probe: np.ndarray,
+    on_progress: Progress | None,
+) -> None:
+    """Read a converted checkpoint back and compare it.
+
+    Raises:
+        CheckpointError: a tensor or the logits differ from what was to be written.
+    """
     model = DreamForCausalLM.from_pretrained(folder, on_progress=on_progress)
-    found = {name: tensor_sum(value) for name, value in parameters(model).items()}
-    different = sorted(name for name in sums.keys() | found.keys() if sums.get(name) != found.get(name))
+    read_sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
+    different = sorted(
+        name for name in sums.keys() | read_sums.keys() if sums.get(name) != read_sums.get(name)
+    )
     if different:
-        raise CheckpointError(f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others")
+        raise CheckpointError(
+            f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others"
+        )
     if not np.array_equal(probe_logits(model), probe, equal_nan=True):
-        raise CheckpointError("the converted checkpoint gives other logits than the source")
+        raise CheckpointError("the converted checkpoint has other logits than the source")
 
 
-def halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
-    """Make two callbacks that together report as one."""
+def split_progress(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+    """Return two callbacks, each of which reports one half of the progress."""
     if on_progress is None:
         return None, None
-    return lambda done, total: on_progress(done, 2 * total), lambda done, total: on_progress(total + done, 2 * total)
+    # Of 10 bytes: the first reports 0 to 10 of 20, the second 10 to 20 of 20.
+    return lambda done, total: on_progress(done, 2 * total), lambda done, total: on_progress(
+        total + done, 2 * total
+    )

@@ -1,7 +1,8 @@
-"""Send checkpoints to the hub: files, model card, one commit.
+"""Upload of checkpoints to the hub: files and model card in one commit.
 
-Only weights, configuration, tokenizer, licence and card are sent, and the code that `auto_map` names: no pickles,
-nothing else that lies beside them. The token comes from the environment. Reading from the hub is `huggingface.resolve`.
+Only weights, configuration, tokenizer, licence, model card and the code named by `auto_map` are
+uploaded; pickles and any other files in the folder are not. The token comes from the environment.
+Downloads are in `huggingface.resolve`.
 """
 
 import os
@@ -25,7 +26,13 @@ SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, *LICENCE_FILES, CARD]
 
 @dataclass(frozen=True)
 class Upload:
-    """The files of a folder that go to the hub, those that do not, and a card (None if the folder has its own)."""
+    """The files of an upload.
+
+    Attributes:
+        files: files of the folder that are uploaded.
+        card: text of a generated model card; None if the folder has its own.
+        left_out: files of the folder that are not uploaded.
+    """
 
     files: tuple[Path, ...]
     card: str | None
@@ -33,36 +40,60 @@ class Upload:
 
 
 def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> Upload:
-    """Check a checkpoint in the Hugging Face layout and list what would be sent.
+    """Check a checkpoint in the Hugging Face layout and list the files to upload.
 
-    CheckpointError if there is none, or a check of `verify` fails; ValueError if `repo` is no owner/name.
+    Args:
+        folder: folder of the checkpoint or adapter.
+        repo: repository on the hub, owner/name.
+        license_name: licence for the model card; None leaves it out.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or a check of `verify` fails.
+        ValueError: `repo` is not of the form owner/name.
     """
-    found = huggingface.HUB_ID.fullmatch(repo)
-    if not found or found["revision"]:
+    hub_id = huggingface.HUB_ID.fullmatch(repo)
+    if not hub_id or hub_id["revision"]:
         raise ValueError(f"repo={repo!r}: must be like owner/name")
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder")
+        raise CheckpointError(f"{folder} is not a folder")
+    # An adapter has no config.json; a merged model may have both files.
     if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
         return adapter_upload(folder, repo, license_name)
+    # Nothing is uploaded that would not load.
     files = huggingface.tensor_files(folder)
     for check in verify(folder):
         if not check.passed:
-            raise CheckpointError(f"{folder} is not sent: {check.name}: {check.found}")
+            raise CheckpointError(f"{folder} is not uploaded: {check.name}: {check.found}")
     present = sorted(path for path in folder.iterdir() if path.is_file())
     code = code_files(folder)
-    sent = [path for path in present if path in code or any(fnmatch(path.name, pattern) for pattern in SENT)]
-    # Weights of another layout or run would be loaded by nobody.
+    sent = [
+        path
+        for path in present
+        if path in code or any(fnmatch(path.name, pattern) for pattern in SENT)
+    ]
+    # Nobody would load safetensors that the index does not name, left by another layout or run.
     sent = [path for path in sent if path.suffix != ".safetensors" or path in files.values()]
     card = None if folder / CARD in sent else model_card(folder, repo, license_name)
     return Upload(tuple(sent), card, tuple(path for path in present if path not in sent))
 
 
 def adapter_upload(folder: Path, repo: str, license_name: str | None) -> Upload:
-    """List what would be sent of an adapter in PEFT's layout; CheckpointError if it cannot be read."""
+    """List the files to upload of an adapter in PEFT's layout.
+
+    Raises:
+        CheckpointError: the adapter cannot be read.
+    """
     adapter = peft.read_adapter(folder)
     present = sorted(path for path in folder.iterdir() if path.is_file())
-    sent = [path for path in present if any(fnmatch(path.name, each) for each in (*peft.FILES, *LICENCE_FILES, CARD))]
-    name, is_hub_id = adapter.base.name or "", huggingface.HUB_ID.fullmatch(adapter.base.name or "")
+    sent = [
+        path
+        for path in present
+        if any(fnmatch(path.name, pattern) for pattern in (*peft.FILES, *LICENCE_FILES, CARD))
+    ]
+    name = adapter.base.name or ""
+    is_hub_id = huggingface.HUB_ID.fullmatch(name)
+    # A and B of each layer.
+    layers = len(adapter.tensors) // 2
     header = "library_name: peft\ntags: [lora, masked-diffusion, diffucoder, code]\n"
     header += f"base_model: {name}\n" if is_hub_id else ""
     header += f"license: {license_name}\n" if license_name else ""
@@ -71,20 +102,27 @@ def adapter_upload(folder: Path, repo: str, license_name: str | None) -> Upload:
 
 # {repo.split("/")[1]}
 
-A LoRA adapter of rank {adapter.config.rank}, in {len(adapter.tensors) // 2} layers of {name or "a model to be named"}.
+A LoRA adapter of rank {adapter.config.rank}, in {layers} layers of {name or "a model to be named"}.
 
     diffucoder generate --model {name if is_hub_id else "BASE"} --adapter {repo} "def fibonacci(n):"
 """
-    return Upload(tuple(sent), None if folder / CARD in sent else card, tuple(p for p in present if p not in sent))
+    return Upload(
+        tuple(sent),
+        None if folder / CARD in sent else card,
+        tuple(p for p in present if p not in sent),
+    )
 
 
 def model_card(folder: Path, repo: str, license_name: str | None) -> str:
-    """Write a card that says what the files themselves say, and how to use them."""
+    """Return a model card with the facts that the files state, and a usage example."""
     config = DreamForCausalLM.read_config(folder)
     dtype = huggingface.read_json(folder, "config.json").get("torch_dtype")
     precision = "int8 kernels" if DreamForCausalLM.is_int8(folder) else dtype
     files = sorted(set(huggingface.tensor_files(folder).values()))
-    sums = "\n".join(f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |" for path in files)
+    sums = "\n".join(
+        f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |"
+        for path in files
+    )
     licence = f"license: {license_name}\n" if license_name else ""
     return f"""---
 library_name: jax-diffucoder
@@ -95,13 +133,13 @@ tags: [masked-diffusion, diffucoder, code, jax]
 # {repo.split("/")[1]}
 
 A masked-diffusion language model of the Dream architecture: {parameter_count(config):,} parameters,
-{config.num_hidden_layers} layers of width {config.hidden_size:,}, a vocabulary of {config.vocab_size:,} tokens,
-{precision}.
+{config.num_hidden_layers} layers of width {config.hidden_size:,},
+a vocabulary of {config.vocab_size:,} tokens, {precision}.
 
     pip install jax-diffucoder
     diffucoder generate --model {repo} "def fibonacci(n):"
 
-What it was trained on, what it is for and how good it is has to be written here by who trained it.
+Please add here what the model was trained on, what it is intended for, and how it was evaluated.
 
 | weights | bytes | SHA-256 |
 |---|---|---|
@@ -109,15 +147,29 @@ What it was trained on, what it is for and how good it is has to be written here
 """
 
 
-def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: str | None = None) -> str:
-    """Send an upload in one commit, so that it appears whole or not at all; returns the commit's address.
+def push(
+    upload: Upload, repo: str, *, message: str, is_public: bool, revision: str | None = None
+) -> str:
+    """Upload files to the hub in one commit, hence atomically.
 
-    `is_public` is for a repository that does not exist yet; one that does stays as it is. `revision` is a branch, the
-    main one if not given. ValueError if there is no token in the environment, or the hub refuses.
+    Args:
+        upload: the files, from `prepare_upload`.
+        repo: repository on the hub, owner/name.
+        message: commit message.
+        is_public: whether to create the repository as a public one; an existing repository keeps
+            its visibility.
+        revision: branch; None is the main branch.
+
+    Returns:
+        The URL of the commit.
+
+    Raises:
+        ValueError: the environment has no token, or the hub rejects the upload.
     """
+    # A token that the hub's client has stored in a file is not used; see `huggingface.resolve`.
     token = os.environ.get("HF_TOKEN")
     if not token:
-        raise ValueError("HF_TOKEN is not set: the hub wants a token that may write")
+        raise ValueError("HF_TOKEN is not set: the hub requires a token with write access")
     operations = [CommitOperationAdd(path.name, path) for path in upload.files]
     if upload.card is not None:
         operations.append(CommitOperationAdd(CARD, upload.card.encode()))
@@ -126,6 +178,10 @@ def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: 
         api.create_repo(repo, private=not is_public, exist_ok=True)
         if revision:
             api.create_branch(repo, branch=revision, exist_ok=True)
-        return api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url
-    except Exception as error:  # the hub's client lets exceptions of its HTTP library through
-        raise ValueError(f"repo={repo!r}: the hub did not take it ({first_line(error)})") from error
+        return api.create_commit(
+            repo, operations, commit_message=message, revision=revision
+        ).commit_url
+    except Exception as error:  # the hub's client also raises exceptions of its HTTP library
+        raise ValueError(
+            f"repo={repo!r}: the hub rejected the upload ({first_line(error)})"
+        ) from error

@@ -1,4 +1,4 @@
-"""Check a checkpoint without loading it: configuration, names, shapes, dtypes, sizes, checksums."""
+"""Checks of a checkpoint that is not loaded: configuration, tensors, tokenizer and checksums."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,13 +7,19 @@ from pathlib import Path
 from jax_lm.checkpoints import checksums, huggingface
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
-from jax_lm.models.dream import DreamForCausalLM, wanted_tensors
+from jax_lm.models.dream import DreamForCausalLM, load_spec
 from jax_lm.tokenizer import SPECIAL_TOKENS, TOKENIZER_CONFIG, TOKENIZER_FILES, DiffuCoderTokenizer
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked, and whether it was right."""
+    """The result of one check.
+
+    Attributes:
+        name: what was checked.
+        found: what was found there.
+        passed: whether it is right.
+    """
 
     name: str
     found: str
@@ -21,46 +27,59 @@ class Check:
 
 
 def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Check]:
-    """Check a folder in the Hugging Face or Orbax layout; ends at the first thing that others depend on."""
+    """Check a folder in the Hugging Face or Orbax layout.
+
+    Yields one result per check. Stops after a failed check that later checks depend on.
+
+    Args:
+        folder: folder of the checkpoint.
+        on_progress: called with the bytes read so far and the total number of bytes.
+    """
+    # Configuration and headers, without which the other checks make no sense.
     try:
         config, int8 = DreamForCausalLM.read_config(folder), DreamForCausalLM.is_int8(folder)
-        yield Check("config.json", f"{config.model_type}, {config.num_hidden_layers} layers{', int8' if int8 else ''}")
+        yield Check(
+            "config.json",
+            f"{config.model_type}, {config.num_hidden_layers} layers{', int8' if int8 else ''}",
+        )
         source = open_checkpoint(folder)
         form = "Orbax" if (folder / ORBAX_FOLDER).is_dir() else "Hugging Face"
         size = sum(tensor.nbytes for tensor in source.stored.values())
         yield Check("layout", f"{form}, {len(source.stored)} tensors, {size / 2**20:,.1f} MiB")
-        wanted_tensors(config, int8).requests(source)
+        load_spec(config, int8).requests(source)
         yield Check("names, shapes, dtypes", "as the config asks for")
     except ValueError as error:
         yield Check("checkpoint", str(error), passed=False)
         return
     yield tokenizer_check(folder, config.mask_token_id, config.vocab_size)
+    # Checksums, which take as long as reading all files.
     try:
         results = list(checksums.check_sums(folder, on_progress=on_progress))
     except CheckpointError as error:
         yield Check("checksums", str(error), passed=False)
         return
     wrong = [path.name for path, is_right in results if not is_right]
-    found = f"{len(results)} files as they were written"
+    summary = f"{len(results)} files as they were written"
     if wrong:
-        found = f"{', '.join(wrong)} changed since it was written"
+        summary = f"{', '.join(wrong)} changed since it was written"
     elif not results:
-        found = f"none known: no {checksums.SUMS}, not from the hub's cache"
-    yield Check("checksums", found, passed=not wrong)
+        summary = f"none known: no {checksums.SUMS}, not from the hub's cache"
+    yield Check("checksums", summary, passed=not wrong)
 
 
 def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:
-    """Check that the tokenizer beside the weights can be read and belongs to them; none is fine."""
+    """Check that the tokenizer can be read and belongs to the model; having none is fine."""
     files = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
         return Check("tokenizer", "none")
     try:
-        found = DiffuCoderTokenizer.from_pretrained(folder)
-        found.require_ids(mask_token_id=mask_token_id, vocab_size=vocab_size)
-        if found.chat_template is not None:
-            found.apply_chat_template([{"role": "user", "content": "Reverse a list."}])
+        tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+        tokenizer.require_ids(mask_token_id=mask_token_id, vocab_size=vocab_size)
+        # A template can only be checked by rendering a conversation.
+        if tokenizer.chat_template is not None:
+            tokenizer.apply_chat_template([{"role": "user", "content": "Reverse a list."}])
         for name in {TOKENIZER_CONFIG, SPECIAL_TOKENS} & set(files):
             huggingface.read_json(folder, name)
     except ValueError as error:
         return Check("tokenizer", str(error), passed=False)
-    return Check("tokenizer", f"{found.vocab_size:,} tokens")
+    return Check("tokenizer", f"{tokenizer.vocab_size:,} tokens")

@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_lm.data.columns import BadRowError
 from jax_lm.data.conversations import read_lines
-from jax_lm.host.files import replacing
+from jax_lm.host.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
         raise ValueError(f"data={str(data)!r}: holds no problem of AceCode ({len(refused)} lines refused)")
     chosen = of_difficulty(problems, difficulty)
     rows = [row for problem in chosen for row in problem_prompts(problem)]
-    with replacing(out) as path:
+    with atomic_write(out) as path:
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     written = f"{len(rows)} prompts of {len(chosen)} {difficulty} problems"
     return f"{out}: {written}, from {len(problems)} in {data} ({len(refused)} lines refused)"

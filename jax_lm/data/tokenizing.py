@@ -29,7 +29,7 @@ from jax_lm.data.conversations import NAMED, row_fields, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, digest_of
 from jax_lm.host.files import output_folder
-from jax_lm.host.interruption import discard_unfinished, unfinished
+from jax_lm.host.interruption import discard_unfinished, remove_on_exit
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     path = out / f"{shard_name(part)}{TOKENS}"
     # Named by the process: another one may write the same shard, if it is being ended while this run begins.
     half = out / f"{path.name}.{os.getpid()}{HALF_WRITTEN}"
-    with unfinished(half), half.open("wb") as file:
+    with remove_on_exit(half), half.open("wb") as file:
         for where, line in job.source.read(part):
             try:
                 rows = to_rows(row_fields(line))
@@ -182,7 +182,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file that appears whole or not at all, and stays when the machine goes down."""
     half = path.with_name(f"{path.name}.{os.getpid()}{HALF_WRITTEN}")
-    with unfinished(half), half.open("wb") as file:
+    with remove_on_exit(half), half.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -53,7 +53,7 @@ def begin_forcing(
     if (np.asarray(state.masked) != canvas.holes).any():
         raise ValueError("state: must be None with cache='causal', whose keys begin with the canvas")
     length = options.decoding.block_columns(region.length)
-    grid = BlockGrid(region.start, region.end, length, options.decoding.resolved.active_blocks)
+    grid = BlockGrid(region.start, region.end, length, options.decoding.settings.active_blocks)
     return state._replace(pipeline=Pipeline.empty(len(state.tokens))), replace(config, grid=grid)
 
 

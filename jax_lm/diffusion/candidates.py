@@ -70,7 +70,7 @@ class SamplingParams(NamedTuple):
         Args:
             columns: least length of the schedule, so that blocks of different lengths share a compilation.
         """
-        decoding = options.decoding.resolved
+        decoding = options.decoding.settings
         steps = 0 if options.steps is None else max(1, -(-options.steps * block // region))
         ratios = np.ones(max(steps, block, columns), np.float32)
         if steps:

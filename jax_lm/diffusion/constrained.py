@@ -103,7 +103,7 @@ def meet(
         constraints: one per row.
         options, stop_ids: as for the first decoding.
     """
-    options = options.changed(grammar=None)
+    options = options.with_settings(grammar=None)
     repairs = [Repair(constraint, options.temperature) for constraint in constraints]
     while True:
         tokens, reopened = np.array(state.tokens), np.zeros_like(canvas.holes)

@@ -148,7 +148,7 @@ class Sampler:
         """
         if options.grammar is not None:
             raise ValueError(f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one")
-        decoding = options.decoding.resolved
+        decoding = options.decoding.settings
         arrays, state = CanvasArrays.of(canvas), self.start(canvas, seed) if state is None else state
         if hooks.tokens is not None:
             state = rewrite(state, hooks.tokens(-1, state.tokens, None), arrays.holes, self.mask_id)
@@ -180,8 +180,8 @@ class Sampler:
         if not options.early_stop or canvas.room is not None:
             # The end of a text deletes where holes grow.
             config = replace(config, stop_ids=())
-        if options.canvases_beside and (config.hooks != NO_HOOKS or config.strict_reference):
-            raise ValueError(f"{options.beside}: must be 0 with hooks or strict_reference")
+        if options.extra_canvases and (config.hooks != NO_HOOKS or config.strict_reference):
+            raise ValueError(f"{options.extra_canvases_option}: must be 0 with hooks or strict_reference")
         return config if canvas.room is None else growing_config(config, options)
 
     def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
@@ -191,8 +191,8 @@ class Sampler:
             rows=None,
             mask_id=self.mask_id,
             top_k=options.top_k,
-            checked=options.canvases_beside,
-            guessed=options.canvases_beside,
+            checked=options.extra_canvases,
+            guessed=options.extra_canvases,
             looks_ahead=options.lookahead > 0,
             growth=self.growth,
         )
@@ -282,7 +282,7 @@ class Sampler:
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
             Window.of(block=region.start, rows=0, first_step=0, until=UNLIMITED, forwards=UNLIMITED),
-            SamplingParams.of(options.changed(top_p=None, min_p=None), region.length, region.length),
+            SamplingParams.of(options.with_settings(top_p=None, min_p=None), region.length, region.length),
         )
         candidates = run_evaluation(self.graph, self.params, state, inputs, config).candidates
         assert candidates is not None
@@ -310,7 +310,7 @@ def block_passes(
 
     Without a cache there is one, over all rows. Rows are [first, first + config.rows) of the canvas.
     """
-    chosen, width = decoding.resolved, canvas.tokens.shape[1]
+    chosen, width = decoding.settings, canvas.tokens.shape[1]
     if config.grid is not None:
         return forcing_passes(config, config.grid)
     if chosen.cache == "none":

@@ -1,4 +1,7 @@
-"""How much of a stretch of time JAX spent tracing, lowering and compiling (or reading a stored compilation)."""
+"""Measurement of the time that JAX spends tracing, lowering and compiling.
+
+Reading an executable from the compilation cache counts as compiling.
+"""
 
 import functools
 import time
@@ -8,14 +11,14 @@ from contextlib import contextmanager
 import jax
 
 EVENTS = "/jax/core/compile/"
+# The event of the compiler alone, without tracing and lowering.
 COMPILE_EVENT = f"{EVENTS}backend_compile_duration"
-"""Of the compiler alone, without tracing and lowering."""
 
 
 class CompileClock:
-    """Hears every piece of a compilation in this process.
+    """Records start and end of every compilation event in this process.
 
-    One listener for good: JAX cannot be relied on to take it back.
+    There is one permanent listener, because removing a listener is not reliable in JAX.
     """
 
     def __init__(self) -> None:
@@ -36,15 +39,22 @@ def compile_clock() -> CompileClock:
 
 @contextmanager
 def compile_seconds() -> Iterator[Callable[[], float]]:
-    """Yield what tells the seconds of compilation since the block began."""
+    """Yield a function that returns the seconds spent compiling since the block began."""
     clock, start = compile_clock(), time.perf_counter()
     clock.pieces.clear()
-    yield lambda: covered([(max(begin, start), end) for begin, end in clock.pieces if end > start])
+    yield lambda: union_seconds(
+        [(max(begin, start), end) for begin, end in clock.pieces if end > start]
+    )
 
 
-def covered(pieces: list[tuple[float, float]]) -> float:
-    """Measure the union of intervals: tracing a function counts what is traced inside it again."""
-    total, reached = 0.0, float("-inf")
+def union_seconds(pieces: list[tuple[float, float]]) -> float:
+    """Return the length of the union of time intervals.
+
+    The intervals are nested: tracing a function includes tracing the functions that it calls.
+    """
+    # [(0, 3), (1, 2), (5, 6)] -> 3 + 0 + 1 = 4
+    total = 0.0
+    reached = float("-inf")
     for begin, end in sorted(pieces):
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)

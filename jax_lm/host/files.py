@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, with the permissions that the user's umask gives any other file."""
+"""Atomic writes of files, with the permissions of the user's umask."""
 
 import os
 import secrets
@@ -6,44 +6,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jax_lm.host.interruption import unfinished
+from jax_lm.host.interruption import remove_on_exit
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Name a new file beside `target` to be written, which takes its place when the block ends well.
+def atomic_write(target: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces `target` if the block succeeds.
 
-    A link keeps pointing where it does. What is there but no file (a device, a pipe) is written to as it is: to put a
-    file in its place would take it away from everybody else.
+    If `target` is a symbolic link, the file that it points to is replaced. If it is a device or a
+    pipe, it is yielded itself: a file in its place would take it away from other processes.
     """
     if target.exists() and not target.is_file() and not target.is_dir():
         yield target
         return
+    # In the same folder, as a rename is atomic only within a file system. The name is cut so that
+    # it stays below the 255 bytes that file systems allow.
     target = Path(os.path.realpath(target))
-    with unfinished(target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")) as temporary:
+    with remove_on_exit(
+        target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")
+    ) as temporary:
         yield temporary
         temporary.replace(target)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is there as a whole or not at all."""
-    with replacing(path) as temporary:
+    """Write a text file atomically."""
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def require_place(out: Path) -> None:
-    """ValueError if `output_folder` could not make this folder; makes nothing, as what is written comes much later."""
-    place = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        reason = "is a file" if place == out else f"{place} takes no folder"
+def require_writable(out: Path) -> None:
+    """Raise ValueError if `output_folder` could not create this folder, without creating it.
+
+    Commands call this first, and create the folder when they have something to write.
+    """
+    # The nearest existing ancestor: out = "runs/a/b" in an empty directory -> "."
+    ancestor = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
+        reason = "is a file" if ancestor == out else f"{ancestor} is not a writable folder"
         raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})")
 
 
 def output_folder(out: Path) -> Path:
-    """Make the folder that a command writes to; ValueError if it cannot be one."""
+    """Create the folder that a command writes to. Raises ValueError if that is not possible."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "is a file" if out.is_file() else error.strerror
-        raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})") from error
+        raise ValueError(
+            f"out={str(out)!r}: must be a folder, or not exist yet ({reason})"
+        ) from error
     return out

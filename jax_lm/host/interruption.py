@@ -1,9 +1,11 @@
-"""Ctrl-C ends a command within two seconds and leaves nothing half-written, whatever is running.
+"""Handling of Ctrl-C: a command ends within two seconds and leaves no partial files.
 
-Python hands an interrupt to the main thread between two bytecodes: not while XLA compiles or a fused loop runs, and one
-that falls into a callback or an import may be lost. So a thread is told by the signal itself (`set_wakeup_fd`): what
-has not ended in time by itself is ended, after what is unfinished on disk has been removed. Imports nothing that takes
-time, as it has to stand before everything else.
+Python delivers an interrupt to the main thread between two bytecodes. It cannot do so while XLA
+compiles or a fused loop runs, and an interrupt during a callback or an import may be lost. So a
+thread watches for the signal itself, through `signal.set_wakeup_fd`. If the command has not ended
+after `GRACE` seconds, the thread removes unfinished files and ends the process.
+
+This module must be imported before all others, so it imports nothing that takes time.
 """
 
 import os
@@ -18,25 +20,26 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+# Exit status after an interrupt: 128 + SIGINT.
 INTERRUPTED = 130
+# Seconds that a command may take to end by itself after an interrupt.
 GRACE = 1.2
-"""Seconds that a command may take to end by itself."""
-
+# File name of the frames of a running import.
 IMPORTING = "<frozen importlib._bootstrap>"
 SHOW_CURSOR = "\x1b[?25h"
-
-FORGIVEN = b"\0"
-teller: int | None = None
-"""Where signals, and `forgive`, tell the thread that watches."""
-
+# Byte that `mark_handled` writes. The interpreter writes the number of a signal, which is never 0.
+HANDLED = b"\0"
+# Write end of the pipe to the watching thread; the interpreter and `mark_handled` write to it.
+wakeup_fd: int | None = None
+# Seconds until the process is ended after an interrupt; None is no limit.
 grace: float | None = GRACE
+# Files and folders that are being written under a temporary name.
 unfinished_paths: set[Path] = set()
-"""Files and folders that are being written under a temporary name."""
 
 
 @contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
-    """Remove a file or a folder when the block ends, also if the process is ended for an interrupt."""
+def remove_on_exit(path: Path) -> Iterator[Path]:
+    """Remove a file or folder when the block ends, or when an interrupt ends the process."""
     unfinished_paths.add(path)
     try:
         yield path
@@ -46,7 +49,7 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -54,79 +57,99 @@ def remove(path: Path) -> None:
 
 
 def discard_unfinished() -> None:
-    """Remove all that is unfinished, before the process is ended."""
+    """Remove all unfinished files and folders, before the process is ended."""
     for path in list(unfinished_paths):
         remove(path)
 
 
-def leave(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
-    """End the process at once, with status 130 and one line; a handler of signals."""
+def exit_now(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+    """End the process at once with status 130 and the line "interrupted". A signal handler."""
     discard_unfinished()
-    # Bars hide the cursor while they are drawn.
+    # A progress bar hides the cursor.
     os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())
     os._exit(INTERRUPTED)
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or leave at once in an import, as half of an extension crashes; a handler of signals."""
+    """Raise KeyboardInterrupt. A signal handler.
+
+    During an import the process ends at once: a half-imported extension module would crash later.
+    """
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
-            leave()
+            exit_now()
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
-def hear_interrupts() -> None:
-    """Make Ctrl-C leave at once, until a command runs `interruptible`; called before anything heavy is imported."""
-    if signal.getsignal(signal.SIGINT) is leave:
+def watch_interrupts() -> None:
+    """Start the watching thread, and let Ctrl-C end the process at once until `interruptible`.
+
+    This must be called before any slow import.
+    """
+    if signal.getsignal(signal.SIGINT) is exit_now:
         return
-    global teller
-    told, teller = os.pipe()
-    os.set_blocking(teller, False)
-    signal.signal(signal.SIGINT, leave)
-    signal.set_wakeup_fd(teller, warn_on_full_buffer=False)
-    threading.Thread(target=wait_for_interrupts, args=(told,), name="interruption", daemon=True).start()
-    unraisable, in_thread = sys.unraisablehook, threading.excepthook
+    global wakeup_fd
+    read_fd, wakeup_fd = os.pipe()
+    os.set_blocking(wakeup_fd, False)
+    signal.signal(signal.SIGINT, exit_now)
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+    threading.Thread(
+        target=wait_for_interrupts, args=(read_fd,), name="interruption", daemon=True
+    ).start()
+    # Python would print a traceback for an interrupt inside a destructor, a callback or a thread.
+    unraisable = sys.unraisablehook
+    in_thread = threading.excepthook
     sys.unraisablehook = lambda a: None if a.exc_type is KeyboardInterrupt else unraisable(a)
     threading.excepthook = lambda a: None if a.exc_type is KeyboardInterrupt else in_thread(a)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C inside the block, as commands have files and processes to end."""
-    if signal.getsignal(signal.SIGINT) is not leave:
+    """Let Ctrl-C raise KeyboardInterrupt inside the block, so that commands can clean up."""
+    if signal.getsignal(signal.SIGINT) is not exit_now:
         yield
         return
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, leave)
+        signal.signal(signal.SIGINT, exit_now)
 
 
 @contextmanager
-def patiently() -> Iterator[None]:
-    """Let the block handle interrupts itself (`forgive`), however long that takes; a second one ends the process."""
+def suspend_deadline() -> Iterator[None]:
+    """Let the block handle interrupts without a deadline.
+
+    The block calls `mark_handled` when it has handled one. A second interrupt before that ends the
+    process.
+    """
     global grace
-    before, grace = grace, None
+    before = grace
+    grace = None
     try:
         yield
     finally:
         grace = before
 
 
-def forgive() -> None:
-    """Say that an interrupt has been handled, and the process goes on."""
-    if teller is not None:
-        os.write(teller, FORGIVEN)
+def mark_handled() -> None:
+    """Report that an interrupt has been handled and the process continues."""
+    if wakeup_fd is not None:
+        os.write(wakeup_fd, HANDLED)
 
 
-def wait_for_interrupts(told: int) -> NoReturn:
-    """Wait for an interrupt that is ours to handle, then for the process to end; another one ends it at once."""
+def wait_for_interrupts(read_fd: int) -> NoReturn:
+    """End the process if an interrupt has not been handled in time. Runs in the watching thread.
+
+    Args:
+        read_fd: read end of the pipe that signals and `mark_handled` write to.
+    """
     while True:
-        signals = os.read(told, 64)
-        # A server has a handler of its own, which finishes what is in flight.
-        if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (leave, interrupt):
-            ready, _, _ = select.select([told], [], [], grace)
-            if not ready or FORGIVEN not in os.read(told, 64):
-                leave()
+        signals = os.read(read_fd, 64)
+        # A server installs another handler, which finishes the requests in flight.
+        if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (exit_now, interrupt):
+            # Nothing within the deadline, or a second interrupt instead of `mark_handled`.
+            ready, _, _ = select.select([read_fd], [], [], grace)
+            if not ready or HANDLED not in os.read(read_fd, 64):
+                exit_now()

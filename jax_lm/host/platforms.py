@@ -1,7 +1,8 @@
-"""Keep accelerators' libraries quiet on machines that have no such accelerator. Standard library only.
+"""Silences the libraries of accelerators on machines without such an accelerator.
 
-The compilers of `diffucoder plan` are whole runtimes: where one is installed without its device, JAX tries it at every
-start, and it complains of missing metadata, drivers and libraries. Called before JAX is imported.
+The compilers that `diffucoder plan` uses are complete runtimes. If one is installed without its
+device, JAX tries it at every start, and it prints warnings about missing metadata, drivers and
+libraries. This module runs before JAX is imported, and uses only the standard library.
 """
 
 import importlib.metadata
@@ -18,30 +19,37 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+# PCI vendor id of Google.
 GOOGLE = "0x1ae0"
+# PCI classes of Google's other devices in a virtual machine: disks and network adapters.
 NO_CHIP = ("0x01", "0x02")
-"""Classes of Google's other devices on the bus of a virtual machine: disks and networks."""
+# /dev/dxg is the GPU in the Windows Subsystem for Linux.
 NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
-"""The last is that of Windows' subsystem for Linux."""
 CUDA_PLUGINS = ("xla_cuda12", "xla_cuda13")
+# Packages with the kernels of these plugins; jaxlib imports them if they are installed.
 CUDA_LIBRARIES = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-"""Their kernels, which jaxlib loads with itself where they are installed."""
+# File descriptor of standard error.
 STDERR = 2
 DRIVER_NOTES = re.compile(rb"absl::InitializeLog|Could not find cuda drivers")
 QUIET_TPU = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
-DECIDED = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_FORCE_TPU_INIT", "PJRT_NAMES_AND_LIBRARY_PATHS")
-"""Variables by which a user has said which platform is meant."""
+# Variables with which a user selects a platform.
+DECIDED = (
+    "JAX_PLATFORMS",
+    "JAX_PLATFORM_NAME",
+    "JAX_FORCE_TPU_INIT",
+    "PJRT_NAMES_AND_LIBRARY_PATHS",
+)
 
 
 def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
-    """Set variables so that no library of an absent accelerator speaks; what the user has set stays.
+    """Set variables that keep the libraries of absent accelerators from printing.
 
-    A machine of whose platforms one is here, or is not known to us, keeps all of them, and libtpu is only told to
-    print less where there is no TPU.
+    Variables set by the user are kept. If an accelerator is present, or a plugin is unknown to us,
+    no platform is disabled; libtpu is only made to print less if there is no TPU.
 
     Args:
-        environment: of this process, before JAX is imported.
-        root: of the file system with the machine's devices.
+        environment: environment of this process, before JAX is imported.
+        root: root of the file system with the machine's devices.
     """
     if any(name in environment for name in DECIDED):
         return
@@ -63,17 +71,21 @@ def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")
 
 @contextmanager
 def without_driver_notes() -> Iterator[None]:
-    """Drop what libraries of GPUs print of drivers that are not here; all else that is printed comes at the end."""
+    """Discard messages of GPU libraries about missing drivers.
+
+    All other output to standard error is written when the block ends.
+    """
+    # The libraries write to the file descriptor, so replacing `sys.stderr` would not be enough.
     sys.stderr.flush()
-    kept = os.dup(STDERR)
+    original = os.dup(STDERR)
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), STDERR)
         try:
             yield
         finally:
             sys.stderr.flush()
-            os.dup2(kept, STDERR)
-            os.close(kept)
+            os.dup2(original, STDERR)
+            os.close(original)
             printed.seek(0)
             for line in printed:
                 if not DRIVER_NOTES.search(line):
@@ -81,17 +93,17 @@ def without_driver_notes() -> Iterator[None]:
 
 
 class QuietFinder(MetaPathFinder):
-    """Finds the kernels of NVIDIA GPUs as ever; loading them says nothing of drivers."""
+    """Finds the kernels of NVIDIA GPUs, and loads them without messages about drivers."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] not in CUDA_LIBRARIES:
             return None
-        found = PathFinder.find_spec(fullname, path, target)
-        if found is not None and isinstance(found.loader, ExtensionFileLoader):
-            found.loader = QuietLoader(fullname, found.loader.path)
-        return found
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, ExtensionFileLoader):
+            spec.loader = QuietLoader(fullname, spec.loader.path)
+        return spec
 
 
 class QuietLoader(ExtensionFileLoader):
@@ -101,32 +113,38 @@ class QuietLoader(ExtensionFileLoader):
 
 
 def idle_plugin(name: str) -> ModuleType:
-    """Make a plugin that does nothing: JAX loads each, also for a platform that is not asked for, and it prints."""
+    """Return a JAX plugin that does nothing.
+
+    JAX loads every installed plugin, even for a platform that is not selected, and the real one
+    would print warnings.
+    """
     module = ModuleType(f"jax_plugins.{name}")
     vars(module)["initialize"] = lambda: None
     return module
 
 
 def admit_cuda_compiler() -> None:
-    """Let JAX load the plugin of NVIDIA GPUs after all, which also compiles for those that are not here."""
+    """Let JAX load the plugin of NVIDIA GPUs after all, to compile for GPUs that are absent."""
     for name in CUDA_PLUGINS:
         module = sys.modules.get(f"jax_plugins.{name}")
+        # Modules of `idle_plugin` have no spec.
         if module is not None and module.__spec__ is None:
             del sys.modules[f"jax_plugins.{name}"]
 
 
 def plugin_names() -> set[str]:
-    """Name JAX's plugins that are installed: modules of the package `jax_plugins`, and declared entry points."""
-    found = importlib.util.find_spec("jax_plugins")
-    places = found.submodule_search_locations if found else None
+    """Return the installed JAX plugins: modules of the package `jax_plugins`, and entry points."""
+    spec = importlib.util.find_spec("jax_plugins")
+    places = spec.submodule_search_locations if spec else None
     declared = {
-        point.value.removeprefix("jax_plugins.") for point in importlib.metadata.entry_points(group="jax_plugins")
+        point.value.removeprefix("jax_plugins.")
+        for point in importlib.metadata.entry_points(group="jax_plugins")
     }
     return {module.name for module in pkgutil.iter_modules(places or [])} | declared
 
 
 def has_tpu(root: Path) -> bool:
-    """Tell whether the bus has a device of Google's that is neither a disk nor a network: a TPU of any version."""
+    """Whether the machine has a TPU: a PCI device of Google that is neither disk nor network."""
     for vendor in (root / "sys" / "bus" / "pci" / "devices").glob("*/vendor"):
         if read(vendor) == GOOGLE and not read(vendor.with_name("class")).startswith(NO_CHIP):
             return True
@@ -134,7 +152,7 @@ def has_tpu(root: Path) -> bool:
 
 
 def read(path: Path) -> str:
-    """Read a line of the system's; nothing if it cannot be read."""
+    """Return the text of a system file, or an empty string if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

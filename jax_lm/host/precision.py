@@ -1,4 +1,4 @@
-"""The dtype of weights that fits the device."""
+"""The choice of a dtype for the weights on the present device."""
 
 import time
 
@@ -6,12 +6,16 @@ import jax
 import jax.numpy as jnp
 
 DTYPES = ("float32", "bfloat16")
+# Number of parameters below which a CPU uses float32 without a measurement: the weights fit into
+# memory, and the result is exact.
 SMALL_MODEL = 250_000_000
-"""Parameters below which a CPU runs in float32 without measuring: the weights fit, the result is exact."""
 
 
 def fitting_dtype(parameter_count: int) -> str:
-    """bfloat16 on accelerators; on a CPU float32 for small models, else what a trial product runs faster in."""
+    """Return bfloat16 on accelerators, and float32 or bfloat16 on a CPU.
+
+    On a CPU, small models use float32; for others, the dtype with the faster trial product.
+    """
     if jax.default_backend() != "cpu":
         return "bfloat16"
     if parameter_count < SMALL_MODEL:
@@ -20,12 +24,15 @@ def fitting_dtype(parameter_count: int) -> str:
 
 
 def trial_seconds(dtype: str) -> float:
-    """Best of three times of one product of the kind that dominates a forward pass."""
-    rows, weight = jnp.ones((256, 2048), dtype), jnp.ones((2048, 2048), dtype)
+    """Return the best of three timings of the kind of product that dominates a forward pass."""
+    rows = jnp.ones((256, 2048), dtype)
+    weight = jnp.ones((2048, 2048), dtype)
 
     @jax.jit
     def trial(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(
+            rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
 
     trial(rows, weight).block_until_ready()
     times = []

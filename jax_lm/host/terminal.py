@@ -1,6 +1,7 @@
-"""The terminal besides results: progress bars, and errors as one line.
+"""Output to the terminal other than results: progress bars, and errors in one line.
 
-Bars go to standard error, and only when that is a terminal and `NO_RICH_LOGGING=1` is not set.
+Progress bars are written to standard error, only if it is a terminal and `NO_RICH_LOGGING=1` is not
+set.
 """
 
 import errno
@@ -22,33 +23,46 @@ from jax_lm.host import interruption
 from jax_lm.host.interruption import INTERRUPTED
 from untrusted.printable import printable
 
-USAGE_ERROR, TERMINATED = 2, 143
+# Exit statuses: wrong input, and 128 + SIGTERM.
+USAGE_ERROR = 2
+TERMINATED = 143
 
 
 def shows_progress() -> bool:
-    """Tell whether standard error is a terminal that may be drawn on."""
+    """Whether progress bars are shown: standard error is a terminal, and they are not disabled."""
     return sys.stderr.isatty() and os.environ.get("NO_RICH_LOGGING") != "1"
 
 
 @runtime_checkable
 class Report(Protocol):
-    """Tells a progress bar how far things are, and a note to show beside it."""
+    """Callback that updates a progress bar: steps done, total, and a note shown next to it."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 @contextmanager
 def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
-    """Show a progress bar as a callback of (done, total, note); None where bars are off.
+    """Show a progress bar. Yields a callback that updates it, or None if bars are off.
 
-    The first note is shown until the first call. The time that is left is estimated from the calls after that one, so
-    that neither a compilation nor what an earlier run has done counts.
+    The remaining time is estimated from the calls after the first one, so neither compilation nor
+    the progress of an earlier run counts.
+
+    Args:
+        description: text in front of the bar.
+        first_note: note shown until the first call.
     """
     if not shows_progress():
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task(description, total=None, note=first_note)
 
         def report(done: int, total: int, note: str = "") -> None:
@@ -63,9 +77,9 @@ def say(line: str) -> None:
 
 
 def show_log() -> None:
-    """Send what the library logs to standard error; of the libraries below it, warnings alone."""
+    """Send log records of the library to standard error, and only warnings of its dependencies."""
     root = logging.getLogger()
-    # absl adds one as soon as Orbax is imported, and `basicConfig` would then do nothing.
+    # absl installs a handler when Orbax is imported, and with a handler `basicConfig` does nothing.
     for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
         root.removeHandler(handler)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -74,7 +88,15 @@ def show_log() -> None:
 
 
 def read_text_file(path: Path, *, keep_line_ends: bool = False) -> str:
-    """Read a UTF-8 text file that the user names, line ends as they are or as \\n; ValueError if it cannot be read."""
+    """Read a UTF-8 text file that the user has named.
+
+    Args:
+        path: the file.
+        keep_line_ends: keep the line ends of the file instead of converting them to \\n.
+
+    Raises:
+        ValueError: the file cannot be read or decoded.
+    """
     try:
         with path.open(encoding="utf-8", newline="" if keep_line_ends else None) as file:
             return file.read()
@@ -82,11 +104,15 @@ def read_text_file(path: Path, *, keep_line_ends: bool = False) -> str:
         raise ValueError(f"file={str(path)!r} cannot be read: {error}") from error
 
 
-def guarded(command: Callable[[], int], *, debug: bool) -> int:
-    """Run a command; what went wrong becomes one line on standard error and an exit status.
+def run_guarded(command: Callable[[], int], *, debug: bool) -> int:
+    """Run a command, and turn expected errors into one line on standard error and an exit status.
 
-    Wrong input (ValueError, OSError), a full disk and a package that is not installed are 2, Ctrl-C is 130. `debug`
-    shows the traceback as well. Other exceptions are defects: they keep their traceback.
+    Wrong input (ValueError, OSError), a full disk and a missing package exit with status 2, Ctrl-C
+    with 130. Other exceptions are bugs, and propagate with their traceback.
+
+    Args:
+        command: returns the exit status.
+        debug: also print the traceback of expected errors.
     """
     try:
         with interruption.interruptible():
@@ -95,11 +121,12 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone: nothing is left to say, and flushing at exit would say it.
+        # The reader of our output has gone. Standard output is redirected, because flushing it at
+        # exit would raise the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # libraries wrap what the disk says in exceptions of their own
-        line = explained_failure(error)
+    except Exception as error:  # libraries wrap errors of the file system in other exceptions
+        line = explain_failure(error)
         if line is None:
             raise
         if debug:
@@ -108,40 +135,45 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
         return USAGE_ERROR
 
 
+# Messages of the operating system for a full disk, an exceeded quota and a file that is too large.
 DISK_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def explained_failure(error: BaseException) -> str | None:
-    """Say what went wrong where it is the user's or the machine's doing; None for a defect."""
-    chain = list(chain_of(error))
-    if found := next((reason for reason in DISK_FULL if any(reason in str(each) for each in chain)), None):
-        place = next((each.filename for each in chain if isinstance(each, OSError) and each.filename), None)
-        return f"{found}: {place or 'nothing more can be written'}"
-    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
-        return f"this needs {error.name}, which is not installed: pip install 'jax-diffucoder[{extra}]'"
+def explain_failure(error: BaseException) -> str | None:
+    """Return the message for an error caused by the user or the machine; None for a bug."""
+    chain = list(exception_chain(error))
+    # A full disk may be reported in the text of another exception only.
+    if reason := next((text for text in DISK_FULL if any(text in str(e) for e in chain)), None):
+        path = next((e.filename for e in chain if isinstance(e, OSError) and e.filename), None)
+        return f"{reason}: {path or 'nothing more can be written'}"
+    if isinstance(error, ModuleNotFoundError) and (extra := find_extra(error.name or "")):
+        install = f"pip install 'jax-diffucoder[{extra}]'"
+        return f"this needs {error.name}, which is not installed: {install}"
     if isinstance(error, ValueError | OSError):
         return str(error) or type(error).__name__
     return None
 
 
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that it came from."""
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def extra_of(module: str) -> str | None:
-    """Find the extra of this distribution that brings a module; `dev` only if no other one does."""
-    wanted = normalised(module.partition(".")[0])
-    found = []
+def find_extra(module: str) -> str | None:
+    """Return the extra of this distribution that installs a module; `dev` only if no other does."""
+    wanted = normalize_name(module.partition(".")[0])
+    extras = []
     for requirement in requires("jax-diffucoder") or ():
-        name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        if name and extra and normalised(name[0]) == wanted:
-            found.append(extra[1])
-    return min(found, key=lambda extra: extra == "dev", default=None)
+        # A requirement looks like: uvicorn>=0.30; extra == "serve"
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        if name and extra and normalize_name(name[0]) == wanted:
+            extras.append(extra[1])
+    return min(extras, key=lambda extra: extra == "dev", default=None)
 
 
-def normalised(name: str) -> str:
-    """Write the name of a distribution or a module as package indexes compare them."""
+def normalize_name(name: str) -> str:
+    """Normalize the name of a distribution or module as package indexes do (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,8 +1,8 @@
-"""Grouped-query attention, and the keys and values that it runs over. Dimension letters: see `jax_lm.models.dream`.
+"""Grouped-query attention over a KV cache. Dimension letters: see `jax_lm.models.dream`.
 
-`attend` never writes the scores of all queries with all keys to memory where something else exists and pays: JAX's
-splash attention on TPUs, or blocks of queries, and cuDNN's kernel on NVIDIA GPUs. What that saves, as compiled, is in
-docs/results/scale.
+Where a kernel exists and pays off, `attend` avoids writing the [t, s] scores to memory: it uses
+JAX's splash attention or blocks of queries on TPUs, and cuDNN's kernel on NVIDIA GPUs.
+docs/results/scale has the memory that this saves, as compiled.
 """
 
 import functools
@@ -17,235 +17,310 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.models.products import product
 from jax_lm.sharding import divisors, row_axes
 
+# Columns of a TPU vector register. The splash kernel needs a head dimension and key blocks that are
+# multiples of it.
 LANES = 128
-"""Columns of a TPU's registers: keys come in blocks of a multiple of it, and so do the numbers of a head."""
+# Queries and keys per block of the splash kernel; the first size that divides the sequence is used.
 BLOCKS = (512, 384, 256, LANES)
-"""Queries and keys of a block, the first that divides the sequence."""
-BLOCK_BYTES, NARROWEST = 64 * 2**20, 16
-"""Of the scores of a block of queries, half of what a v5e's own memory holds; and queries of a block at least."""
-UNSEEN = -2
-"""Number of positions that fill a sequence up; those of samples, and of what is no sample, are larger."""
-LONG = {"tpu": 1024, "gpu": 256}
-"""Positions from which that pays. Below, as compiled, the scores of a row stay in a v5e's own memory anyway;
-GPUs write them at any length."""
-
-
-AMPERE, WIDEST = 8.0, 128
-"""Compute capability from which cuDNN has the kernel, and the size of heads up to which each of these cards does."""
+# Upper limit for the float32 scores of one block of queries: half of the VMEM of a TPU v5e.
+BLOCK_BYTES = 64 * 2**20
+# Lower limit for the queries of a block, even if their scores exceed BLOCK_BYTES.
+MIN_BLOCK_QUERIES = 16
+# Segment id of the positions that pad a sequence to a multiple of LANES. Samples have ids from 0
+# on, and positions outside any sample have -1, so padding shares an id with neither.
+PADDING_ID = -2
+# Sequence length from which avoiding the scores pays off. In shorter sequences, as compiled, the
+# scores of a row stay in the VMEM of a v5e anyway. GPUs write them at any length.
+MIN_LENGTH = {"tpu": 1024, "gpu": 256}
+# Compute capability from which cuDNN has the kernel.
+AMPERE = 8.0
+# Largest head dimension that the kernel supports on all of these cards.
+MAX_HEAD_DIM = 128
 
 
 class KeyValues(NamedTuple):
-    """Keys (after the rotary embedding) and values of one layer, to which its queries attend."""
+    """Keys (after the rotary embedding) and values of one layer."""
 
     keys: Float[Array, "b k s h"]
     values: Float[Array, "b k s h"]
 
-    def rewritten(self, fresh: "KeyValues", start: Int[Array, ""]) -> "KeyValues":
-        """Replace the positions from `start` on by `fresh`."""
+    def write(self, fresh: "KeyValues", start: Int[Array, ""]) -> "KeyValues":
+        """Return a copy in which `fresh` replaces the positions from `start` on."""
         keys, values = (
-            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2) for old, new in zip(self, fresh, strict=True)
+            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
+            for old, new in zip(self, fresh, strict=True)
         )
         return KeyValues(keys, values)
 
 
-class OwnSample(NamedTuple):
-    """A mask of packed rows: a token attends to all that are of its own sample, by their numbers, and to no other.
+class SampleMask(NamedTuple):
+    """A mask of packed rows: tokens attend to the tokens of the same sample, and to no others.
+
+    For example, samples [0, 0, 1, 1, 1, -1] are a row of two samples and one padding token.
 
     Attributes:
-        samples: -1 where there is none, or more.
+        samples: number of the sample that each token belongs to; -1 for padding.
     """
 
     samples: Int[Array, "b t"]
 
 
-KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample | None
+KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask | None
 Queries = Float[Array, "b t n h"]
 Keys = Float[Array, "b k s h"]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
 
 
-def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None) -> Queries:
-    """Attend to all keys that the mask admits: for all queries, for each, or by samples.
+def attend(
+    q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None
+) -> Queries:
+    """Compute attention with the fastest implementation available.
 
-    On a `mesh`, rows and heads are split as the hidden states and the weights are. A query that may attend to nothing
-    gets numbers that mean nothing, but are finite.
+    On a `mesh`, rows are sharded like the hidden states, and heads like the weights.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        attention_mask: keys that may be attended to, by all queries ([b, s]) or by each
+            ([b, t, s]), or a `SampleMask`; None admits all.
+        mesh: mesh over which the arrays are sharded; None is one device.
+
+    Returns:
+        The attention output [b, t, n, h]. A query that may attend to nothing gets finite numbers
+        without meaning.
     """
-    lean = lean_attention(q, k, attention_mask, mesh)
-    if lean is None:
+    implementation = choose_attention(q, k, attention_mask, mesh)
+    if implementation is None:
         return attend_in_full(q, k, v, attention_mask)
     if mesh is None:
-        return lean(q, k, v, attention_mask)
-    # The compiler cannot split a kernel: each device is told to run it for its own rows and heads.
+        return implementation(q, k, v, attention_mask)
+    # XLA cannot partition a kernel, so each device runs it on its own rows and heads.
     rows = row_axes(len(q), mesh.shape)
     queries, keys = PartitionSpec(rows, None, "tensor"), PartitionSpec(rows, "tensor")
     specs = queries, keys, keys, PartitionSpec(rows)
-    return jax.shard_map(lean, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, attention_mask)
+    return jax.shard_map(
+        implementation, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False
+    )(q, k, v, attention_mask)
 
 
-def lean_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None) -> Attention | None:
-    """Choose, for the machine that the program is for, what does not write all scores; None is to attend in full.
+def choose_attention(
+    q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None
+) -> Attention | None:
+    """Choose the implementation that avoids writing all scores, for the device compiled for.
 
-    Kernels multiply bfloat16. A window that attends to a longer cache is too narrow for its scores to matter.
+    Returns None if there is none, or if it does not pay off: the kernels need bfloat16, and a
+    window that attends to a longer cache (t < s) is too narrow for its scores to matter.
     """
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
-    is_long = t == s and t >= LONG.get(device.platform, t + 1)
-    if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
+    is_long = t == s and t >= MIN_LENGTH.get(device.platform, t + 1)
+    if (
+        not is_long
+        or q.dtype != jnp.bfloat16
+        or (mesh is not None and heads % mesh.shape["tensor"])
+    ):
         return None
     if device.platform == "gpu":
-        fits = t % 2 == 0 and h % 8 == 0 and h <= WIDEST
-        return cudnn if fits and has_cudnn() and float(device.compute_capability) >= AMPERE else None
-    # The kernel for TPUs knows samples, but no mask of each query that is drawn, as that of opening attention is.
-    by_sample = attention_mask is None or isinstance(attention_mask, OwnSample) or attention_mask.ndim == 2
+        fits = t % 2 == 0 and h % 8 == 0 and h <= MAX_HEAD_DIM
+        return (
+            cudnn if fits and has_cudnn() and float(device.compute_capability) >= AMPERE else None
+        )
+    # The splash kernel takes segment ids. It cannot take a mask that differs between queries and is
+    # computed at run time, as the mask of attention annealing is.
+    by_sample = (
+        attention_mask is None or isinstance(attention_mask, SampleMask) or attention_mask.ndim == 2
+    )
     if by_sample and h % LANES == 0:
         return splash
     return attend_in_blocks if t % LANES == 0 else None
 
 
 def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
-    """Attend by two products and a softmax in float32 between them.
+    """Compute attention by two products and a softmax in float32.
 
-    The query heads of a group become further rows of their key head, so that keys are never repeated.
+    The query heads that share a key head are stacked as further rows of that head, so that keys
+    are never repeated in memory.
     """
     b, t, n, h = q.shape
+    # For n = 4 query heads and k = 2 key heads: groups = 2, and [b, t, 4, h] -> [b, 2, 2 * t, h].
     groups = n // k.shape[1]
     q = q.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4).reshape(b, -1, groups * t, h)
     scores = product(q, k) / h**0.5
     if attention_mask is not None:
-        admitted = by_query(attention_mask)
-        # Where only keys are masked, a padded query sees the real keys, so that no row is empty.
+        admitted = query_mask(attention_mask)
+        # A mask of keys alone also holds for padded queries: they see the real keys, so that no row
+        # of scores is empty. A mask of each query is repeated for the stacked heads.
         if admitted.shape[1] > 1:
             admitted = jnp.tile(admitted, (1, groups, 1))
         scores = jnp.where(admitted[:, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
+    # [b, k, groups * t, h] -> [b, t, n, h]
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
 def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
-    """Attend in full for some queries at a time, whose scores are made again for the gradient.
+    """Compute attention for one block of queries at a time, and recompute it in the backward pass.
 
-    A block is as large as a TPU's own memory holds: as compiled, its scores never leave it.
+    The block size is chosen so that the scores of a block, as compiled, never leave a TPU's VMEM.
     """
     b, t, n, _ = q.shape
-    size = max(size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size <= NARROWEST)
-    # Gradients of keys and values add up over the blocks, in the dtype that these have outside of the loop.
+    size = max(
+        size
+        for size in divisors(t)
+        if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size <= MIN_BLOCK_QUERIES
+    )
+    # The gradients of keys and values are summed over the blocks in the dtype that keys and values
+    # have outside the loop, so this dtype must be float32.
     keys, values = k.astype(jnp.float32), v.astype(jnp.float32)
 
     @jax.checkpoint
-    def attend_block(part: tuple[Queries, Bool[Array, "b t s"] | None]) -> Queries:
-        return attend_in_full(part[0], keys.astype(q.dtype), values.astype(q.dtype), part[1])
+    def attend_block(block: tuple[Queries, Bool[Array, "b t s"] | None]) -> Queries:
+        return attend_in_full(block[0], keys.astype(q.dtype), values.astype(q.dtype), block[1])
 
     def split(x: Array) -> Array:
+        # [b, t, ...] -> [t / size, b, size, ...]
         return x.reshape(b, t // size, size, *x.shape[2:]).swapaxes(0, 1)
 
-    parts = jax.tree.map(split, (q, for_each_query(q, k, attention_mask)))
-    return jax.lax.map(attend_block, parts).swapaxes(0, 1).reshape(q.shape)
+    blocks = jax.tree.map(split, (q, full_mask(q, k, attention_mask)))
+    return jax.lax.map(attend_block, blocks).swapaxes(0, 1).reshape(q.shape)
 
 
-def for_each_query(q: Queries, k: Keys, mask: KeyMask) -> Bool[Array, "b t s"] | None:
-    """Say for each query which keys are admitted; None admits all."""
-    return None if mask is None else jnp.broadcast_to(by_query(mask), (*q.shape[:2], k.shape[2]))
+def full_mask(q: Queries, k: Keys, mask: KeyMask) -> Bool[Array, "b t s"] | None:
+    """Expand a mask to one row of keys per query; None stays None and admits all keys."""
+    return None if mask is None else jnp.broadcast_to(query_mask(mask), (*q.shape[:2], k.shape[2]))
 
 
-def by_query(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | OwnSample) -> Bool[Array, "b #t s"]:
-    """Say for each query, or once for all, which keys are admitted."""
-    if isinstance(mask, OwnSample):
+def query_mask(
+    mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask,
+) -> Bool[Array, "b #t s"]:
+    """Return which keys may be attended to, per query or once for all queries."""
+    if isinstance(mask, SampleMask):
+        # [0, 0, 1] -> [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
         return mask.samples[:, :, None] == mask.samples[:, None, :]
     return mask[:, None] if mask.ndim == 2 else mask
 
 
-def splash(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False) -> Queries:
-    """Attend by JAX's kernel for TPUs (jax.experimental.pallas.ops.tpu.splash_attention), forward and backward.
+def splash(
+    q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False
+) -> Queries:
+    """Compute attention with JAX's kernel for TPUs, forward and backward.
 
-    Scores are scaled before they are made, which rounds the queries once more.
+    The kernel is jax.experimental.pallas.ops.tpu.splash_attention. It does not scale the scores, so
+    the queries are scaled instead, which rounds them once more.
 
     Args:
-        interpret: run the kernel's program where there is no TPU.
+        q: queries.
+        k: keys.
+        v: values.
+        attention_mask: keys that may be attended to, or a `SampleMask`; None admits all.
+        interpret: run the kernel in Pallas' interpreter, on machines without a TPU.
     """
-    # Takes a tenth of a second, which only programs for TPUs need.
+    # The import takes 0.1 s, and only programs for TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention
 
     _, t, n, h = q.shape
-    filling = -t % LANES
-    q_numbers, k_numbers = (filled(numbers, filling, 1, UNSEEN) for numbers in numbered(q, attention_mask))
-    scaled = filled((q.astype(jnp.float32) / h**0.5).astype(q.dtype).swapaxes(1, 2), filling, 2)
-    block = next(size for size in BLOCKS if (t + filling) % size == 0)
-    # Two kernels for the gradients: the one for all would add up those of queries in bfloat16.
+    # t = 1000 -> 24 positions of padding, a length of 1024 and blocks of 512.
+    padding = -t % LANES
+    q_ids, k_ids = (pad_axis(ids, padding, 1, PADDING_ID) for ids in segment_ids(q, attention_mask))
+    scaled = pad_axis((q.astype(jnp.float32) / h**0.5).astype(q.dtype).swapaxes(1, 2), padding, 2)
+    block = next(size for size in BLOCKS if (t + padding) % size == 0)
+    # Without the option `use_fused_bwd_kernel`, the gradients take two kernels: the fused one would
+    # accumulate the gradient of the queries in bfloat16.
     kernel = splash_attention.make_splash_mha_single_device(
-        splash_attention.MultiHeadMask([splash_attention.FullMask((t + filling, t + filling))] * n),
+        splash_attention.MultiHeadMask([splash_attention.FullMask((t + padding, t + padding))] * n),
         block_sizes=splash_attention.BlockSizes(
-            **dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block)
+            **dict.fromkeys(
+                ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"),
+                block,
+            )
         ),
         interpret=interpret,
     )
-    numbers = splash_attention.SegmentIds(q_numbers, k_numbers)
-    y: Any = jax.vmap(kernel)(scaled, filled(k, filling, 2), filled(v, filling, 2), numbers)
+    ids = splash_attention.SegmentIds(q_ids, k_ids)
+    y: Any = jax.vmap(kernel)(scaled, pad_axis(k, padding, 2), pad_axis(v, padding, 2), ids)
     return y.swapaxes(1, 2)[:, :t]
 
 
-def numbered(q: Queries, mask: KeyMask) -> tuple[Int[Array, "b t"], Int[Array, "b s"]]:
-    """Number queries and keys, so that a query may attend to the keys of its own number."""
-    if isinstance(mask, OwnSample):
+def segment_ids(q: Queries, mask: KeyMask) -> tuple[Int[Array, "b t"], Int[Array, "b s"]]:
+    """Return segment ids of queries and keys: a query may attend to the keys that share its id."""
+    if isinstance(mask, SampleMask):
         return mask.samples, mask.samples
     ones = jnp.ones(q.shape[:2], jnp.int32)
     if mask is None:
         return ones, ones
-    # The kernel's gradient is right only where there is something to attend to: what fills a batch up sees itself.
+    # The kernel's gradient is wrong for a query without any key. In a row that is all padding, as
+    # fills up a batch, every key is therefore admitted. mask [0, 1, 1] -> [0, 1, 1], but
+    # [0, 0, 0] -> [1, 1, 1].
     return ones, (mask | ~jnp.any(mask, axis=1, keepdims=True)).astype(jnp.int32)
 
 
-def filled(x: Array, count: int, axis: int, value: int = 0) -> Array:
-    """Append so many equal entries along an axis."""
-    widths = [(0, count if at == axis else 0) for at in range(x.ndim)]
+def pad_axis(x: Array, count: int, axis: int, value: int = 0) -> Array:
+    """Append `count` entries of `value` along an axis."""
+    widths = [(0, count if dimension == axis else 0) for dimension in range(x.ndim)]
     return jnp.pad(x, widths, constant_values=value)
 
 
 def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
-    """Attend by cuDNN's kernel for NVIDIA GPUs (jax.nn.dot_product_attention), forward and backward."""
-    return with_gradient(q, k, v, for_each_query(q, k, attention_mask))
+    """Compute attention with cuDNN's kernel for NVIDIA GPUs, forward and backward.
+
+    The kernel is called through jax.nn.dot_product_attention.
+    """
+    return differentiable_cudnn(q, k, v, full_mask(q, k, attention_mask))
 
 
-def by_cudnn(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
-    """Call the kernel, which takes heads after positions, and no mask that is one for all queries."""
-    keys, values, admitted = k.swapaxes(1, 2), v.swapaxes(1, 2), None if mask is None else mask[:, None]
+def call_cudnn(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+    """Call cuDNN's kernel, which takes [b, s, k, h] and a mask of each query, [b, 1, t, s]."""
+    keys = k.swapaxes(1, 2)
+    values = v.swapaxes(1, 2)
+    admitted = None if mask is None else mask[:, None]
     return jax.nn.dot_product_attention(q, keys, values, mask=admitted, implementation="cudnn")
 
 
-# The sampler maps over canvases: JAX's own rule for that fails if a mask is one for all heads.
-as_rows = jax.custom_batching.custom_vmap(by_cudnn)
-with_gradient = jax.custom_vjp(as_rows)
+# The sampler applies vmap over canvases. JAX's own batching rule for the kernel fails if a mask is
+# shared by all heads, so we replace it by a rule that merges the mapped axis into the batch axis.
+batched_cudnn = jax.custom_batching.custom_vmap(call_cudnn)
+differentiable_cudnn = jax.custom_vjp(batched_cudnn)
 
 
-@as_rows.def_vmap
-def as_rows_mapped(size: int, is_mapped: Any, *given: Array | None) -> tuple[Array, bool]:
-    """Put what is mapped over into the rows."""
+@batched_cudnn.def_vmap
+def merge_mapped_axis(size: int, is_mapped: Any, *operands: Array | None) -> tuple[Array, bool]:
+    """Merge the mapped axis into the batch axis: [size, b, ...] -> [size * b, ...]."""
 
-    def rows(x: Array, mapped: bool) -> Array:
-        whole = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
-        return whole.reshape(-1, *whole.shape[2:])
+    def merge(x: Array, mapped: bool) -> Array:
+        stacked = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+        return stacked.reshape(-1, *stacked.shape[2:])
 
-    y = as_rows(*jax.tree.map(rows, tuple(given), tuple(is_mapped)))
+    y = batched_cudnn(*jax.tree.map(merge, tuple(operands), tuple(is_mapped)))
     return y.reshape(size, -1, *y.shape[1:]), True
 
 
-def with_gradient_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:
-    return jax.vjp(lambda q, k, v: by_cudnn(q, k, v, mask), q, k, v)
+def cudnn_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:
+    return jax.vjp(lambda q, k, v: call_cudnn(q, k, v, mask), q, k, v)
 
 
-def with_gradient_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array, Array, None]:
+def cudnn_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array, Array, None]:
     return *gradients(cotangent), None
 
 
-with_gradient.defvjp(with_gradient_forward, with_gradient_backward)
+differentiable_cudnn.defvjp(cudnn_forward, cudnn_backward)
 
 
 @functools.cache
 def has_cudnn() -> bool:
-    """Tell whether JAX finds cuDNN: with a GPU it does, but to compile for one that is not here nobody needs it."""
+    """Whether JAX finds cuDNN.
+
+    It does on machines with a GPU, but compiling for an absent GPU must work without it.
+    """
     heads = jax.ShapeDtypeStruct((1, LANES, 1, LANES), jnp.bfloat16)
     try:
-        jax.eval_shape(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), heads, heads, heads)
+        jax.eval_shape(
+            functools.partial(jax.nn.dot_product_attention, implementation="cudnn"),
+            heads,
+            heads,
+            heads,
+        )
     except RuntimeError:
         return False
     return True

@@ -1,4 +1,18 @@
-"""Products, scalings and look-ups that accumulate in float32 whatever the dtype, and so do their gradients."""
+"""Matrix products, scalings and lookups that accumulate in float32, as do their gradients.
+
+JAX's own rules for the gradients accumulate in the dtype of the operands. In bfloat16, with 8 bits
+of precision, a sum stalls as soon as a term is less than 1/256 of it, so a gradient that sums
+thousands of rows loses most of its value. The rules below accumulate in float32 for every dtype.
+
+The second purpose of this module is to work around two optimizations of XLA:CPU that cost memory:
+
+- Loop-invariant code motion. XLA:CPU has no kernels for some operations on bfloat16. It converts or
+  transposes the operand first, and moves this copy out of an enclosing loop if the operand does not
+  change in it. In a decoding loop, whose weights never change, that is a second copy of all
+  weights, made again at each call. See `keep_in_loop`.
+- Fusion into transposed copies. A contraction over several axes is computed from a transposed copy
+  of each operand. See `contract_flat`.
+"""
 
 import functools
 from contextlib import AbstractContextManager
@@ -15,14 +29,23 @@ from jax_lm import sharding
 
 @jax.custom_vjp
 def product(a: Float[Array, "*z m i"], b: Float[Array, "*y n i"]) -> Float[Array, "*z m n"]:
-    """Compute a bᵀ, accumulated in float32; `b` is one matrix, or has the leading dimensions of `a`.
+    """Compute a bᵀ, accumulated in float32.
 
-    On CPUs with bfloat16 units this is also 4-5 times faster than a bfloat16 `@`. The gradient rounds the
-    cotangent to the dtype of the operands: JAX's own rule would multiply float32 by bfloat16, which has
-    no fast kernel anywhere.
+    On CPUs with bfloat16 units this is 4-5 times faster than a bfloat16 `@`. The gradient rounds
+    the cotangent to the dtype of the operands: JAX's own rule would multiply float32 by bfloat16,
+    for which no backend has a fast kernel.
+
+    Args:
+        a: rows.
+        b: one matrix, such as a weight [out, in], or a batch of matrices with the leading
+            dimensions of `a`.
+
+    Returns:
+        The product in float32.
     """
     if b.ndim == 2:
-        a, b = kept_in_loops(a, b)
+        # `b` is a weight, which a decoding loop does not change.
+        a, b = keep_in_loop(a, b)
     return contract(a, b, (a.ndim - 1,), (b.ndim - 1,), b.ndim - 2)
 
 
@@ -33,121 +56,162 @@ def product_forward(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
 def product_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     a, b = operands
     g = cotangent.astype(a.dtype)
+    # Dimensions of `b` before its matrix; those of `a` and `g` between them and the last are rows.
     batch = b.ndim - 2
     rows = tuple(range(batch, a.ndim - 1))
+    # y = a bᵀ, so da = g b (sum over n) and db = gᵀ a (sum over all rows).
     da = contract(g, b, (g.ndim - 1,), (batch,), batch)
     if batch:
         db = contract(g, a, rows, rows, batch)
     else:
-        db = jax.lax.platform_dependent(g, a, cpu=contract_flat, default=lambda g, a: contract(g, a, rows, rows, 0))
+        # The gradient of a weight sums over batch and position, and only XLA:CPU needs them merged.
+        db = jax.lax.platform_dependent(
+            g, a, cpu=contract_flat, default=lambda g, a: contract(g, a, rows, rows, 0)
+        )
     return da.astype(a.dtype), db.astype(b.dtype)
 
 
 product.defvjp(product_forward, product_backward)
 
 
-def contract(a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...], batch: int) -> Array:
-    """Sum products over the given axes in float32, batched over the first `batch` axes."""
+def contract(
+    a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...], batch: int
+) -> Array:
+    """Contract the given axes in float32, batched over the first `batch` axes."""
     axes = tuple(range(batch))
     with full_precision(a.dtype):
-        return jax.lax.dot_general(a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(
+            a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=jnp.float32
+        )
 
 
 def contract_flat(a: Float[Array, "*z m"], b: Float[Array, "*z n"]) -> Float[Array, "m n"]:
-    """Sum products over all rows, taken as those of two matrices.
+    """Compute aᵀ b, summed over all rows, after merging the leading axes into one.
 
-    Of several axes, XLA's CPU compiler makes transposed copies, into which it draws whatever `a` is computed from,
-    along the slow axis; rows of matrices it contracts as they lie.
+    For a contraction over several axes, XLA:CPU makes transposed copies of the operands. It also
+    fuses the computation of `a` into its copy, which then runs with a large stride. Two plain
+    matrices are contracted in place.
     """
+    # [b, t, m] and [b, t, n] -> [b * t, m] and [b * t, n]; the result is [m, n].
     return contract(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), (0,), (0,), 0)
 
 
 def full_precision(dtype: DTypeLike) -> AbstractContextManager:
-    """Multiply float32 at full precision: accelerators would otherwise round their inputs to 10 bits or fewer."""
+    """Return a context in which float32 is multiplied at full precision.
+
+    By default, accelerators round float32 inputs to a mantissa of 10 bits or fewer.
+    """
     return jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default")
 
 
 @jax.custom_vjp
-def scaled(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
+def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
     """Multiply each column by its weight.
 
-    JAX's own gradient of the weight adds the rows up in their dtype: in bfloat16, sums of thousands stall.
+    JAX's own gradient of the weight sums the rows in their dtype; in bfloat16, sums of thousands of
+    rows stall.
     """
     return weight * x
 
 
-def scaled_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-    return scaled(x, weight), (x, weight)
+def scale_columns_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return scale_columns(x, weight), (x, weight)
 
 
-def scaled_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def scale_columns_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, weight = operands
     by_row = cotangent.astype(jnp.float32) * x.astype(jnp.float32)
-    return (cotangent * weight).astype(x.dtype), jnp.sum(by_row, axis=range(x.ndim - 1)).astype(weight.dtype)
+    d_weight = jnp.sum(by_row, axis=range(x.ndim - 1))
+    return (cotangent * weight).astype(x.dtype), d_weight.astype(weight.dtype)
 
 
-scaled.defvjp(scaled_forward, scaled_backward)
+scale_columns.defvjp(scale_columns_forward, scale_columns_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def lookup(table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None) -> Float[Array, "b t d"]:
-    """Take the rows of a table by their ids; on a `mesh`, what comes back is split by rows of the batch.
+def lookup(
+    table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None
+) -> Float[Array, "b t d"]:
+    """Look up rows of a table by id. On a `mesh`, the result is sharded by rows of the batch.
 
-    JAX's own gradient adds the cotangents of an id up in their dtype: in bfloat16 a row that is looked up thousands of
-    times, as that of MASK is, loses most of its gradient.
+    JAX's own gradient sums the cotangents of an id in their dtype. In bfloat16, a row that is
+    looked up thousands of times, such as the row of MASK, loses most of its gradient.
     """
     if mesh is None:
         return take_rows(table, ids)
-    # Each device looks the columns up that it has, for the rows of all; the parts of rows are then exchanged. To gather
+    # `fsdp` splits the columns of the table. Each device looks up its own columns, for the ids of
+    # all devices along `fsdp`; then the devices exchange parts of rows for whole rows. Gathering
     # the table instead would put all of it on every device.
-    rows = rows_beside_columns(ids, mesh)
-    found = take_rows(table, sharding.constrain(ids, mesh, rows))
-    return sharding.shard_rows(sharding.constrain(found, mesh, rows, None, "fsdp"), mesh)
+    rows = free_row_axis(ids, mesh)
+    embedded = take_rows(table, sharding.constrain(ids, mesh, rows))
+    return sharding.shard_rows(sharding.constrain(embedded, mesh, rows, None, "fsdp"), mesh)
 
 
 def take_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-    """Take rows by their ids, as they are stored: on a CPU, of bfloat16, by way of a float32 copy of these rows."""
-    ids, table = kept_in_loops(ids, table)
+    """Look up rows by id, in the dtype of the table.
+
+    XLA:CPU gathers bfloat16 by way of float32; `keep_in_loop` limits that copy to these rows.
+    """
+    ids, table = keep_in_loop(ids, table)
     return table[ids]
 
 
-def kept_in_loops(changing: Array, weight: Array) -> tuple[Array, Array]:
-    """Return both as they are. In bfloat16, XLA's CPU compiler then makes no copy of the weight before a loop.
+def keep_in_loop(changing: Array, weight: Array) -> tuple[Array, Array]:
+    """Prevent XLA:CPU from copying a bfloat16 weight ahead of a loop. Returns both operands.
 
-    What depends on the weight alone it moves out of loops: a float32 copy of a table that rows are taken from, and a
-    transposed one of every matrix, made again at each call: as much memory again as the weights take. What also depends
-    on `changing` stays.
+    XLA:CPU implements a gather from a bfloat16 table by converting the table to float32, and a
+    product with a bfloat16 matrix by transposing the matrix. These copies depend on the weight
+    alone, so loop-invariant code motion moves them in front of the loop: at each call, the program
+    copies all weights, and needs as much memory again as the weights take.
+
+    An optimization barrier makes the copies depend on `changing` as well, an operand that differs
+    in each iteration, so they stay in the loop.
+
+    Args:
+        changing: the other operand of the operation, computed inside the loop.
+        weight: the operand that is constant in the loop.
     """
     if weight.dtype != jnp.bfloat16:
         return changing, weight
-    return tied("cpu", changing, weight)
+    return tie_operands("cpu", changing, weight)
 
 
-def tied(platform: str, *operands: Any) -> tuple[Any, ...]:
-    """Return all as they are; on the platform, what is computed of any of them waits for all: no loop is left by it."""
-    by_platform = {platform: lambda *given: tuple(jax.lax.optimization_barrier(given))}
-    return jax.lax.platform_dependent(*operands, **by_platform, default=lambda *given: given)
+def tie_operands(platform: str, *operands: Any) -> tuple[Any, ...]:
+    """Return the operands, behind one optimization barrier on the given platform.
+
+    Everything computed from one of the results then depends on all operands, so XLA cannot move it
+    out of a loop that changes any of them. Values are unchanged; other platforms get no barrier.
+    """
+    barrier = {platform: lambda *values: tuple(jax.lax.optimization_barrier(values))}
+    return jax.lax.platform_dependent(*operands, **barrier, default=lambda *values: values)
 
 
-def rows_beside_columns(ids: Array, mesh: Mesh) -> str | None:
-    """Choose the axis that splits rows where `fsdp` splits columns."""
+def free_row_axis(ids: Array, mesh: Mesh) -> str | None:
+    """Return the mesh axis that can split rows while `fsdp` splits columns, or None."""
     return "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
 
 
-def lookup_forward(table: Array, ids: Array, mesh: Mesh | None) -> tuple[Array, tuple[Array, Array]]:
-    # No column of the table: the gradient needs its length and dtype alone.
+def lookup_forward(
+    table: Array, ids: Array, mesh: Mesh | None
+) -> tuple[Array, tuple[Array, Array]]:
+    # table[:, :0] is [v, 0]: the gradient needs the length and dtype of the table, but no values.
     return lookup(table, ids, mesh), (ids, table[:, :0])
 
 
-def lookup_backward(mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, None]:
+def lookup_backward(
+    mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, None]:
     ids, like = saved
     if mesh is not None:
-        # Columns where the table's are: each device then adds up its own part of the gradient, and no whole one exists.
-        rows = rows_beside_columns(ids, mesh)
+        # The cotangent is split by columns like the table. Each device then sums its own columns of
+        # the gradient, and no device holds all of it.
+        rows = free_row_axis(ids, mesh)
         ids = sharding.constrain(ids, mesh, rows)
         cotangent = sharding.constrain(cotangent, mesh, rows, None, "fsdp")
     empty = jnp.zeros((len(like), cotangent.shape[-1]), jnp.float32)
-    gradient = sharding.constrain(empty, mesh, "tensor", "fsdp").at[ids].add(cotangent.astype(jnp.float32))
+    gradient = (
+        sharding.constrain(empty, mesh, "tensor", "fsdp").at[ids].add(cotangent.astype(jnp.float32))
+    )
     return sharding.constrain(gradient, mesh, "tensor", "fsdp").astype(like.dtype), None
 
 

@@ -1,9 +1,10 @@
-"""Log-probabilities of given tokens, without logits of the whole vocabulary for all rows at once.
+"""Log-probabilities of given tokens, computed without the logits of the whole vocabulary.
 
-    log p(token) = logit of the token - log of the sum of e^logit over the vocabulary
+    log p(token) = logit[token] - logsumexp(logits over the vocabulary)
 
-The head goes through the vocabulary in blocks, forward and again backward: what exists is [rows, block], and each part
-of the head's gradient is complete once it has been computed, also where rows lie on many devices.
+The forward and the backward pass iterate over the vocabulary in blocks, so only the logits of one
+block exist at a time, [rows, block]. Each block of the head's gradient is complete as soon as it
+has been computed, also if the rows are sharded over many devices.
 """
 
 import functools
@@ -18,95 +19,145 @@ from jaxtyping import Array, Float, Int
 from jax_lm import sharding
 from jax_lm.models.dream import DreamForCausalLM
 
+# Upper limit for the float32 logits that a device holds at once; it is reached by 441 rows of a
+# vocabulary of 152,064.
 LOGIT_BYTES = 2**28
-"""Of float32 logits that a device may hold at once; 441 rows of a vocabulary of 152,064."""
 
+# Parameters of the head by name; the first axis of each is the vocabulary.
 Head = dict[str, Array]
 
 
 def token_log_probs(
     model: DreamForCausalLM, hidden: Float[Array, "b t d"], index: Int[Array, "b t"]
 ) -> Float[Array, "b t"]:
-    """Compute log-probabilities in float32 of tokens, from the last hidden states that predict them."""
+    """Compute float32 log-probabilities of tokens.
+
+    Args:
+        model: the model whose head is used.
+        hidden: last hidden states of the rows that predict the tokens.
+        index: ids of the tokens.
+    """
     blocks = vocabulary_blocks(model, *index.shape)
     if blocks == 1:
-        # Few enough to be kept for the gradient, which then need not compute them again.
+        # All logits fit. Plain autodiff stores them, so the backward pass need not recompute them.
         logits = model.logits(hidden)
-        own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-        return own - jax.nn.logsumexp(logits, axis=-1)
+        token_logits = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
+        return token_logits - jax.nn.logsumexp(logits, axis=-1)
     graph, state = nnx.split(model.head)
-    return selected(graph, blocks, nnx.to_pure_dict(state), hidden, index)
+    return log_probs_by_block(graph, blocks, nnx.to_pure_dict(state), hidden, index)
 
 
 def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
-    """Choose in how many blocks the head goes through the vocabulary; they are even, also among devices of `tensor`."""
+    """Choose the number of blocks that the vocabulary is split into.
+
+    It is the smallest number for which the logits of a block stay below `LOGIT_BYTES` per device,
+    and which divides the vocabulary on each device of the `tensor` axis.
+    """
     sizes = {"data": 1, "fsdp": 1, "tensor": 1} if model.mesh is None else dict(model.mesh.shape)
     vocabulary = model.config.vocab_size // sizes["tensor"]
     for axis in sharding.row_axes(rows, sizes) or ():
         rows //= sizes[axis]
+    # Ceiling division; a float32 logit takes 4 bytes.
     least = -(-rows * length * vocabulary * 4 // LOGIT_BYTES)
-    return next(blocks for blocks in range(min(max(least, 1), vocabulary), vocabulary + 1) if vocabulary % blocks == 0)
+    return next(
+        blocks
+        for blocks in range(min(max(least, 1), vocabulary), vocabulary + 1)
+        if vocabulary % blocks == 0
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def selected(
-    graph: nnx.GraphDef, blocks: int, head: Head, hidden: Float[Array, "b t d"], index: Int[Array, "b t"]
+def log_probs_by_block(
+    graph: nnx.GraphDef,
+    blocks: int,
+    head: Head,
+    hidden: Float[Array, "b t d"],
+    index: Int[Array, "b t"],
 ) -> Float[Array, "b t"]:
-    return selected_forward(graph, blocks, head, hidden, index)[0]
+    return log_probs_by_block_forward(graph, blocks, head, hidden, index)[0]
 
 
-def selected_forward(
+def log_probs_by_block_forward(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Array, index: Array
 ) -> tuple[Array, tuple[Head, Array, Array, Array]]:
-    def add(sums: tuple[Array, Array, Array], block: Array) -> tuple[tuple[Array, Array, Array], None]:
-        largest, total, own = sums
-        logits = nnx.merge(graph, part(head, blocks, block)).logits(hidden)
+    def add(
+        sums: tuple[Array, Array, Array], block: Array
+    ) -> tuple[tuple[Array, Array, Array], None]:
+        # Online softmax: `total` is the sum of e^(logit - largest) over the blocks so far. If this
+        # block has a larger logit, the sum is rescaled by e^(largest - larger).
+        largest, total, token_logits = sums
+        logits = nnx.merge(graph, head_block(head, blocks, block)).logits(hidden)
         larger = jnp.maximum(largest, jnp.max(logits, axis=-1))
-        total = total * jnp.exp(largest - larger) + jnp.sum(jnp.exp(logits - larger[..., None]), axis=-1)
-        here = jnp.take_along_axis(logits, (index // blocks)[..., None], axis=-1)[..., 0]
-        return (larger, total, jnp.where(index % blocks == block, here, own)), None
+        total = total * jnp.exp(largest - larger) + jnp.sum(
+            jnp.exp(logits - larger[..., None]), axis=-1
+        )
+        # Token i is column i // blocks of block i % blocks; the column is garbage in other blocks.
+        candidates = jnp.take_along_axis(logits, (index // blocks)[..., None], axis=-1)[..., 0]
+        return (larger, total, jnp.where(index % blocks == block, candidates, token_logits)), None
 
-    nothing = jnp.zeros(index.shape, jnp.float32)
-    (largest, total, own), _ = jax.lax.scan(add, (nothing - jnp.inf, nothing, nothing), jnp.arange(blocks))
-    normaliser = largest + jnp.log(total)
-    return own - normaliser, (head, hidden, index, normaliser)
+    zeros = jnp.zeros(index.shape, jnp.float32)
+    (largest, total, token_logits), _ = jax.lax.scan(
+        add, (zeros - jnp.inf, zeros, zeros), jnp.arange(blocks)
+    )
+    log_normalizer = largest + jnp.log(total)
+    return token_logits - log_normalizer, (head, hidden, index, log_normalizer)
 
 
-def selected_backward(
+def log_probs_by_block_backward(
     graph: nnx.GraphDef, blocks: int, saved: tuple[Head, Array, Array, Array], cotangent: Array
 ) -> tuple[Any, Array, None]:
-    head, hidden, index, normaliser = saved
-    trained = {name: leaf for name, leaf in head.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    head, hidden, index, log_normalizer = saved
+    # An int8 head has no gradient; its float scales have one.
+    trained = {
+        name: leaf for name, leaf in head.items() if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
 
     def add(sums: tuple[Head, Array], block: Array) -> tuple[tuple[Head, Array], None]:
-        gradients, towards_hidden = sums
-        here = part(head, blocks, block)
+        gradients, d_hidden = sums
+        block_params = head_block(head, blocks, block)
 
-        def logits_of(floats: Head, hidden: Array) -> Array:
-            return nnx.merge(graph, here | floats).logits(hidden)
+        def compute_logits(floats: Head, hidden: Array) -> Array:
+            return nnx.merge(graph, block_params | floats).logits(hidden)
 
-        logits, pull = jax.vjp(logits_of, {name: here[name] for name in trained}, hidden)
-        chosen = (index % blocks == block)[..., None] & (jnp.arange(logits.shape[-1]) == (index // blocks)[..., None])
-        of_head, of_hidden = pull(cotangent[..., None] * (chosen - jnp.exp(logits - normaliser[..., None])))
-        gradients = jax.tree.map(lambda whole, new: whole.at[:, block].set(new), gradients, of_head)
-        return (gradients, towards_hidden + of_hidden.astype(jnp.float32)), None
+        logits, pull = jax.vjp(
+            compute_logits, {name: block_params[name] for name in trained}, hidden
+        )
+        is_token = (index % blocks == block)[..., None] & (
+            jnp.arange(logits.shape[-1]) == (index // blocks)[..., None]
+        )
+        # d log p(token) / d logit_i = [i is the token] - p_i
+        d_head, block_d_hidden = pull(
+            cotangent[..., None] * (is_token - jnp.exp(logits - log_normalizer[..., None]))
+        )
+        gradients = jax.tree.map(lambda all_, new: all_.at[:, block].set(new), gradients, d_head)
+        return (gradients, d_hidden + block_d_hidden.astype(jnp.float32)), None
 
-    empty = {name: jnp.zeros_like(in_blocks(leaf, blocks)) for name, leaf in trained.items()}
+    # The head's gradient is filled block by block; the one of the hidden states is a sum over them.
+    empty = {name: jnp.zeros_like(split_vocabulary(leaf, blocks)) for name, leaf in trained.items()}
     start = empty, jnp.zeros(hidden.shape, jnp.float32)
-    (gradients, towards_hidden), _ = jax.lax.scan(add, start, jnp.arange(blocks))
-    none = {name: np.zeros(leaf.shape, jax.dtypes.float0) for name, leaf in head.items()}
-    whole = {name: gradient.reshape(head[name].shape) for name, gradient in gradients.items()}
-    return none | whole, towards_hidden.astype(hidden.dtype), None
+    (gradients, d_hidden), _ = jax.lax.scan(add, start, jnp.arange(blocks))
+    # JAX's cotangent of an integer array has the dtype float0.
+    no_gradients = {name: np.zeros(leaf.shape, jax.dtypes.float0) for name, leaf in head.items()}
+    d_head = {name: gradient.reshape(head[name].shape) for name, gradient in gradients.items()}
+    return no_gradients | d_head, d_hidden.astype(hidden.dtype), None
 
 
-selected.defvjp(selected_forward, selected_backward)
+log_probs_by_block.defvjp(log_probs_by_block_forward, log_probs_by_block_backward)
 
 
-def in_blocks(leaf: Array, blocks: int) -> Array:
-    """Cut the vocabulary in blocks; block i has tokens i, i + blocks, …, so that every device has some of each."""
+def split_vocabulary(leaf: Array, blocks: int) -> Array:
+    """Split the vocabulary axis into blocks, [v, ...] -> [v / blocks, blocks, ...].
+
+    Block i holds the tokens i, i + blocks, i + 2 * blocks and so on. For 6 tokens and 2 blocks,
+    these are [0, 2, 4] and [1, 3, 5]. As blocks are strided, every device of the `tensor` axis,
+    which has a contiguous range of tokens, has a share of each block.
+    """
     return leaf.reshape(-1, blocks, *leaf.shape[1:])
 
 
-def part(head: Head, blocks: int, block: Array) -> Head:
-    """Take one block of a head."""
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(in_blocks(leaf, blocks), block, 1, False), head)
+def head_block(head: Head, blocks: int, block: Array) -> Head:
+    """Return one block of the parameters of a head."""
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(split_vocabulary(leaf, blocks), block, 1, False),
+        head,
+    )

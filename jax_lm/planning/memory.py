@@ -96,7 +96,7 @@ class PlannedStep:
         decoding: as in `GenerationOptions`.
         kind: generate, sft (masked diffusion) or grpo (coupled-GRPO, with completions of `new_tokens`).
         lora_rank: rank of the trained adapters; the kernels below them may be int8.
-        canvases_beside: additional canvases per row that each step computes, as drafts or branches;
+        extra_canvases: additional canvases per row that each step computes, as drafts or branches;
             the memory estimate does not include them.
     """
 
@@ -107,12 +107,12 @@ class PlannedStep:
     decoding: Decoding = EXACT
     kind: str = "generate"
     lora_rank: int | None = None
-    canvases_beside: int = 0
+    extra_canvases: int = 0
 
     def __post_init__(self) -> None:
         require_one_of("step", self.kind, STEPS)
         require_one_of("dtype", self.precision, PRECISIONS)
-        if self.decoding.resolved.cache == "causal":
+        if self.decoding.settings.cache == "causal":
             raise ValueError("cache='causal': is not planned for; its steps are as those of 'window', of more rows")
         if self.is_training and self.is_int8 and self.lora_rank is None:
             raise ValueError(f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32")
@@ -211,7 +211,7 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
     size = jnp.dtype(planned.dtype).itemsize
-    cached = planned.decoding.resolved.cache != "none"
+    cached = planned.decoding.settings.cache != "none"
     cache = cached * 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim * size
     _, working = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
     return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
@@ -261,7 +261,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     if planned.is_training:
         return training_bound(config, planned, mesh, topology)
     decoding = planned.decoding
-    batch = rows_per_device(planned, mesh) * (1 + planned.canvases_beside)
+    batch = rows_per_device(planned, mesh) * (1 + planned.extra_canvases)
     block = decoding.block_columns(planned.new_tokens)
     # The head only runs on masked positions: from the whole block down to one, on average half.
     masked = (block + 1) // 2
@@ -270,13 +270,13 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
         return forward_cost(config, planned.precision, batch=batch, rows=rows, canvas=planned.canvas, head_rows=masked)
 
     steps = [cost(planned.canvas)]
-    if decoding.resolved.cache != "none":
+    if decoding.settings.cache != "none":
         # One step over all positions, then steps over the block and the position before it.
         steps += [cost(block + 1)] * (block - 1)
     mean = Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps)) // len(steps) // mesh.tensor
     limits = topology.chip.limits
     seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
-    is_counted = decoding.resolved.commit == "steps" and not planned.canvases_beside
+    is_counted = decoding.settings.commit == "steps" and not planned.extra_canvases
     rate = planned.batch / seconds if is_counted else None
     return Bound(mean, seconds, mean.limit(limits), rate)
 

@@ -103,7 +103,7 @@ def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int
     """Return the bytes that a device receives per denoising step, on average."""
     whole = device_bytes(config, planned, replace(shape, fsdp=1))
     decoding, rows = planned.decoding, planned.canvas
-    if decoding.resolved.cache != "none":
+    if decoding.settings.cache != "none":
         block = decoding.block_columns(planned.new_tokens)
         rows = (planned.canvas + (block - 1) * (block + 1)) // block
     hidden = rows_per_device(planned, shape) * rows * config.hidden_size * jnp.dtype(planned.dtype).itemsize

@@ -51,7 +51,7 @@ def sequence_of(
     fields: dict[str, Any] = {
         "tokens": tokens,
         "hole": Block(start, start + hole),
-        "options": options.changed(grammar=None),
+        "options": options.with_settings(grammar=None),
         "stop_ids": inference.tokenizer.stop_ids if options.early_stop else (),
         "key": key_data,
         "keeps_logprobs": request.logprobs is not None,

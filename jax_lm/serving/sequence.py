@@ -97,7 +97,7 @@ class Sequence:
 
     def require_batchable(self) -> None:
         """Raise ValueError for options in which the sequences of one batch cannot differ."""
-        options, decoding = self.options, self.options.decoding.resolved
+        options, decoding = self.options, self.options.decoding.settings
         if options.top_k is None or options.top_k > TOP_K:
             raise ValueError(
                 f"top_k={options.top_k}: must lie in [1, {TOP_K}], the number of candidates"
@@ -127,7 +127,7 @@ class Sequence:
 
     @property
     def is_cached(self) -> bool:
-        return self.options.decoding.resolved.cache != "none"
+        return self.options.decoding.settings.cache != "none"
 
     @property
     def block_length(self) -> int:

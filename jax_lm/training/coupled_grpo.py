@@ -132,7 +132,7 @@ class DiffuGRPOTrainer:
         )
         # The digest of the prompts covers which of them are held out.
         settings = settings_without(config, "held_out_prompts", "training")
-        if config.generation.decoding.resolved.commit == "steps":
+        if config.generation.decoding.settings.commit == "steps":
             # Rows do not depend on their batch. With other commit rules they do: a block begins
             # when the slowest row of the batch has finished the previous one.
             del settings["generation_batch_size"]

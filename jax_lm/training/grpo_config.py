@@ -183,7 +183,7 @@ class GRPOConfig:
         require_not_negative(self, "held_out_prompts", "dynamic_sampling")
         require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
-        decoding = self.generation.decoding.resolved
+        decoding = self.generation.decoding.settings
         require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
         require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
         rewards, weights = self.reward_funcs, self.reward_weights

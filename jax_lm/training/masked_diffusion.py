@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_lm.data.batches import Batch, filled_up
 from jax_lm.diffusion import masking
-from jax_lm.models.attention import OwnSample
+from jax_lm.models.attention import SampleMask
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning.memory import training_flops
@@ -120,7 +120,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         if openness is not None:
             attention = masking.attention_mask(samples, openness, key_attention)
         else:
-            attention = OwnSample(samples) if config.masks_per_query else samples >= 0
+            attention = SampleMask(samples) if config.masks_per_query else samples >= 0
 
         def log_probs(model: DreamForCausalLM, noisy: Int[Array, "b t"]) -> Float[Array, "b t"]:
             positions = masking.sample_positions(samples)

@@ -9,8 +9,8 @@ from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LoraConfig, NamedBase, StoredAdapter
 from jax_lm.data.expansion import Expansion
 from jax_lm.diffusion.variable_length import growth_of, named_expand_id
-from jax_lm.host.files import require_place
-from jax_lm.model_source import FoundModel
+from jax_lm.host.files import require_writable
+from jax_lm.model_source import ModelSource
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.vocabulary import add_expand_token
@@ -43,7 +43,7 @@ class TrainedModel:
 
     def __post_init__(self) -> None:
         # A folder that cannot be written should be reported before the training, not after it.
-        require_place(self.out)
+        require_writable(self.out)
         require_elsewhere(self.folder, self.start.folder if self.start else self.source)
 
     @property
@@ -75,7 +75,7 @@ class TrainedModel:
 
 
 def load_for_training(
-    found: FoundModel,
+    found: ModelSource,
     adapters: LoraConfig | None,
     *,
     out: Path,

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jax_lm.models.products import tied
+from jax_lm.models.products import tie_operands
 
 Params = dict[Any, Any]
 Batch = Any
@@ -142,7 +142,7 @@ def gradient(
         def add(sums: Params, rows: Batch) -> tuple[Params, LossTerms]:
             # Tied to its rows, the compute copy is made in this loop; TPUs would make it before the
             # loop and keep all of it. On CPUs a tie costs a copy of the weights.
-            gradients, terms = differentiate(*tied("tpu", params, rows))
+            gradients, terms = differentiate(*tie_operands("tpu", params, rows))
             return jax.tree.map(jnp.add, sums, gradients), terms
 
         gradients, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts))

@@ -28,7 +28,7 @@ from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.evaluation.problems import suite_problems
 from jax_lm.host import terminal
-from jax_lm.host.files import output_folder, require_place, write_whole
+from jax_lm.host.files import output_folder, require_writable, write_whole
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import parameter_count
@@ -122,7 +122,7 @@ def run_compare(arguments: Compare) -> int:
         missing = " and ".join(lacking)
         raise ValueError(f"compare needs {missing}, which this environment lacks: {comparison.EXTRA}")
     if out:
-        require_place(out)
+        require_writable(out)
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     with terminal.progress("comparing") as report:
         result = comparison.compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)

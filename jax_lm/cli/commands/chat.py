@@ -62,7 +62,7 @@ class Dialogue:
             elif line.strip():
                 self.say(line)
         except KeyboardInterrupt:
-            interruption.forgive()
+            interruption.mark_handled()
             terminal.say("stopped")
         except (ValueError, OSError) as error:
             self.failures += 1
@@ -132,7 +132,7 @@ def run_chat(arguments: Chat) -> int:
         terminal.say(f"warning: {CHAT_NOTICE}")
     lines = typed_lines()
     conversation = Dialogue(engine, arguments.generation, arguments.seed, arguments.system, lines)
-    with interruption.patiently():
+    with interruption.suspend_deadline():
         for line in lines:
             if not conversation.take(line):
                 break

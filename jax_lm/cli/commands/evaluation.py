@@ -15,7 +15,7 @@ from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.host import terminal
-from jax_lm.host.files import require_place
+from jax_lm.host.files import require_writable
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.reports.document import Document, Section, print_report
 from untrusted import Local
@@ -90,7 +90,7 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
 
 def run_analyze(arguments: Analyze) -> int:
     """Analyze a model; print a table, and write numbers, charts and a page."""
-    require_place(arguments.out)
+    require_writable(arguments.out)
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation, executor = arguments.generation, problem_executor(arguments.executor)
     options = [replace(generation, temperature=temperature) for temperature in arguments.temperatures]

@@ -35,15 +35,16 @@ def run_plan(arguments: Plan) -> int:
         decoding=options.decoding,
         kind=arguments.step,
         lora_rank=arguments.lora_rank,
-        canvases_beside=options.canvases_beside,
+        extra_canvases=options.extra_canvases,
     )
     plan = MachinePlan(config, planned, topology, planned_mesh(config, planned, topology, arguments.mesh))
     if compiles(arguments, CompilerPackage.of(topology)):
         with platforms.without_driver_notes():
             passes = tuple(compile_passes(plan, options, explains=arguments.explain))
             plan = replace(plan, passes=passes)
-    elif options.canvases_beside:
-        raise ValueError(f"{options.beside}: arithmetic knows no canvases beside; compile it, or give 0")
+    elif options.extra_canvases:
+        option = options.extra_canvases_option
+        raise ValueError(f"{option}: the estimate does not cover additional canvases; compile, or set it to 0")
     record = json.dumps(plan.record, indent=1)
     if arguments.out:
         write_whole(arguments.out, f"{record}\n")

@@ -16,7 +16,7 @@ from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.samples import open_samples
 from jax_lm.data.sources import require_whole
 from jax_lm.host import distributed, terminal
-from jax_lm.host.files import require_place
+from jax_lm.host.files import require_writable
 from jax_lm.model_source import find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -143,7 +143,7 @@ def run_adapt(arguments: Adapt) -> int:
 
 def run_merge_lora(arguments: MergeLora) -> int:
     """Save the sum of a model and an adapter as a checkpoint."""
-    require_place(arguments.out)
+    require_writable(arguments.out)
     found = find_model(arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base)
     assert found.adapter is not None
     require_elsewhere(arguments.out, found.folder)

@@ -1,0 +1,194 @@
+"""The layers of the Dream architecture, which `jax_lm.models.dream` puts together.
+
+Attribute names follow the module names of the published checkpoints. Dimension letters: see
+`jax_lm.models.dream`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jax_lm.checkpoints import stored
+from jax_lm.config import DreamConfig
+from jax_lm.models.attention import KeyMask, KeyValues, attend
+from jax_lm.models.products import lookup, product, scale_columns
+
+Batch = Int[Array, "b t"]
+Hidden = Float[Array, "b t d"]
+Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
+Row = Int[Array, ""]
+# The KV cache of a layer, and the position of the first row that is recomputed.
+Past = tuple[KeyValues, Row] | None
+
+
+class Initializer:
+    """Draws matrices from Normal(0, std), one key per parameter; vectors get a constant."""
+
+    def __init__(self, std: float, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        self.std, self.rngs, self.dtype = std, rngs, dtype
+
+    def __call__(self, shape: tuple[int, ...], constant: float | None = None) -> Array:
+        if constant is not None:
+            return jnp.full(shape, constant, self.dtype)
+        return (jax.random.normal(self.rngs.params(), shape) * self.std).astype(self.dtype)
+
+
+class DreamLinear(nnx.Module):
+    """y = x Wᵀ + b, with W stored as [out, in]. Products accumulate in float32 for every dtype.
+
+    After `quantize`, W is int8 and has one float32 `scale` per output.
+    """
+
+    def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: Initializer) -> None:
+        self.weight = nnx.Param(init((out_size, in_size)))
+        self.bias = nnx.Param(init((out_size,), 0.0)) if use_bias else None
+        self.scale: nnx.Param | None = nnx.data(None)
+
+    def quantize(self) -> None:
+        weight, scale = stored.quantize(self.weight[...])
+        self.weight, self.scale = nnx.Param(weight), nnx.Param(scale)
+
+    def __call__(
+        self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
+    ) -> Float[Array, "*b o"]:
+        dtype = dtype or x.dtype
+        if self.scale is None:
+            y = product(x, self.weight[...])
+        else:
+            # A scale is constant along the contracted axis, so it can be applied to the output:
+            # sum_i x_i (s_o W_oi) = s_o sum_i x_i W_oi.
+            y = product(*stored.widen(x, self.weight[...])) * self.scale[...]
+        if self.bias is not None:
+            y = y + self.bias[...].astype(jnp.float32)
+        return y.astype(dtype)
+
+    def logits(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        return self(x, dtype=jnp.float32)
+
+
+class DreamRMSNorm(nnx.Module):
+    """Root-mean-square norm in float32, cast to the input dtype before the weight, as in Qwen2."""
+
+    def __init__(self, size: int, eps: float, *, init: Initializer) -> None:
+        self.weight = nnx.Param(init((size,), 1.0))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        return scale_columns(x32.astype(x.dtype), self.weight[...])
+
+
+class DreamRotaryEmbedding(nnx.Module):
+    """Half-split rotary position embedding ("rotate_half"); angles, cos and sin in float32."""
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        self.head_dim = head_dim
+        self.theta = theta
+
+    def __call__(self, position_ids: Int[Array, "b t"]) -> Rotary:
+        exponents = jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim
+        # One frequency per pair of dimensions: [b, t, h / 2].
+        angles = position_ids[..., None].astype(jnp.float32) * (1.0 / self.theta**exponents)
+        # Dimension i is paired with i + h / 2, so both halves get the same angles: [b, t, 1, h].
+        angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
+        return jnp.cos(angles), jnp.sin(angles)
+
+    @staticmethod
+    def rotate(x: Float[Array, "b t n h"], rotary: Rotary) -> Float[Array, "b t n h"]:
+        cos, sin = rotary
+        x32 = x.astype(jnp.float32)
+        # rotate_half: [x1, x2, x3, x4] -> [-x3, -x4, x1, x2]
+        first, second = jnp.split(x32, 2, axis=-1)
+        return (x32 * cos + jnp.concatenate([-second, first], axis=-1) * sin).astype(x.dtype)
+
+
+class DreamAttention(nnx.Module):
+    """Grouped-query attention without a causal mask. q, k and v have biases; o has none."""
+
+    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+        d, h = config.hidden_size, config.head_dim
+        self.head_dim = h
+        self.q_proj = DreamLinear(d, config.num_attention_heads * h, use_bias=True, init=init)
+        self.k_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=True, init=init)
+        self.v_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=True, init=init)
+        self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
+
+    def __call__(
+        self,
+        x: Hidden,
+        rotary: Rotary,
+        attention_mask: KeyMask,
+        past: Past = None,
+        mesh: Mesh | None = None,
+    ) -> tuple[Hidden, KeyValues]:
+        """Compute attention of the rows of `x`, and the keys and values that they attended to.
+
+        Without `past`, the rows attend to each other. With `past`, their keys and values are first
+        written into the cache at its row, and they attend to the whole cache.
+        """
+        b, t, _ = x.shape
+        # [b, t, n * h] -> [b, t, n, h]; keys and values have k <= n heads.
+        q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), rotary)
+        k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), rotary)
+        v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
+        # [b, t, k, h] -> [b, k, t, h], the layout of the KV cache.
+        seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+        if past is not None:
+            # A cache of 6 positions, start = 2 and t = 3: positions 2, 3 and 4 are replaced.
+            cached, start = past
+            seen = cached.write(seen, start)
+        return self.o_proj(attend(q, *seen, attention_mask, mesh).reshape(b, t, -1)), seen
+
+
+class DreamMLP(nnx.Module):
+    """SwiGLU feed-forward network without biases."""
+
+    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+        d, f = config.hidden_size, config.intermediate_size
+        self.gate_proj = DreamLinear(d, f, use_bias=False, init=init)
+        self.up_proj = DreamLinear(d, f, use_bias=False, init=init)
+        self.down_proj = DreamLinear(f, d, use_bias=False, init=init)
+
+    def __call__(self, x: Hidden) -> Hidden:
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DreamDecoderLayer(nnx.Module):
+    """Pre-norm attention and feed-forward network, each with a residual connection."""
+
+    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+        self.input_layernorm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
+        self.self_attn = DreamAttention(config, init=init)
+        self.post_attention_layernorm = DreamRMSNorm(
+            config.hidden_size, config.rms_norm_eps, init=init
+        )
+        self.mlp = DreamMLP(config, init=init)
+
+    def __call__(
+        self,
+        x: Hidden,
+        rotary: Rotary,
+        attention_mask: KeyMask,
+        past: Past = None,
+        mesh: Mesh | None = None,
+    ) -> tuple[Hidden, KeyValues]:
+        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past, mesh)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), seen
+
+
+class DreamEmbedding(nnx.Module):
+    """Token embedding table [v, d]."""
+
+    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+        self.weight = nnx.Param(init((config.vocab_size, config.hidden_size)))
+
+    def __call__(self, input_ids: Batch, mesh: Mesh | None = None) -> Hidden:
+        return lookup(self.weight[...], input_ids, mesh)
+
+    def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
+        return product(hidden, self.weight[...])
