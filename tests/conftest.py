@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # The modules of a run share what they compile, also between processes: pytest-xdist's workers inherit this.
@@ -27,6 +26,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 import jax
 import jax.numpy as jnp
 import pytest
+from cases.reference import GOLDEN
+from cases.written_folders import adapted_folders, published_folder, written_folders  # noqa: F401 (fixtures)
 from flax import nnx
 from safetensors.numpy import load_file
 
@@ -34,15 +35,7 @@ from builtin_model.bpe import train_bpe
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN
-
-GOLDEN = Path(__file__).parent / "golden"
-
-
-def greedy(steps=None, **options):
-    """Options of a plain generation: no draw and no nucleus; `steps` denoising steps."""
-    return GenerationOptions(**{"temperature": 0.0, "top_p": None, "num_steps": steps} | options)
 
 
 def pytest_addoption(parser):
@@ -173,7 +166,7 @@ def builtin_folder():
 @pytest.fixture(scope="module")
 def address(engine):
     """Host and port of the module's engine; the libraries of the server are no part of every installation."""
-    from serving import listening
+    from cases.server import listening
 
     with listening(engine) as address:
         yield address

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import greedy
+from cases.generation import count_compilations, greedy, ragged_prompts, tokens_of
 
 from jax_lm.benchmark.parity import check_fast_generation, check_generation
-from jax_lm.benchmark.timer import compilations
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import NEVER, Hooks
@@ -23,10 +22,6 @@ CASES = range(13)
 @pytest.fixture(scope="module")
 def tiny(tiny_model):
     return Sampler(tiny_model)
-
-
-def tokens_of(state):
-    return np.asarray(state.tokens)
 
 
 @pytest.mark.parametrize("number", CASES)
@@ -90,15 +85,6 @@ def test_same_seed_same_text_other_seed_other_text(tiny):
     first, again, other = (tokens_of(tiny.generate(canvas, config, seed=seed)) for seed in (4, 4, 5))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
-
-
-def ragged_prompts():
-    """Three left-padded prompts of different lengths, and their mask."""
-    rng = np.random.default_rng(0)
-    ids, mask = np.full((3, 9), 500), np.zeros((3, 9), int)
-    for row, length in enumerate((3, 9, 6)):
-        ids[row, -length:], mask[row, -length:] = rng.integers(0, 490, size=length), 1
-    return ids, mask
 
 
 def test_ragged_batch_equals_singles(golden_sampler):
@@ -398,19 +384,12 @@ def test_a_negative_seed_is_refused(tiny):
         tiny.generate(Canvas.after(PROMPT, None, 6), greedy(6), seed=-1)
 
 
-def compiled(call):
-    """How many programs a call compiles."""
-    before = compilations().count
-    call()
-    return compilations().count - before
-
-
 def test_a_second_prompt_compiles_nothing(tiny):
     """Same bucket, other prompt, other seed: no new compilation."""
     options = greedy(12, top_k=7, decoding=Decoding(block_length=4, cache="window"))
-    assert compiled(lambda: tiny.generate(Canvas.after(PROMPT, None, 12), options)) > 0
+    assert count_compilations(lambda: tiny.generate(Canvas.after(PROMPT, None, 12), options)) > 0
     other = Canvas.after(PROMPT[:, ::-1].copy(), None, 12)
-    assert compiled(lambda: tiny.generate(other, options, seed=9)) == 0
+    assert count_compilations(lambda: tiny.generate(other, options, seed=9)) == 0
 
 
 @pytest.mark.parametrize(
@@ -431,7 +410,7 @@ def test_other_settings_compile_nothing(tiny, other):
     canvas = Canvas.after(PROMPT, None, 12)
     tiny.generate(canvas, greedy(12, top_p=0.9))
     options = greedy(**{"steps": 12, "top_p": 0.9} | other)
-    assert compiled(lambda: tiny.generate(canvas, options)) == 0
+    assert count_compilations(lambda: tiny.generate(canvas, options)) == 0
 
 
 def steps_by_entropy(sampler, bound, **options):

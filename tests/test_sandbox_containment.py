@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bpf
 import pytest
+from cases import bpf
 
 from untrusted.battery import EXHAUST, REACH, attacks, run_battery
 from untrusted.inside import broker, confinement, syscalls
