@@ -75,7 +75,7 @@ def test_a_push_of_an_adapter_sends_its_two_files(written_folders):
 
 
 def test_an_adapted_model_has_the_tokens_that_it_was_given(adapted_folders):
-    before, after = adapted
+    before, after = adapted_folders
     tokenizer = DiffuCoderTokenizer.from_pretrained(after)
     config = DreamForCausalLM.read_config(after)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
