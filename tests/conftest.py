@@ -1,19 +1,20 @@
 """Fixtures: the recorded reference, and models that are small enough to be built per session."""
 
-import atexit
 import dataclasses
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # The modules of a run share what they compile, also between processes: pytest-xdist's workers inherit this.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-lm-tests-")
+    # Compiled programs survive a run. Processes share them: pytest-xdist's workers and child processes inherit this.
+    compiled = Path(__file__).parent.parent / ".pytest_cache" / "xla"
+    if sum(path.stat().st_size for path in compiled.glob("*")) > 2**30:
+        shutil.rmtree(compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 # Tests compile much and run little: plain code, from the older emitters of loops, is compiled in half the time.
 # .ci/run repeats the recorded reference, the examples and the meshes as users compile them (an empty XLA_FLAGS).
@@ -37,6 +38,9 @@ from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN
 
+MAX_MEMORY_MAPS = 40_000
+"""Linux grants a process 65,530; a large compiled program takes some 250."""
+
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="whole benchmark files instead of samples (many minutes)")
@@ -56,11 +60,21 @@ def for_release(request):
         pytest.skip("runs with --release")
 
 
+def count_memory_maps():
+    """Return the number of memory maps of this process; 0 where the system does not list them."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps)
+    except OSError:
+        return 0
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_executables():
-    """Forget compiled code after each module: each takes some 250 memory maps, and Linux grants 65,530."""
+    """Forget compiled programs before they reach the limit of memory maps."""
     yield
-    jax.clear_caches()
+    if count_memory_maps() > MAX_MEMORY_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
