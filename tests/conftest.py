@@ -41,6 +41,13 @@ from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, STAR
 MAX_MEMORY_MAPS = 40_000
 """Linux grants a process 65,530; a large compiled program takes some 250."""
 
+LONGEST = (
+    "sampler", "sandbox_cases", "attention", "sandbox", "cli", "response_format", "engine", "coupled_grpo",
+    "sandbox_trials", "regular_grammar", "drafts", "interruption", "block_pipeline", "sandbox_containment",
+    "variable_length", "api", "sft", "trainer", "serve", "slots", "chat_command",
+)  # fmt: skip
+"""Modules that take longest. Some compute and some wait for time limits, so that workers share the cores."""
+
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="whole benchmark files instead of samples (many minutes)")
@@ -51,6 +58,12 @@ def pytest_addoption(parser):
 def pytest_xdist_auto_num_workers():
     """One more than cores: the tests of the sandbox wait for time limits."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the longest modules: begun last, one of them would keep a worker busy while the others are done."""
+    rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(scope="session")
