@@ -26,6 +26,8 @@ from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
 
 FAST_GREEDY = replace(GREEDY, decoding=FAST)
+LONGEST = 11
+"""Tokens of the longest prompt."""
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +46,14 @@ def text(sequence):
 
 
 def alone(sampler, sequence, seed=3):
-    """What the sampler makes of the same sequence, without slots."""
-    canvas = Canvas.after(sequence.tokens[None, : sequence.hole.start], None, sequence.hole.length)
-    state = sampler.generate(canvas, sequence.options, seed=seed, stop_ids=sequence.stop_ids)
-    tokens = np.asarray(state.tokens)[0, sequence.hole.start :].tolist()
+    """What the sampler makes of the same sequence, without slots; padded, so that one width is compiled."""
+    given = sequence.tokens[: sequence.hole.start]
+    padding = LONGEST - len(given)
+    ids, mask = np.pad(given, (padding, 0))[None], (np.arange(LONGEST) >= padding)[None]
+    state = sampler.generate(
+        Canvas.after(ids, mask, sequence.hole.length), sequence.options, seed=seed, stop_ids=sequence.stop_ids
+    )
+    tokens = np.asarray(state.tokens)[0, LONGEST:].tolist()
     return tokens[: tokens.index(STOP)] if STOP in tokens else tokens
 
 
