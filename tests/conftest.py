@@ -1,20 +1,20 @@
 """Fixtures: the recorded reference, and models that are small enough to be built per session."""
 
-import atexit
 import dataclasses
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # The modules of a run share what they compile, also between processes: pytest-xdist's workers inherit this.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-lm-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    # Compiled programs survive a run. Processes share them: pytest-xdist's workers and child processes inherit this.
+    compiled = Path(__file__).parent.parent / ".pytest_cache" / "xla"
+    if sum(path.stat().st_size for path in compiled.glob("*")) > 2**30:
+        shutil.rmtree(compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 # Tests compile much and run little: plain code, from the older emitters of loops, is compiled in half the time.
 # .ci/run repeats the recorded reference, the examples and the meshes as users compile them (an empty XLA_FLAGS).
@@ -27,6 +27,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 import jax
 import jax.numpy as jnp
 import pytest
+from cases.reference import GOLDEN
+from cases.written_folders import adapted_folders, published_folder, written_folders  # noqa: F401 (fixtures)
 from flax import nnx
 from safetensors.numpy import load_file
 
@@ -34,15 +36,17 @@ from builtin_model.bpe import train_bpe
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN
 
-GOLDEN = Path(__file__).parent / "golden"
+MAX_MEMORY_MAPS = 40_000
+"""Linux grants a process 65,530; a large compiled program takes some 250."""
 
-
-def greedy(steps=None, **options):
-    """Options of a plain generation: no draw and no nucleus; `steps` denoising steps."""
-    return GenerationOptions(**{"temperature": 0.0, "top_p": None, "num_steps": steps} | options)
+LONGEST = (
+    "sampler", "sandbox_cases", "attention", "sandbox", "cli", "response_format", "engine", "coupled_grpo",
+    "sandbox_trials", "regular_grammar", "drafts", "interruption", "block_pipeline", "sandbox_containment",
+    "variable_length", "api", "sft", "trainer", "serve", "slots", "chat_command",
+)  # fmt: skip
+"""Modules that take longest. Some compute and some wait for time limits, so that workers share the cores."""
 
 
 def pytest_addoption(parser):
@@ -56,6 +60,12 @@ def pytest_xdist_auto_num_workers():
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the longest modules: begun last, one of them would keep a worker busy while the others are done."""
+    rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 @pytest.fixture(scope="session")
 def for_release(request):
     """Skips a test that takes minutes, unless a release is being checked."""
@@ -63,11 +73,21 @@ def for_release(request):
         pytest.skip("runs with --release")
 
 
+def count_memory_maps():
+    """Return the number of memory maps of this process; 0 where the system does not list them."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps)
+    except OSError:
+        return 0
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_executables():
-    """Forget compiled code after each module: each takes some 250 memory maps, and Linux grants 65,530."""
+    """Forget compiled programs before they reach the limit of memory maps."""
     yield
-    jax.clear_caches()
+    if count_memory_maps() > MAX_MEMORY_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
@@ -173,7 +193,7 @@ def builtin_folder():
 @pytest.fixture(scope="module")
 def address(engine):
     """Host and port of the module's engine; the libraries of the server are no part of every installation."""
-    from serving import listening
+    from cases.server import listening
 
     with listening(engine) as address:
         yield address

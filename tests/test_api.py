@@ -13,7 +13,7 @@ pytest.importorskip("openai")
 pytest.importorskip("fastapi")
 
 import openai
-from serving import OPTIONS, call, listening, started
+from cases.server import COMPLETION, OPTIONS, PROMPT, call, listening, started
 
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.api import ServerSettings
@@ -22,8 +22,6 @@ from jax_lm.serving.jobs import Job
 from jax_lm.serving.middleware import RequestLimits
 from jax_lm.tokenizer import MASK
 
-GREEDY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
-PROMPT = "def gcd(a, b):\n"
 KEY = "k" * 20
 
 
@@ -50,7 +48,7 @@ def test_models(client):
 
 
 def test_completion(client, expected):
-    answer = client.completions.create(prompt=PROMPT, logprobs=1, **GREEDY)
+    answer = client.completions.create(prompt=PROMPT, logprobs=1, **COMPLETION)
     (choice,) = answer.choices
     assert choice.text == expected
     assert choice.finish_reason in ("stop", "length")
@@ -61,7 +59,7 @@ def test_completion(client, expected):
 
 
 def test_several_prompts_and_choices(client, expected):
-    options = GREEDY | {"temperature": 1.0, "seed": 5}
+    options = COMPLETION | {"temperature": 1.0, "seed": 5}
     answer = client.completions.create(prompt=[PROMPT, "x = 1"], n=2, echo=True, **options)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     texts = [choice.text for choice in answer.choices]
@@ -91,18 +89,18 @@ def test_head_is_get_without_a_body(address, path):
 
 def test_token_ids_are_prompts(client, engine, expected):
     ids = engine.tokenizer.encode_plain(PROMPT)
-    answer = client.completions.create(prompt=[ids, ids[:3]], **GREEDY)
+    answer = client.completions.create(prompt=[ids, ids[:3]], **COMPLETION)
     assert answer.choices[0].text == expected
     assert answer.usage.prompt_tokens == len(ids) + 3
-    assert client.completions.create(prompt=ids, echo=True, **GREEDY).choices[0].text == PROMPT + expected
+    assert client.completions.create(prompt=ids, echo=True, **COMPLETION).choices[0].text == PROMPT + expected
     for wrong in ([engine.tokenizer.vocab_size], [-1], [1.5], [5, "a"]):
         with pytest.raises(openai.BadRequestError, match="prompt"):
-            client.completions.create(prompt=wrong, **GREEDY)
+            client.completions.create(prompt=wrong, **COMPLETION)
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_no_tokens_with_echo_are_the_prompts_alone(client, engine, streams):
-    options = GREEDY | {"max_tokens": 0, "stream": streams}
+    options = COMPLETION | {"max_tokens": 0, "stream": streams}
     options |= {"stream_options": {"include_usage": True}} if streams else {}
     pieces = client.completions.create(prompt=[PROMPT, "x"], n=2, echo=True, **options)
     pieces = list(pieces) if streams else [pieces]
@@ -119,41 +117,43 @@ def test_filters_act(client, tiny_inference):
     """One candidate is the likeliest token, however it is asked for."""
     options = GenerationOptions(max_new_tokens=24, temperature=1.0, top_k=1)
     likeliest = tiny_inference.complete([PROMPT], options)[0]
-    drawn = GREEDY | {"temperature": 1.0, "seed": 3}
+    drawn = COMPLETION | {"temperature": 1.0, "seed": 3}
     for extra in ({"top_k": 1}, {"min_p": 1.0}):
         assert client.completions.create(prompt=PROMPT, extra_body=extra, **drawn).choices[0].text == likeliest
     assert client.completions.create(prompt=PROMPT, **drawn).choices[0].text != likeliest
 
 
 def test_without_an_end_all_tokens_are_written(client):
-    answer = client.completions.create(prompt=PROMPT, extra_body={"ignore_eos": True}, **GREEDY | {"max_tokens": 80})
+    answer = client.completions.create(
+        prompt=PROMPT, extra_body={"ignore_eos": True}, **COMPLETION | {"max_tokens": 80}
+    )
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (80, "length")
 
 
 def test_a_conversation_goes_on_with_the_answers_own_message(client, engine):
     messages = [{"role": "user", "content": "Write gcd."}]
-    first = client.chat.completions.create(messages=messages, **GREEDY).choices[0].message
+    first = client.chat.completions.create(messages=messages, **COMPLETION).choices[0].message
     again = [*messages, first, {"role": "user", "content": "Shorter.", "name": "ann"}]
-    answer = client.chat.completions.create(messages=again, **GREEDY)
+    answer = client.chat.completions.create(messages=again, **COMPLETION)
     plain = [*messages, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Shorter."}]
     assert answer.usage.prompt_tokens == len(engine.tokenizer.encode_chat(plain))
     assert (
         answer.choices[0].message.content
-        == client.chat.completions.create(messages=plain, **GREEDY).choices[0].message.content
+        == client.chat.completions.create(messages=plain, **COMPLETION).choices[0].message.content
     )
 
 
 def test_suffix_is_infilling(client, tiny_inference):
     options = GenerationOptions(max_new_tokens=24, temperature=0.0)
     middle = tiny_inference.infill("def area(r):\n", "\n    return result\n", 24, options=options)
-    answer = client.completions.create(prompt="def area(r):\n", suffix="\n    return result\n", **GREEDY)
+    answer = client.completions.create(prompt="def area(r):\n", suffix="\n    return result\n", **COMPLETION)
     assert answer.choices[0].text == middle
 
 
 @pytest.mark.parametrize("extra", [{}, {"preset": "fast"}, {"preset": "turbo"}, {"steps": 6, "alg": "maskgit_plus"}])
 def test_stream_is_the_answer_in_pieces(client, extra):
-    whole = client.completions.create(prompt=PROMPT, extra_body=extra, **GREEDY)
-    options = GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
+    whole = client.completions.create(prompt=PROMPT, extra_body=extra, **COMPLETION)
+    options = COMPLETION | {"stream": True, "stream_options": {"include_usage": True}}
     *pieces, last = client.completions.create(prompt=PROMPT, extra_body=extra, **options)
     assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
     assert [piece.choices[0].finish_reason for piece in pieces if piece.choices[0].finish_reason] == [
@@ -165,7 +165,7 @@ def test_stream_is_the_answer_in_pieces(client, extra):
 def test_stop_text(client, expected):
     stop = expected[4:7]
     for streams in (False, True):
-        answer = client.completions.create(prompt=PROMPT, stop=[stop], stream=streams, **GREEDY)
+        answer = client.completions.create(prompt=PROMPT, stop=[stop], stream=streams, **COMPLETION)
         pieces = answer if streams else [answer]
         assert "".join(piece.choices[0].text for piece in pieces) == expected[: expected.index(stop)]
 
@@ -174,14 +174,14 @@ def test_chat(client, tiny_inference):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write gcd."}]
     options = GenerationOptions(max_new_tokens=24, temperature=0.0)
     expected = tiny_inference.chat(messages, options)
-    answer = client.chat.completions.create(messages=messages, logprobs=True, **GREEDY)
+    answer = client.chat.completions.create(messages=messages, logprobs=True, **COMPLETION)
     assert answer.choices[0].message.content == expected
     assert "".join(token.token for token in answer.choices[0].logprobs.content) == expected
-    pieces = list(client.chat.completions.create(messages=messages, stream=True, **GREEDY))
+    pieces = list(client.chat.completions.create(messages=messages, stream=True, **COMPLETION))
     assert pieces[0].choices[0].delta.role == "assistant"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected
     parts = [{"role": "user", "content": [{"type": "text", "text": "Write "}, {"type": "text", "text": "gcd."}]}]
-    other = client.chat.completions.create(messages=[messages[0], *parts], **GREEDY)
+    other = client.chat.completions.create(messages=[messages[0], *parts], **COMPLETION)
     assert other.choices[0].message.content == expected
 
 
@@ -195,7 +195,7 @@ def events(address, body):
 
 
 def test_denoise_tells_every_commit(address, expected):
-    first, *middle, last = events(address, {"prompt": PROMPT, **GREEDY})
+    first, *middle, last = events(address, {"prompt": PROMPT, **COMPLETION})
     assert first[0] == "start"
     assert first[1]["length"] == 24
     assert {name for name, _ in middle} == {"commits"}
@@ -205,7 +205,7 @@ def test_denoise_tells_every_commit(address, expected):
     assert last == ("done", last[1] | {"text": expected})
     by_position = {commit["position"]: commit["text"] for commit in commits}
     assert "".join(by_position[place] for place in range(last[1]["tokens"])) == expected
-    *_, (name, data) = events(address, {"messages": [{"role": "user", "content": "gcd"}], **GREEDY})
+    *_, (name, data) = events(address, {"messages": [{"role": "user", "content": "gcd"}], **COMPLETION})
     assert (name, data["finish_reason"] in ("stop", "length")) == ("done", True)
 
 
@@ -243,7 +243,7 @@ INNER_NAMES = re.compile(r"constrained|tagged|#|pydantic|Input|list\[|Value erro
 
 @pytest.mark.parametrize("param", WRONG)
 def test_wrong_options_are_refused_by_name(address, param):
-    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY | WRONG[param])
+    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION | WRONG[param])
     assert status == 400
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["param"].split(".")[0] == param
@@ -270,15 +270,15 @@ def test_wrong_options_are_refused_by_name(address, param):
     ],
 )
 def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
-    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY | fields)
+    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION | fields)
     assert (status, body["error"]["message"]) == (400, message)
 
 
 def test_errors_reach_the_client_as_its_own(client, address):
     with pytest.raises(openai.BadRequestError, match="context holds 96"):
-        client.completions.create(prompt=PROMPT * 20, **GREEDY)
+        client.completions.create(prompt=PROMPT * 20, **COMPLETION)
     with pytest.raises(openai.NotFoundError, match="this server offers"):
-        client.completions.create(prompt=PROMPT, **GREEDY | {"model": "gpt"})
+        client.completions.create(prompt=PROMPT, **COMPLETION | {"model": "gpt"})
     assert call(address, "POST", "/v1/completions", "{")[2]["error"]["message"] == "the body is not JSON"
     status, _, body = call(address, "GET", "/v1/completions")
     assert (status, body["error"]["type"]) == (405, "invalid_request_error")
@@ -287,7 +287,7 @@ def test_errors_reach_the_client_as_its_own(client, address):
 
 def test_special_tokens_in_a_text_are_its_characters(address, engine):
     def spent(path, **fields):
-        return call(address, "POST", path, fields | GREEDY)[2]["usage"]["prompt_tokens"]
+        return call(address, "POST", path, fields | COMPLETION)[2]["usage"]["prompt_tokens"]
 
     marker = len(engine.tokenizer.encode_plain("<|im_end|>"))
     assert marker > 1
@@ -301,11 +301,11 @@ def test_special_tokens_in_a_text_are_its_characters(address, engine):
 
 
 def test_an_empty_prompt_begins_a_text(client):
-    assert client.completions.create(prompt="", **GREEDY).usage.prompt_tokens == 1
+    assert client.completions.create(prompt="", **COMPLETION).usage.prompt_tokens == 1
 
 
 def test_health_ready_and_metrics(address, client):
-    client.completions.create(prompt=PROMPT, **GREEDY)
+    client.completions.create(prompt=PROMPT, **COMPLETION)
     assert [call(address, "GET", path)[0] for path in ("/health", "/ready")] == [200, 200]
     status, _, text = call(address, "GET", "/metrics")
     assert status == 200
@@ -323,15 +323,17 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(tiny_inference):
     engine = Engine(tiny_inference, replace(OPTIONS, queue=1))
     with listening(engine) as address:
         assert call(address, "GET", "/ready")[0] == 503
-        first = threading.Thread(target=call, args=(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY))
+        first = threading.Thread(
+            target=call, args=(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)
+        )
         first.start()
         while not engine.queue.waiting:
             time.sleep(0.01)
-        status, headers, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)
+        status, headers, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)
         assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "queue_full")
         assert int(headers["retry-after"]) >= 1
         engine.refuse_new(0.0)
-        assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)[0] == 503
+        assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 503
         engine.start()
         first.join(60)
         assert not first.is_alive()
@@ -357,7 +359,7 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, body):
     while ends() == before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert ends() > before
-    assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)[0] == 200
+    assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 200
 
 
 def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
@@ -366,12 +368,12 @@ def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Job, "next_event", next_event)
-        status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)
+        status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)
         assert (status, body["error"]["type"]) == (500, "server_error")
         assert "secret" not in json.dumps(body)
-        status, _, text = call(address, "POST", "/v1/completions", {"prompt": PROMPT, "stream": True} | GREEDY)
+        status, _, text = call(address, "POST", "/v1/completions", {"prompt": PROMPT, "stream": True} | COMPLETION)
         assert (status, '"server_error"' in text, "[DONE]" in text) == (200, True, False)
-    assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | GREEDY)[0] == 200
+    assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 200
 
 
 def test_keys_and_the_page(engine):
@@ -392,7 +394,7 @@ def test_prompts_are_not_logged_unless_asked(engine, caplog):
     for logs, count in ((False, 0), (True, 2)):
         caplog.clear()
         with listening(engine, ServerSettings(model="tiny", logs_prompts=logs)) as address:
-            call(address, "POST", "/v1/completions", {"prompt": "very private"} | GREEDY, X_Request_ID="abc")
+            call(address, "POST", "/v1/completions", {"prompt": "very private"} | COMPLETION, X_Request_ID="abc")
         assert sum(record.message == "texts" for record in caplog.records) == count
         assert ("private" in str([vars(record) for record in caplog.records])) == logs
         (line,) = [record.fields for record in caplog.records if record.message == "request"]

@@ -4,6 +4,7 @@ Which module may import which is the table of docs/architecture.md: a change of 
 """
 
 import ast
+import functools
 import re
 from collections import Counter
 from pathlib import Path
@@ -40,7 +41,12 @@ def dotted(path):
 
 
 MODULES = {dotted(path): path for folder in PACKAGES for path in sorted(folder.rglob("*.py")) if path.stat().st_size}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+@functools.cache
+def trees():
+    """Return the syntax tree of each module."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
 def layer(name):
@@ -54,7 +60,7 @@ def layer(name):
 
 def imports(name):
     """Modules of these packages that a module imports, anywhere in it."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}:{node.lineno} imports relatively"
             targets = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
@@ -101,7 +107,7 @@ def test_the_sandbox_knows_nothing_of_language_models():
 def test_sizes():
     loose = [name for name in MODULES if "." not in name and (ROOT / "jax_lm" / f"{name}.py").is_file()]
     assert len(loose) < MAX_LOOSE_MODULES, loose  # and __init__
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         lines = MODULES[module].read_text(encoding="utf-8").splitlines()
         assert len(lines) <= MAX_LINES, f"{module} has {len(lines)} lines"
         owners = {
@@ -118,13 +124,13 @@ def test_sizes():
 
 
 def test_names_and_docstrings():
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         assert not BANNED_NAMES & set(module.split("."))
         assert ast.get_docstring(tree), f"{module} has no docstring"
 
 
 def test_no_broad_except_and_no_unrestricted_pickle():
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         text = MODULES[module].read_text(encoding="utf-8")
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler):
@@ -151,7 +157,7 @@ def public_names(tree):
 
 
 def test_a_public_name_means_one_thing():
-    counts = Counter(name for tree in TREES.values() for name in public_names(tree))
+    counts = Counter(name for tree in trees().values() for name in public_names(tree))
     assert {name for name, count in counts.items() if count > 1} <= SHARED_NAMES
 
 
@@ -159,10 +165,17 @@ def test_imports_stand_at_the_top():
     """But for optional packages, and those that take long where few need them."""
     inside = [
         f"{module}: {ast.unparse(statement)}"
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for statement in ast.walk(node)
         if isinstance(statement, ast.Import | ast.ImportFrom)
     ]
     assert len(inside) <= MAX_INNER_IMPORTS, inside
+
+
+def test_no_test_imports_another():
+    """What tests share is in tests/cases."""
+    pattern = re.compile(r"^\s*(?:from|import) (?:test_|conftest)", re.MULTILINE)
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    assert [path.name for path in paths if pattern.search(path.read_text(encoding="utf-8"))] == []

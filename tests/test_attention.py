@@ -66,16 +66,19 @@ def masks_of(length, rows=2):
     return {"none": None, "padded": columns >= starts, "packed": SampleMask(samples.astype(jnp.int32))}
 
 
-def with_gradients(attention, arrays, mask):
-    """Outputs and gradients of queries, keys and values, as float32."""
-    *given, weights = arrays
-
+@partial(jax.jit, static_argnums=0)
+def outputs_and_gradients(attention, q, k, v, weights, mask):
     def total(q, k, v):
         y = attention(q, k, v, mask)
         return jnp.sum(y.astype(jnp.float32) * weights), y
 
-    (_, y), gradients = jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))(*given)
-    return [np.asarray(x, np.float32) for x in (y, *gradients)]
+    (_, y), gradients = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, v)
+    return y, *gradients
+
+
+def with_gradients(attention, arrays, mask):
+    """Outputs and gradients of queries, keys and values, as float32."""
+    return [np.asarray(x, np.float32) for x in outputs_and_gradients(attention, *arrays, mask)]
 
 
 def distance(found, expected):
@@ -246,32 +249,30 @@ def test_cudnn_in_bfloat16_is_as_near_to_float32_as_attention_in_full(name):
 
 
 def child(*words, **environment):
-    """What this file prints as a process of its own, compiled as users compile it."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    """What this file prints as a process of its own."""
     command = [sys.executable, __file__, *words]
-    done = subprocess.run(command, cwd=ROOT, env=clean | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_mesh_splits_rows_and_heads():
     """Eight virtual devices, of which each interprets the kernel; where heads do not split, none is taken."""
-    found = child("meshes", XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    found = child("meshes", **os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})
     assert list(found) == list(MESHES)
     assert max(max(found[mesh]) for mesh in MESHES) < 3e-6
 
 
 def on_meshes():
     """The child process: distances of outputs and gradients to those of one device."""
-    arrays, report = arrays_of(jnp.float32, 128, heads=8, key_heads=4, rows=8), {}
+    arrays, masks, report = arrays_of(jnp.float32, 128, heads=8, key_heads=4, rows=8), masks_of(128, 8).values(), {}
+    expected = [with_gradients(attend_in_full, arrays, mask) for mask in masks]
     for name in MESHES:
-        mesh = MeshShape.parse(name).mesh()
-        distances = []
-        for mask in masks_of(128, 8).values():
-            expected = with_gradients(attend_in_full, arrays, mask)
-            with patch.object(attention, "choose_attention", lambda *_: interpreted):
-                found = with_gradients(partial(attend, mesh=mesh), arrays, mask)
-            distances += map(float, distance(found, expected))
+        on_mesh, distances = partial(attend, mesh=MeshShape.parse(name).mesh()), []
+        with patch.object(attention, "choose_attention", lambda *_: interpreted):
+            for mask, exact in zip(masks, expected, strict=True):
+                distances += map(float, distance(with_gradients(on_mesh, arrays, mask), exact))
         report[name] = distances
     return report
 
@@ -293,7 +294,9 @@ def test_key_heads_that_do_not_split_are_attended_to_in_full():
 )
 def test_no_update_writes_the_scores_of_a_row(for_release, topology):
     """As compiled, with layers computed again; in full, they are the largest arrays of a layer."""
-    found = child(topology)
+    # Without the suite's own flags: as users compile it.
+    clean = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    found = child(topology, **clean)
     if not found["has_kernel"]:
         pytest.skip("needs cuDNN: nvidia-cudnn-cu12")
     assert found["lean"] == []

@@ -1,7 +1,7 @@
 """The JAX backend hands out what the model computes."""
 
 import numpy as np
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 
 from jax_lm.benchmark.backend import Backend, JaxBackend, greedy_options, output_names
 

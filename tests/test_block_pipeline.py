@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import greedy
+from cases.generation import count_compilations, greedy, ragged_prompts, tokens_of, with_random_weights
+from cases.sequences import make_sequence
 from flax import nnx
-from test_drafts import random_sampler
-from test_sampler import compiled, ragged_prompts, tokens_of
-from test_slots import sequence
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.pipeline import BlockGrid
@@ -158,7 +156,7 @@ PACES = {
 def test_it_is_the_published_algorithm(tiny, pace):
     settings, at_once, faster = options(**pace), 0, 0
     for seed in range(10):
-        model = random_sampler(tiny, np.random.default_rng(seed))
+        model = with_random_weights(tiny, np.random.default_rng(seed))
         tokens, forwards, begun, most = forced(model, prompt(seed)[0].tolist(), settings.decoding)
         state = decoded(model, prompt(seed), settings)
         assert tokens_of(state)[0].tolist() == tokens
@@ -172,9 +170,9 @@ def test_it_is_the_published_algorithm(tiny, pace):
 
 
 def test_blocks_follow_each_other_if_they_must(tiny):
-    model = random_sampler(tiny, np.random.default_rng(2))
-    one = options(add_threshold=1.0, activate_threshold=1.0)
-    state = decoded(model, prompt(2), one)
+    model = with_random_weights(tiny, np.random.default_rng(2))
+    single = options(add_threshold=1.0, activate_threshold=1.0)
+    state = decoded(model, prompt(2), single)
     steps = np.asarray(state.commit_step)[0, PROMPT:]
     for start in range(5, COLUMNS, 5):
         assert steps[:start].max() < steps[start:].min()
@@ -189,15 +187,15 @@ def test_room_for_as_many_blocks_as_are_begun_is_room_without_an_end(tiny):
     """Eight blocks, of which a window holds five; one at a time takes longer."""
     enough, longer = 0, 0
     for seed in range(12):
-        model = random_sampler(tiny, np.random.default_rng(seed))
-        many, four, one = (options(block_length=3, add_threshold=0.3, active_blocks=each) for each in (MANY, 4, 1))
+        model = with_random_weights(tiny, np.random.default_rng(seed))
+        many, four, single = (options(block_length=3, add_threshold=0.3, active_blocks=each) for each in (MANY, 4, 1))
         *_, most = forced(model, prompt(seed)[0].tolist(), many.decoding)
         if most <= 4:
             endless, bounded = decoded(model, prompt(seed), many), decoded(model, prompt(seed), four)
             np.testing.assert_array_equal(bounded.tokens, endless.tokens)
             np.testing.assert_array_equal(bounded.commit_step, endless.commit_step)
             enough += most > 2
-            longer += int(decoded(model, prompt(seed), one).forwards) > int(endless.forwards)
+            longer += int(decoded(model, prompt(seed), single).forwards) > int(endless.forwards)
     assert enough > 2
     assert longer > 2
 
@@ -206,7 +204,7 @@ def test_a_stop_token_ends_the_row_and_begins_no_block(tiny):
     """The text up to it is the published one, which goes on with the blocks begun; ours is not decoded further."""
     stopped, fewer = 0, 0
     for seed in range(5):
-        model, settings = random_sampler(tiny, np.random.default_rng(seed)), options(add_threshold=0.2)
+        model, settings = with_random_weights(tiny, np.random.default_rng(seed)), options(add_threshold=0.2)
         whole = tokens_of(decoded(model, prompt(seed), settings))[0]
         stops = (int(whole[PROMPT + 7]),)
         tokens, forwards, begun, _ = forced(model, prompt(seed)[0].tolist(), settings.decoding, stops)
@@ -292,7 +290,7 @@ def test_a_last_block_may_be_shorter_and_a_block_the_whole_answer(tiny):
 @pytest.mark.parametrize("other", [{"add_threshold": 0.7}, {"activate_threshold": 0.5}, {"threshold": 0.8}], ids=str)
 def test_other_thresholds_compile_nothing(tiny, other):
     decoded(tiny, prompt(0), options())
-    assert compiled(lambda: decoded(tiny, prompt(4), options(**other))) == 0
+    assert count_compilations(lambda: decoded(tiny, prompt(4), options(**other))) == 0
 
 
 def test_a_text_is_completed_and_a_hole_refused(tiny_inference):
@@ -356,7 +354,7 @@ def test_what_a_canvas_or_a_call_may_not_have_is_refused(tiny):
 
 def test_rows_that_share_steps_have_another_cache():
     with pytest.raises(ValueError, match="cache='causal': must be none or window"):
-        sequence(0, options=greedy(decoding=CAUSAL))
+        make_sequence(0, options=greedy(decoding=CAUSAL))
 
 
 def test_no_policy_is_scored_without_the_mask_that_it_answers_with():

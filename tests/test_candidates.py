@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import greedy
+from cases.generation import greedy
 
 from jax_lm.diffusion.candidates import Candidates, SamplingParams, confidence, disturbed, draw, filtered, row_entropy
 from jax_lm.diffusion.commit_rules import ranks

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 
 from jax_lm.cli import main as cli
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("outlines_core")
 
-from serving import OPTIONS, call, started
+from cases.server import OPTIONS, call, started
 
 from jax_lm.grammar import find_grammar
 from jax_lm.serving.infill import InfillBody, cut_to_fit, indented

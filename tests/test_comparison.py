@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, output_names

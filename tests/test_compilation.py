@@ -11,7 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from budgets import STEPS_7B, excess, read_explanation
+from cases.budgets import STEPS_7B, excess, read_explanation
 from documentation import ROOT
 
 from jax_lm import config

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from serving import call
+from cases.server import call
 
 from jax_lm.serving.connections import ConnectionLimits, client_of
 from jax_lm.serving.engine import Engine

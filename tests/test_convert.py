@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from safetensors.numpy import load_file, save_file
 
 from jax_lm.checkpoints import huggingface

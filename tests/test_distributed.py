@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from flax import nnx
 from safetensors.numpy import load_file
 

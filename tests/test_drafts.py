@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import greedy
-from serving import started
-from test_engine import Ear
-from test_slots import CASES, COLUMNS, finish, sequence
+from cases.generation import greedy, with_random_weights
+from cases.sequences import CASES, COLUMNS, finish, make_sequence
+from cases.server import RecordingListener, started
 
 from jax_lm.diffusion import drafts
 from jax_lm.diffusion.canvas import Canvas
@@ -36,17 +35,6 @@ LAYOUTS = {
 """Blocks, cache, and how many guesses: all that is compiled for; the rest of a case is a number."""
 ORDINARY, WHOLE = 8, 100
 """Random cases of a layout, in an ordinary run and for a release."""
-
-
-def random_sampler(sampler, rng):
-    """The same shape with other weights: from hesitant to certain."""
-    scale = rng.choice([0.5, 1.0, 2.0])
-
-    def drawn(part):
-        noise = rng.normal(size=part.shape).astype(np.float32)
-        return jnp.asarray(1 + 0.1 * noise if part.ndim == 1 else scale * noise / np.sqrt(part.shape[-1]))
-
-    return sampler.with_params(jax.tree.map(drawn, sampler.params))
 
 
 def random_canvas(rng):
@@ -103,7 +91,7 @@ def check_cases(sampler, layout, numbers):
     totals = np.zeros(2, int)
     for number in numbers:
         rng = np.random.default_rng((list(LAYOUTS).index(layout), number))
-        model, canvas, options = random_sampler(sampler, rng), random_canvas(rng), random_options(rng, decoding)
+        model, canvas, options = with_random_weights(sampler, rng), random_canvas(rng), random_options(rng, decoding)
         plain, drafted = (decoded(model, canvas, replace(options, draft=count), number) for count in (0, draft))
         require_same(drafted, plain)
         totals += int(drafted.forwards), int(plain.forwards)
@@ -239,10 +227,10 @@ def test_the_strict_reference_has_no_guesses(tiny):
         tiny.generate(Canvas.after(np.arange(8)[None], None, 4), greedy(4, draft=2), strict_reference=True)
 
 
-def told(one):
+def told(sequence):
     """All that a sequence holds at its end, but for the number of evaluations."""
-    decided = slice(one.hole.start, one.settled)
-    return one.tokens[decided].tolist(), one.commit_step[decided].tolist()
+    decided = slice(sequence.hole.start, sequence.settled)
+    return sequence.tokens[decided].tolist(), sequence.commit_step[decided].tolist()
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
@@ -251,8 +239,8 @@ def test_sequences_of_a_batch_become_the_same(golden_sampler, is_cached):
     found = {}
     for draft in (0, 3):
         slots = Slots(golden_sampler, COLUMNS, is_cached=is_cached, count=4, sizes=(4,), stop_ids=(500,), draft=draft)
-        every = [sequence(number, case) for number, case in enumerate(CASES.values())]
-        mine = [one for one in every if one.is_cached == is_cached]
+        every = [make_sequence(number, case) for number, case in enumerate(CASES.values())]
+        mine = [sequence for sequence in every if sequence.is_cached == is_cached]
         slots.join(mine[0])
         slots.advance(3)
         finish(slots, *mine[1:4])
@@ -262,26 +250,26 @@ def test_sequences_of_a_batch_become_the_same(golden_sampler, is_cached):
         for start in range(4, len(mine), 4):
             finish(slots, *mine[start : start + 4])
         found[draft] = mine
-    assert [told(one) for one in found[3]] == [told(one) for one in found[0]]
-    assert sum(one.forwards for one in found[3]) < sum(one.forwards for one in found[0])
+    assert [told(sequence) for sequence in found[3]] == [told(sequence) for sequence in found[0]]
+    assert sum(sequence.forwards for sequence in found[3]) < sum(sequence.forwards for sequence in found[0])
 
 
 def test_a_sequence_with_guesses_of_its_own_is_refused():
     with pytest.raises(ValueError, match="draft=2: sequences of a batch can only have 0"):
-        sequence(1, greedy(40, draft=2))
+        make_sequence(1, greedy(40, draft=2))
 
 
 def test_a_lost_block_is_done_again_without_its_guesses(golden_sampler):
     slots = Slots(golden_sampler, COLUMNS, is_cached=True, count=1, sizes=(1,), stop_ids=(500,), draft=3)
-    one, whole = sequence(6, CASES["fast"]), sequence(6, CASES["fast"])
+    sequence, whole = make_sequence(6, CASES["fast"]), make_sequence(6, CASES["fast"])
     finish(slots, whole)
-    slots.join(one)
+    slots.join(sequence)
     slots.advance(2)
-    slots.leave(one)
-    one.reopen()
-    assert one.guesses is None
-    finish(slots, one)
-    assert told(one) == told(whole)
+    slots.leave(sequence)
+    sequence.reopen()
+    assert sequence.guesses is None
+    finish(slots, sequence)
+    assert told(sequence) == told(whole)
 
 
 def test_a_server_with_guesses_answers_the_same(tiny_inference):
@@ -297,13 +285,15 @@ def test_a_server_with_guesses_answers_the_same(tiny_inference):
                 for preset in ("exact", "fast")
             ]
             for request in requests:
-                ear = Ear()
-                engine.submit([request], ear)
-                ends += ear.finished().values()
-                heard.append([commit for event in ear.events for commit in event.commits])
+                listener = RecordingListener()
+                engine.submit([request], listener)
+                ends += listener.finished().values()
+                heard.append([commit for event in listener.events for commit in event.commits])
     for drafted, plain in zip(ends[2:], ends[:2], strict=True):
         assert drafted.text == plain.text
-        assert [one.token_id for one in drafted.tokens] == [one.token_id for one in plain.tokens]
+        assert [commit.token_id for commit in drafted.tokens] == [commit.token_id for commit in plain.tokens]
         assert drafted.forwards <= plain.forwards
     for drafted, plain in zip(heard[2:], heard[:2], strict=True):
-        assert [(one.position, one.step) for one in drafted] == [(one.position, one.step) for one in plain]
+        assert [(commit.position, commit.step) for commit in drafted] == [
+            (commit.position, commit.step) for commit in plain
+        ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from flax import nnx
 
 from jax_lm.config import DreamConfig

@@ -10,8 +10,8 @@ pytest.importorskip("fastapi")
 
 import itertools
 
-from serving import OPTIONS as ONE_SLOT
-from serving import Ear, started
+from cases.server import OPTIONS as ONE_SLOT
+from cases.server import RecordingListener, started
 
 from jax_lm.benchmark.timer import compilations
 from jax_lm.options import Decoding, GenerationOptions
@@ -61,9 +61,9 @@ def ask(engine, prompt, options=GREEDY, **fields):
 
 def answers(engine, requests, **options):
     """Their texts, decoded together."""
-    ear = Ear()
-    jobs = engine.submit(requests, ear, **options)
-    ends = ear.finished(len(jobs))
+    listener = RecordingListener()
+    jobs = engine.submit(requests, listener, **options)
+    ends = listener.finished(len(jobs))
     assert all(end.is_answer for end in ends.values()), ends
     return [ends[job].text for job in jobs]
 
@@ -84,10 +84,10 @@ def test_an_answer_does_not_depend_on_who_else_is_there(engine, alone, preset):
     options = replace(GREEDY, decoding=Decoding(preset=preset))
     single = alone if preset == "exact" else [answers(engine, [ask(engine, p, options)])[0] for p in PROMPTS]
     noise = [ask(engine, prompt, replace(options, temperature=1.0), seed=i) for i, prompt in enumerate(PROMPTS)]
-    ear = Ear()
-    engine.submit(noise[:3], ear)
+    listener = RecordingListener()
+    engine.submit(noise[:3], listener)
     together = answers(engine, [ask(engine, prompt, options) for prompt in PROMPTS])
-    ear.finished(3)
+    listener.finished(3)
     assert together == single
 
 
@@ -110,25 +110,25 @@ def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
         replace(GREEDY, alg="origin", top_p=None, max_new_tokens=5),
         replace(GREEDY, decoding=Decoding(commit="threshold", threshold=0.5, block_length=0)),
     ]
-    ears = []
+    listeners = []
     for number, options in enumerate(kinds):
-        ears.append(Ear())
-        engine.submit([ask(engine, PROMPTS[number % 5] * (1 + number % 2), options)], ears[-1])
+        listeners.append(RecordingListener())
+        engine.submit([ask(engine, PROMPTS[number % 5] * (1 + number % 2), options)], listeners[-1])
         time.sleep(0.02)
-    for ear in ears:
-        ear.finished()
+    for listener in listeners:
+        listener.finished()
     assert compilations().count == before
     assert engine.metrics.registry.get_sample_value("diffucoder_compilations_total") > 0
 
 
 def test_progress_tells_every_position_once_and_text_that_stays(engine, alone):
-    ear = Ear()
-    engine.submit([ask(engine, PROMPTS[0])], ear)
-    (end,) = ear.finished().values()
-    texts = [event.text for event in ear.events]
+    listener = RecordingListener()
+    engine.submit([ask(engine, PROMPTS[0])], listener)
+    (end,) = listener.finished().values()
+    texts = [event.text for event in listener.events]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert end.text == alone[0]
-    commits = [commit for event in ear.events for commit in event.commits]
+    commits = [commit for event in listener.events for commit in event.commits]
     assert len({commit.position for commit in commits}) == len(commits)
     assert [commit.step for commit in commits] == sorted(commit.step for commit in commits)
     by_position = {commit.position: commit for commit in commits}
@@ -139,11 +139,11 @@ def test_progress_tells_every_position_once_and_text_that_stays(engine, alone):
 
 def test_a_stop_text_ends_the_answer_before_it(engine, alone):
     stop = alone[1][7:10]
-    ear = Ear()
-    engine.submit([ask(engine, PROMPTS[1], stop=("never", stop))], ear)
-    (end,) = ear.finished().values()
+    listener = RecordingListener()
+    engine.submit([ask(engine, PROMPTS[1], stop=("never", stop))], listener)
+    (end,) = listener.finished().values()
     assert (end.text, end.reason) == (alone[1][: alone[1].index(stop)], "stop")
-    assert all(end.text.startswith(event.text) for event in ear.events)
+    assert all(end.text.startswith(event.text) for event in listener.events)
     tokens = engine.tokenizer.decode([token.token_id for token in end.tokens])
     assert tokens.startswith(end.text)
     assert len(tokens) < len(alone[1])
@@ -151,14 +151,14 @@ def test_a_stop_text_ends_the_answer_before_it(engine, alone):
 
 def test_an_answer_that_nothing_ends_fills_its_canvas(engine, alone):
     """The stop tokens are those that the model wrote itself: it does not know any other."""
-    ear = Ear()
-    (job,) = engine.submit([ask(engine, PROMPTS[0])], ear)
-    (end,) = ear.finished().values()
+    listener = RecordingListener()
+    (job,) = engine.submit([ask(engine, PROMPTS[0])], listener)
+    (end,) = listener.finished().values()
     written = end.tokens[2].token_id
     ids = [token.token_id for token in end.tokens]
     stops = engine.tokenizer.stop_ids
     for early_stop, count in ((True, ids.index(written)), (False, 40)):
-        options, ear = replace(GREEDY, early_stop=early_stop), Ear()
+        options, listener = replace(GREEDY, early_stop=early_stop), RecordingListener()
         sequence = engine.sequence(ask(engine, PROMPTS[0], options))
         assert sequence.stop_ids == (stops if early_stop else ())
         sequence.tokens[sequence.hole.start : sequence.hole.start + len(ids)] = ids
@@ -168,7 +168,7 @@ def test_an_answer_that_nothing_ends_fills_its_canvas(engine, alone):
             request=ask(engine, PROMPTS[0], options),
             sequence=sequence,
             tokenizer=engine.tokenizer,
-            listen=ear,
+            listen=listener,
             deadline=0.0,
         )
         event = job.next_event()
@@ -184,33 +184,33 @@ def test_what_may_become_a_stop_text_is_held_back(text, expected):
 
 
 def test_a_cancelled_job_leaves_and_the_others_go_on(engine, alone):
-    ear, other = Ear(), Ear()
+    listener, other = RecordingListener(), RecordingListener()
     long = ask(engine, PROMPTS[2], replace(GREEDY, max_new_tokens=80))
-    jobs = engine.submit([long] * 6, ear)
+    jobs = engine.submit([long] * 6, listener)
     (kept,) = engine.submit([ask(engine, PROMPTS[3])], other)
     engine.cancel(jobs)
-    assert {end.reason for end in ear.finished(6).values()} <= {"cancelled", "stop"}
-    assert any(end.reason == "cancelled" for end in ear.finished(0).values())
+    assert {end.reason for end in listener.finished(6).values()} <= {"cancelled", "stop"}
+    assert any(end.reason == "cancelled" for end in listener.finished(0).values())
     assert other.finished()[kept].text == alone[3]
 
 
 def test_a_job_ends_when_its_time_is_over(engine, alone):
-    ear = Ear()
-    engine.submit([ask(engine, PROMPTS[2], replace(GREEDY, max_new_tokens=80))] * 8, ear, seconds=1e-3)
-    assert {end.reason for end in ear.finished(8).values()} == {"timeout"}
+    listener = RecordingListener()
+    engine.submit([ask(engine, PROMPTS[2], replace(GREEDY, max_new_tokens=80))] * 8, listener, seconds=1e-3)
+    assert {end.reason for end in listener.finished(8).values()} == {"timeout"}
     assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
 
 
 def test_what_does_not_fit_the_queue_is_refused_whole(fresh):
     engine = fresh(queue=3)
-    engine.submit([ask(engine, PROMPTS[0])] * 2, Ear())
+    engine.submit([ask(engine, PROMPTS[0])] * 2, RecordingListener())
     with pytest.raises(RejectedError, match="queue_full") as refusal:
-        engine.submit([ask(engine, PROMPTS[0])] * 2, Ear())
+        engine.submit([ask(engine, PROMPTS[0])] * 2, RecordingListener())
     assert refusal.value.retry_after >= 1
     assert len(engine.queue.waiting) == 2
-    engine.submit([ask(engine, PROMPTS[0])], Ear())
+    engine.submit([ask(engine, PROMPTS[0])], RecordingListener())
     with pytest.raises(ValueError, match="at most 3"):
-        engine.submit([ask(engine, PROMPTS[0])] * 4, Ear())
+        engine.submit([ask(engine, PROMPTS[0])] * 4, RecordingListener())
 
 
 def test_a_sequence_is_served_before_narrower_shapes_are_compiled(fresh, engine, alone):
@@ -297,7 +297,7 @@ POISON = 1000
 @pytest.mark.parametrize("options", [GREEDY, FAST], ids=["exact", "fast"])
 def test_a_poisoned_request_fails_alone(engine, alone, poison, options):
     expected = [answers(engine, [ask(engine, prompt, options)])[0] for prompt in PROMPTS[:3]]
-    good, bad = Ear(), Ear()
+    good, bad = RecordingListener(), RecordingListener()
     jobs = engine.submit([ask(engine, prompt, options) for prompt in PROMPTS[:3]], good)
     engine.submit([Request(before=(POISON, 5), options=options)], bad)
     (end,) = bad.finished().values()
@@ -325,7 +325,7 @@ def test_a_call_of_the_device_that_fails_once_costs_nobody_the_answer(engine, al
 
 
 def test_an_answer_that_cannot_be_read_fails_alone(engine, alone, monkeypatch):
-    real, bad, good = Job.next_event, Ear(), Ear()
+    real, bad, good = Job.next_event, RecordingListener(), RecordingListener()
 
     def next_event(self):
         if self.listen is bad:
@@ -360,7 +360,7 @@ def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
 )
 def test_what_cannot_be_decoded_is_refused_at_once(engine, request_, message):
     with pytest.raises(ValueError, match=message):
-        engine.submit([request_], Ear())
+        engine.submit([request_], RecordingListener())
 
 
 @pytest.mark.parametrize("field", ["slots", "queue", "max_tokens", "timeout"])
@@ -371,25 +371,25 @@ def test_bounds_are_checked(field):
 
 def test_shutdown_finishes_what_is_there(fresh, alone):
     engine = fresh()
-    ear = Ear()
+    listener = RecordingListener()
     engine.start()
-    jobs = engine.submit([ask(engine, prompt) for prompt in PROMPTS], ear)
+    jobs = engine.submit([ask(engine, prompt) for prompt in PROMPTS], listener)
     assert engine.ready.wait(120)
     engine.close(grace=60.0)
-    ends = ear.finished(5)
+    ends = listener.finished(5)
     assert [ends[job].text for job in jobs] == alone
     with pytest.raises(RejectedError, match="shutdown"):
-        engine.submit([ask(engine, PROMPTS[0])], Ear())
+        engine.submit([ask(engine, PROMPTS[0])], RecordingListener())
 
 
 def test_shutdown_without_grace_fails_what_is_there(fresh):
     engine = fresh()
-    ear = Ear()
+    listener = RecordingListener()
     engine.start()
     assert engine.ready.wait(120)
-    engine.submit([ask(engine, PROMPTS[0])] * 8, ear)
+    engine.submit([ask(engine, PROMPTS[0])] * 8, listener)
     engine.close(grace=0.0)
-    assert "shutdown" in {end.reason for end in ear.finished(8).values()}
+    assert "shutdown" in {end.reason for end in listener.finished(8).values()}
 
 
 def test_what_the_device_still_holds_is_given_up_once(engine, alone, monkeypatch):
@@ -400,16 +400,16 @@ def test_what_the_device_still_holds_is_given_up_once(engine, alone, monkeypatch
         release.wait(60)
 
     monkeypatch.setattr(FaultySlots, "before_run", staticmethod(hold))
-    ear = Ear()
-    engine.submit([ask(engine, prompt) for prompt in PROMPTS[:3]], ear)
+    listener = RecordingListener()
+    engine.submit([ask(engine, prompt) for prompt in PROMPTS[:3]], listener)
     try:
         assert held.wait(10)
         engine.give_up()
-        assert {end.reason for end in ear.finished(3).values()} == {"shutdown"}
+        assert {end.reason for end in listener.finished(3).values()} == {"shutdown"}
     finally:
         release.set()
     assert answers(engine, [ask(engine, PROMPTS[4])]) == alone[4:]
-    assert sum(event.reason is not None for event in ear.events) == 3
+    assert sum(event.reason is not None for event in listener.events) == 3
 
 
 def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):
@@ -424,11 +424,11 @@ def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):
 
 def test_shutdown_before_it_is_warm_ends_what_waits(fresh, monkeypatch):
     engine = fresh()
-    ear = Ear()
-    engine.submit([ask(engine, PROMPTS[0])], ear)
+    listener = RecordingListener()
+    engine.submit([ask(engine, PROMPTS[0])], listener)
     engine.refuse_new(60.0)
     engine.start()
-    assert next(iter(ear.finished().values())).reason == "shutdown"
+    assert next(iter(listener.finished().values())).reason == "shutdown"
     assert not engine.ready.is_set()
 
 
@@ -456,10 +456,10 @@ def test_a_defect_of_the_loop_leaves_nobody_waiting(fresh, monkeypatch):
     engine.compilations.urgent.clear()
     monkeypatch.setattr(engine, "admit", lambda: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    ear = Ear()
-    engine.submit([ask(engine, PROMPTS[0])], ear)
+    listener = RecordingListener()
+    engine.submit([ask(engine, PROMPTS[0])], listener)
     engine.start()
-    assert next(iter(ear.finished().values())).reason == "shutdown"
+    assert next(iter(listener.finished().values())).reason == "shutdown"
     assert engine.stopped.wait(5)
     with pytest.raises(RejectedError, match="shutdown"):
-        engine.submit([ask(engine, PROMPTS[0])], Ear())
+        engine.submit([ask(engine, PROMPTS[0])], RecordingListener())

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_coupled_grpo import FIVES, GENERATION, assert_equal, entries, fives, trainer_of, training
+from cases.grpo import FIVES, GENERATION, assert_equal, entries, fives, trainer_of, training
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler

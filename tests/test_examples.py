@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from test_shown import check
+from cases.programs import check_program
 
 from jax_lm.inference import DiffuCoderInference
 from untrusted.runner import why_not
@@ -24,7 +24,7 @@ FUNCTIONS = {
     "chat": ["gcd"],
     "tpu": [],
 }
-"""What each example writes, in this order; `check` runs it against its tests."""
+"""What each example writes, in this order; `check_program` runs it against its tests."""
 
 SAID = {
     "batch": "2 forwards",
@@ -55,7 +55,7 @@ def test_example(name, capsys, request):
     programs = re.split(r"(?m)^(?=def )", code)[1:]
     assert [program[4 : program.index("(")] for program in programs] == FUNCTIONS[name]
     for program in programs:
-        check(program)
+        check_program(program)
 
 
 @pytest.mark.usefixtures("for_release")

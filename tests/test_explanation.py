@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from budgets import Budget, excess
+from cases.budgets import Budget, excess
 
 from jax_lm.compilation.explanation import StepShape, explain
 from jax_lm.compilation.programs import step_programs

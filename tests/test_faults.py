@@ -13,8 +13,8 @@ pytest.importorskip("schemathesis")
 
 import hypothesis
 import schemathesis
+from cases.server import call, listening, started
 from schemathesis import GenerationMode
-from serving import call, listening, started
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/denoise")
 GREEDY = {"prompt": "def gcd(a, b):", "max_tokens": 8, "temperature": 0}

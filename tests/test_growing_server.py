@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from published import publish_growing
-from serving import OPTIONS, Ear, call, listening, started
+from cases.published_model import publish_growing
+from cases.server import OPTIONS, RecordingListener, call, listening, started
 
 from jax_lm.benchmark.timer import compilations
 from jax_lm.inference import DiffuCoderInference
@@ -45,9 +45,9 @@ def request(engine, gap, options=DRAWN, **fields):
 
 def ends(engine, requests):
     """How they ended, decoded together."""
-    ear = Ear()
-    jobs = engine.submit(requests, ear)
-    finished = ear.finished(len(jobs))
+    listener = RecordingListener()
+    jobs = engine.submit(requests, listener)
+    finished = listener.finished(len(jobs))
     assert all(end.is_answer for end in finished.values()), finished
     return [finished[job] for job in jobs]
 
@@ -56,10 +56,10 @@ def test_answers_are_those_of_infill_whoever_else_is_there(engine, growing):
     """Beside completions, and in more requests than there are slots."""
     greedy = replace(DRAWN, temperature=0.0)
     asked = [(gap, options) for gap in GAPS for options in (greedy, replace(greedy, max_new_tokens=5))]
-    ear = Ear()
-    others = engine.submit([Request(before=(5, 6), options=greedy, seed=n) for n in range(3)], ear)
+    listener = RecordingListener()
+    others = engine.submit([Request(before=(5, 6), options=greedy, seed=n) for n in range(3)], listener)
     found = ends(engine, [request(engine, gap, options) for gap, options in asked])
-    ear.finished(len(others))
+    listener.finished(len(others))
     for (gap, options), end in zip(asked, found, strict=True):
         assert end.text == growing.infill(*gap, options.max_new_tokens, options=options)
         assert len(end.tokens) <= options.max_new_tokens
@@ -83,13 +83,13 @@ def test_no_answer_holds_a_token_for_resizing(engine, growing):
 
 def test_progress_tells_every_position_once_and_text_that_stays(engine):
     for seed in range(5):
-        ear = Ear()
-        engine.submit([request(engine, GAPS[0], seed=seed)], ear)
-        (end,) = ear.finished().values()
-        texts = [event.text for event in ear.events]
+        listener = RecordingListener()
+        engine.submit([request(engine, GAPS[0], seed=seed)], listener)
+        (end,) = listener.finished().values()
+        texts = [event.text for event in listener.events]
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-        commits = {commit.position: commit for event in ear.events for commit in event.commits}
-        assert sum(len(event.commits) for event in ear.events) == len(commits)
+        commits = {commit.position: commit for event in listener.events for commit in event.commits}
+        assert sum(len(event.commits) for event in listener.events) == len(commits)
         assert [commits[token.position] for token in end.tokens] == list(end.tokens)
         assert engine.tokenizer.decode([token.token_id for token in end.tokens]) == end.text
 

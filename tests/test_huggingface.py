@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from flax import nnx
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import safe_open

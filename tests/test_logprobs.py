@@ -11,8 +11,7 @@ pytest.importorskip("openai")
 pytest.importorskip("fastapi")
 
 import openai
-from serving import listening, started
-from test_api import GREEDY, PROMPT
+from cases.server import COMPLETION, PROMPT, listening, started
 
 from jax_lm.serving.jobs import TokenLogProb
 from jax_lm.serving.responses import token_name
@@ -39,7 +38,7 @@ def said(inference, prompt, tokens, commit_steps):
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_they_are_what_the_model_says_of_the_canvas_before_the_commit(client, tiny_inference, temperature):
-    options = GREEDY | {"temperature": temperature, "seed": 3, "extra_body": {"ignore_eos": True}}
+    options = COMPLETION | {"temperature": temperature, "seed": 3, "extra_body": {"ignore_eos": True}}
     (choice,) = client.completions.create(prompt=PROMPT, logprobs=5, **options).choices
     told, tokenizer = choice.logprobs, tiny_inference.tokenizer
     assert len(told.tokens) == len(told.commit_steps) == len(told.confidences) == 24
@@ -65,7 +64,7 @@ def token_ids(events):
 
 def test_a_conversation_tells_alternatives_bytes_and_order(client):
     messages = [{"role": "user", "content": "Write gcd."}]
-    whole = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=20, **GREEDY).choices[0]
+    whole = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=20, **COMPLETION).choices[0]
     content = whole.logprobs.content
     # Of a character that two tokens share, neither has more than a part.
     assert b"".join(bytes(token.bytes) for token in content).decode(errors="replace") == whole.message.content
@@ -81,7 +80,7 @@ def test_a_conversation_tells_alternatives_bytes_and_order(client):
     # One per step in the schedule of the reference.
     assert len({token.commit_step for token in content}) >= len(content) - 1
     pieces = list(
-        client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, stream=True, **GREEDY)
+        client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, stream=True, **COMPLETION)
     )
     streamed = [token for piece in pieces for token in (piece.choices[0].logprobs or NOTHING).content]
     assert [(token.token, token.logprob) for token in streamed] == [(token.token, token.logprob) for token in content]
@@ -93,11 +92,11 @@ class NOTHING:
 
 
 def test_nobody_who_does_not_ask_is_told(client):
-    choice = client.completions.create(prompt=PROMPT, **GREEDY).choices[0]
+    choice = client.completions.create(prompt=PROMPT, **COMPLETION).choices[0]
     assert choice.logprobs is None
-    choice = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **GREEDY).choices[0]
+    choice = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **COMPLETION).choices[0]
     assert choice.logprobs is None
-    zero = client.completions.create(prompt=PROMPT, logprobs=0, **GREEDY).choices[0].logprobs
+    zero = client.completions.create(prompt=PROMPT, logprobs=0, **COMPLETION).choices[0].logprobs
     assert zero.top_logprobs is None
     assert len(zero.token_logprobs) == len(zero.tokens)
 
@@ -111,7 +110,7 @@ def test_nobody_who_does_not_ask_is_told(client):
 )
 def test_what_does_not_fit_is_refused(client, options, message):
     with pytest.raises(openai.BadRequestError, match=message):
-        client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **GREEDY, **options)
+        client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **COMPLETION, **options)
 
 
 def test_bytes_that_are_no_text_are_spelled_out():

@@ -6,9 +6,8 @@ from itertools import pairwise
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import greedy
-from test_drafts import random_sampler
-from test_slots import sequence
+from cases.generation import greedy, with_random_weights
+from cases.sequences import make_sequence
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -84,7 +83,7 @@ def decoded(sampler, tokens, settings, **more):
 def test_it_is_the_published_algorithm(tiny, branches):
     fewer = 0
     for seed in range(12):
-        model = random_sampler(tiny, np.random.default_rng(seed))
+        model = with_random_weights(tiny, np.random.default_rng(seed))
         tokens, forwards = lopa(model, prompt(seed)[0].tolist(), branches, 0.5, 8)
         state = decoded(model, prompt(seed), options(branches))
         assert np.asarray(state.tokens)[0].tolist() == tokens
@@ -97,7 +96,7 @@ def test_a_branch_is_chosen_that_the_rule_alone_would_not_take(tiny):
     """The comparison above would pass with the canvas always on top, were no text ever another."""
     texts = []
     for branches in (0, 3):
-        models = [random_sampler(tiny, np.random.default_rng(seed)) for seed in range(12)]
+        models = [with_random_weights(tiny, np.random.default_rng(seed)) for seed in range(12)]
         states = [decoded(model, prompt(seed), options(branches)) for seed, model in enumerate(models)]
         texts.append([np.asarray(state.tokens).tolist() for state in states])
     assert texts[0] != texts[1]
@@ -150,4 +149,4 @@ def test_the_strict_reference_and_rows_that_share_steps_have_none(tiny):
     with pytest.raises(ValueError, match="lookahead=2: must be 0 with hooks"):
         decoded(tiny, prompt(0), options(2), strict_reference=True)
     with pytest.raises(ValueError, match="lookahead=2: sequences of a batch can only have 0"):
-        sequence(0, options=greedy(lookahead=2, decoding=Decoding(preset="turbo")))
+        make_sequence(0, options=greedy(lookahead=2, decoding=Decoding(preset="turbo")))

@@ -9,7 +9,8 @@ import shutil
 
 import numpy as np
 import pytest
-from published import CODE_NAMES, TOKENIZER, publish, qwen2
+from cases.published_model import CODE_NAMES, TOKENIZER
+from cases.written_folders import COMMANDS, KINDS
 from safetensors.numpy import load_file
 
 from jax_lm.checkpoints.description import code_files, copy_files
@@ -21,61 +22,14 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
-TINY = {"max-steps": 1, "learning-rate": 1e-3, "warmup-steps": 0}
-SFT = TINY | {"max-length": 48, "batch-size": 4}
-COMMANDS = {
-    "sft": SFT,
-    "adapt": SFT | {"annealing-steps": 0},
-    "grpo": TINY | {
-        "num-generations": 2, "prompts-per-step": 2, "max-new-tokens": 4, "num-steps": 2, "num-iterations": 1,
-        "reward-funcs": "test_model_folder:parity", "reward-weights": 1.0,
-    },
-}  # fmt: skip
-
-
-def parity(prompts, completions, **columns):
-    """A reward that differs between completions."""
-    return [float(number % 2) for number in range(len(completions))]
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    folder = publish(tmp_path_factory.mktemp("published"))
-    rows = [{"prompt": f"Add {i}.", "response": f"print({i})", "text": f"x = {i}"} for i in range(8)]
-    (folder.parent / f"{folder.name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def train(command, source, out, **changes):
-    """Train for a step; gives the folder that is written."""
-    data = source.parent / f"{source.name.removesuffix('-qwen2')}.jsonl"
-    options = COMMANDS[command] | {"data": data, "model": source, "out": out} | changes
-    assert main([command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]) == 0
-    return out / "model"
-
-
-@pytest.fixture(scope="module")
-def written(source, tmp_path_factory):
-    """Every kind of folder that the commands make of a published one."""
-    out = tmp_path_factory.mktemp("written")
-    folders = {command: train(command, source, out / command) for command in COMMANDS}
-    train("sft", source, out / "lora", **{"lora-rank": 2})
-    words = ["--adapter", str(out / "lora" / "adapter"), "--save-dtype", "bfloat16"]
-    assert main(["merge-lora", *words, "--out", str(out / "merged")]) == 0
-    assert main(["convert", str(source), str(out / "orbax")]) == 0
-    assert main(["convert", str(out / "orbax"), str(out / "back")]) == 0
-    return folders | {"merge-lora": out / "merged", "orbax": out / "orbax", "huggingface": out / "back"}
-
-
-KINDS = ("sft", "adapt", "grpo", "merge-lora", "orbax", "huggingface")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_everything_beside_the_weights_comes_along(source, written, kind):
-    folder = written[kind]
+def test_everything_beside_the_weights_comes_along(published_folder, written_folders, kind):
+    folder = written_folders[kind]
     for name in (*TOKENIZER, *SETTINGS, *CODE_NAMES, "LICENSE"):
-        assert (folder / name).read_bytes() == (source / name).read_bytes(), name
-    others = {path.name for path in folder.iterdir()} - {path.name for path in source.iterdir()}
+        assert (folder / name).read_bytes() == (published_folder / name).read_bytes(), name
+    others = {path.name for path in folder.iterdir()} - {path.name for path in published_folder.iterdir()}
     assert others <= {"model.safetensors", "weights.orbax", "SHA256SUMS"}
     if kind not in ("orbax", "huggingface"):
         # The card says what the publisher's weights can do; who trains others writes one.
@@ -83,31 +37,33 @@ def test_everything_beside_the_weights_comes_along(source, written, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_of_the_configuration_comes_along(source, written, kind):
-    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, written[kind]))
+def test_every_field_of_the_configuration_comes_along(published_folder, written_folders, kind):
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (published_folder, written_folders[kind])
+    )
     dtype = "float32" if kind in COMMANDS else "bfloat16"
     assert after == before | {"torch_dtype": dtype}
     assert {"auto_map", "architectures", "transformers_version", "max_window_layers"} <= after.keys()
 
 
 @pytest.mark.parametrize("kind", ["sft", "merge-lora", "huggingface"])
-def test_a_push_sends_the_code_that_is_named(source, written, kind):
-    upload = prepare_upload(written[kind], "me/model")
+def test_a_push_sends_the_code_that_is_named(published_folder, written_folders, kind):
+    upload = prepare_upload(written_folders[kind], "me/model")
     sent = {path.name for path in upload.files}
     assert {*TOKENIZER, *SETTINGS, *CODE_NAMES, "LICENSE", "config.json", "model.safetensors"} <= sent
     assert "stray.py" not in sent
 
 
-def test_every_file_has_the_permissions_of_any_other(written, tmp_path):
+def test_every_file_has_the_permissions_of_any_other(written_folders, tmp_path):
     (tmp_path / "any").touch()
     usual = (tmp_path / "any").stat().st_mode
-    files = [path for path in written["merge-lora"].parent.rglob("*") if path.is_file()]
+    files = [path for path in written_folders["merge-lora"].parent.rglob("*") if path.is_file()]
     assert {"model.safetensors", "adapter_model.safetensors", "config.json"} <= {path.name for path in files}
     assert [str(path) for path in files if path.stat().st_mode != usual] == []
 
 
-def test_a_push_of_an_adapter_sends_its_two_files(written):
-    folder = written["merge-lora"].parent / "lora" / "adapter"
+def test_a_push_of_an_adapter_sends_its_two_files(written_folders):
+    folder = written_folders["merge-lora"].parent / "lora" / "adapter"
     (folder / "optimizer.pt").write_bytes(b"secret")
     upload = prepare_upload(folder, "me/my-lora", "mit")
     assert sorted(path.name for path in upload.files) == ["adapter_config.json", "adapter_model.safetensors"]
@@ -118,15 +74,8 @@ def test_a_push_of_an_adapter_sends_its_two_files(written):
     assert "license: mit" in upload.card
 
 
-@pytest.fixture(scope="module")
-def adapted(source, tmp_path_factory):
-    """A masked-diffusion model of a Qwen2, and that."""
-    before = qwen2(source, source.parent / f"{source.name}-qwen2")
-    return before, train("adapt", before, tmp_path_factory.mktemp("adapted") / "run")
-
-
-def test_an_adapted_model_has_the_tokens_that_it_was_given(adapted):
-    before, after = adapted
+def test_an_adapted_model_has_the_tokens_that_it_was_given(adapted_folders):
+    before, after = adapted_folders
     tokenizer = DiffuCoderTokenizer.from_pretrained(after)
     config = DreamForCausalLM.read_config(after)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
@@ -148,8 +97,8 @@ def test_an_adapted_model_has_the_tokens_that_it_was_given(adapted):
     ]
 
 
-def test_an_adapted_model_is_configured_as_dream(adapted):
-    before, after = (json.loads((folder / "config.json").read_text()) for folder in adapted)
+def test_an_adapted_model_is_configured_as_dream(adapted_folders):
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in adapted_folders)
     assert (after["model_type"], after["architectures"]) == ("Dream", ["DreamModel"])
     # Code that is not there is not named.
     assert "auto_map" not in after
@@ -174,13 +123,16 @@ def test_fields_of_another_name_for_the_dtype_and_the_rotation_are_kept():
     assert not {"rope_parameters", "layer_types"} & changed.keys()
 
 
-def test_a_folder_of_version_0_1_gets_what_it_lacks(source, tmp_path):
+def test_a_folder_of_version_0_1_gets_what_it_lacks(published_folder, tmp_path):
     """It held weights, config.json, tokenizer.json and the template."""
     old = tmp_path / "old"
-    model, tokenizer = DreamForCausalLM.from_pretrained(source), DiffuCoderTokenizer.from_pretrained(source)
+    model, tokenizer = (
+        DreamForCausalLM.from_pretrained(published_folder),
+        DiffuCoderTokenizer.from_pretrained(published_folder),
+    )
     model.save_pretrained(old)
     tokenizer.backend.save(str(old / "tokenizer.json"))
-    shutil.copy(source / "chat_template.jinja", old)
+    shutil.copy(published_folder / "chat_template.jinja", old)
     model.save_pretrained(tmp_path / "new", source=old, tokenizer=DiffuCoderTokenizer.from_pretrained(old))
     assert main(["convert", str(old), str(tmp_path / "copy")]) == 0
     for folder in (tmp_path / "new", tmp_path / "copy"):
@@ -204,16 +156,18 @@ def test_the_builtin_model_is_whole(builtin_folder):
     assert "auto_map" not in json.loads((builtin_folder / "config.json").read_text())
 
 
-def test_what_another_model_left_is_not_taken_for_this_one(source, tmp_path):
+def test_what_another_model_left_is_not_taken_for_this_one(published_folder, tmp_path):
     for name in ("tokenizer.json", "generation_config.json"):
         (tmp_path / name).write_text("{}")
-    copy_files(source, tmp_path, same_model=True)
+    copy_files(published_folder, tmp_path, same_model=True)
     assert not (tmp_path / "tokenizer.json").exists()
-    assert (tmp_path / "generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
+    assert (tmp_path / "generation_config.json").read_bytes() == (
+        published_folder / "generation_config.json"
+    ).read_bytes()
 
 
-def test_code_is_found_by_name_and_never_outside(source, tmp_path, caplog):
-    assert [path.name for path in code_files(source)] == list(CODE_NAMES)
+def test_code_is_found_by_name_and_never_outside(published_folder, tmp_path, caplog):
+    assert [path.name for path in code_files(published_folder)] == list(CODE_NAMES)
     (tmp_path / "config.json").write_text(
         json.dumps(
             {"auto_map": {"a": "../../evil.X", "b": "owner/repo--theirs.X", "c": "absent.X", "d": 3, "e": "here.X"}}
@@ -227,9 +181,9 @@ def test_code_is_found_by_name_and_never_outside(source, tmp_path, caplog):
     assert [record.getMessage().split(" lacks ")[1].split(",")[0] for record in caplog.records] == ["absent.py"]
 
 
-def test_training_over_its_own_source_is_refused_before_it_begins(source, written, capsys):
-    out = written["sft"].parent
-    data = source.parent / f"{source.name}.jsonl"
+def test_training_over_its_own_source_is_refused_before_it_begins(published_folder, written_folders, capsys):
+    out = written_folders["sft"].parent
+    data = published_folder.parent / f"{published_folder.name}.jsonl"
     words = ["--data", str(data), "--model", str(out / "model"), "--out", str(out), "--max-steps", "1"]
     before = (out / "model" / "model.safetensors").read_bytes()
     assert main(["sft", *words]) == 2
@@ -237,10 +191,12 @@ def test_training_over_its_own_source_is_refused_before_it_begins(source, writte
     assert (out / "model" / "model.safetensors").read_bytes() == before
 
 
-def test_untouched_weights_are_the_same_bits(source, written):
-    tensors = {name: value for path in source.glob("*.safetensors") for name, value in load_file(path).items()}
-    back = load_file(written["huggingface"] / "model.safetensors")
+def test_untouched_weights_are_the_same_bits(published_folder, written_folders):
+    tensors = {
+        name: value for path in published_folder.glob("*.safetensors") for name, value in load_file(path).items()
+    }
+    back = load_file(written_folders["huggingface"] / "model.safetensors")
     assert {name: value.tobytes() for name, value in back.items()} == {n: v.tobytes() for n, v in tensors.items()}
-    merged = load_file(written["merge-lora"] / "model.safetensors")
+    merged = load_file(written_folders["merge-lora"] / "model.safetensors")
     same = [name for name in tensors if np.array_equal(merged[name], tensors[name])]
     assert set(tensors) - set(same) <= {name for name in tensors if name.endswith("proj.weight")}

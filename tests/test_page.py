@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright")
 
+from cases.server import call, listening, started
 from playwright import sync_api
 from playwright.sync_api import expect
-from serving import call, listening, started
 
 from jax_lm.serving.engine import EngineOptions
 from jax_lm.serving.middleware import RequestLimits

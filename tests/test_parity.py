@@ -5,7 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from safetensors.numpy import load_file, save_file
 
 from jax_lm.benchmark.parity import (

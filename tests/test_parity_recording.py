@@ -1,7 +1,7 @@
 """Recording the PyTorch reference gives a folder that the check accepts. Skipped without torch."""
 
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from flax import nnx
 from safetensors import safe_open
 

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 
-import hub as fake
 import pytest
+from cases import hub as local_hub
 
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.cli.main import main
@@ -55,13 +55,13 @@ def story(folder, tmp_path_factory):
     (cache / "token").write_text("hf_from_a_file")
     push, verify = ["push", str(folder), REPO], ["verify", f"{REPO}@main"]
     told = {}
-    with fake.serving() as server:
+    with local_hub.serving() as server:
         told["no token"] = run(cache, server.address, [*push, "--yes"], verify)
         told["asked without token"] = [headers.get("authorization") for *_, headers in server.seen]
         told["wrong token"] = run(cache, server.address, [*push, "--yes"], HF_TOKEN="hf_wrong")
         server.broken = 1
         commands = [*push, "--yes"], verify, ["verify", f"{REPO}@missing"]
-        told["right token"] = run(cache, server.address, *commands, HF_TOKEN=fake.TOKEN)
+        told["right token"] = run(cache, server.address, *commands, HF_TOKEN=local_hub.TOKEN)
         address = server.address
     told["offline"] = run(cache, address, verify, HF_HUB_OFFLINE="1")
     return told, server
@@ -89,9 +89,9 @@ def test_the_token_comes_from_the_environment_and_is_never_printed(story):
     assert told["wrong token"][0] == [2]
     assert "the hub rejected the upload" in told["wrong token"][1]
     sent = {headers.get("authorization") for method, path, headers in server.seen if method != "PUT"}
-    assert sent == {None, "Bearer hf_wrong", f"Bearer {fake.TOKEN}"}
+    assert sent == {None, "Bearer hf_wrong", f"Bearer {local_hub.TOKEN}"}
     assert not any(secret in said for _, said in (story[0][k] for k in story[0] if k != "asked without token")
-                   for secret in (fake.TOKEN, "hf_wrong", "hf_from_a_file"))  # fmt: skip
+                   for secret in (local_hub.TOKEN, "hf_wrong", "hf_from_a_file"))  # fmt: skip
 
 
 def test_what_was_sent_is_downloaded_over_a_line_that_breaks(story):

@@ -97,8 +97,8 @@ def test_options_know_the_names(name):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_model_that_knows_nothing_of_it_answers_by_it(engine, temperature):
-    """The built-in model writes Python; held to something else, every answer is that, within its canvas."""
+def test_a_model_that_knows_nothing_of_it_answers_by_it(tiny_inference, temperature):
+    """Of random weights; held to an expression or a schema, every answer is one, within its canvas."""
     schema = json.dumps(PERSON)
     for name, holds in (
         (r"regex:[0-9]{3}-[a-z]+", lambda text: re.fullmatch(r"[0-9]{3}-[a-z]+", text)),
@@ -107,5 +107,5 @@ def test_a_model_that_knows_nothing_of_it_answers_by_it(engine, temperature):
         decoding = Decoding(preset="turbo")
         options = GenerationOptions(max_new_tokens=40, temperature=temperature, grammar=name, decoding=decoding)
         for seed in range(2 if temperature else 1):
-            for text in engine.complete(["def area(r):", "x ="], options, seed=seed):
+            for text in tiny_inference.complete(["def area(r):", "x ="], options, seed=seed):
                 assert holds(text), text

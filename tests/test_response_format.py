@@ -20,8 +20,8 @@ pytest.importorskip("outlines_core")
 
 import openai
 import pydantic
-from published import publish_growing
-from serving import OPTIONS, Ear, call, started
+from cases.published_model import publish_growing
+from cases.server import OPTIONS, RecordingListener, call, started
 
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
@@ -280,20 +280,20 @@ def test_stop_texts_end_right_answers_alone(address):
 
 def test_what_is_told_on_the_way_is_never_taken_back(engine):
     for name, preset in zip(HOLDS, itertools.cycle(("exact", "turbo")), strict=False):
-        ear, decoding = Ear(), Decoding(preset=preset)
+        listener, decoding = RecordingListener(), Decoding(preset=preset)
         options = GenerationOptions(max_new_tokens=40, temperature=1.0, grammar=name, decoding=decoding)
         before = tuple(engine.tokenizer.encode_plain(PROMPT))
-        engine.submit([Request(before=before, options=options, seed=1)], ear)
-        (end,) = ear.finished().values()
+        engine.submit([Request(before=before, options=options, seed=1)], listener)
+        (end,) = listener.finished().values()
         assert end.is_answer
-        texts = [event.text for event in ear.events]
+        texts = [event.text for event in listener.events]
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-        commits = {commit.position: commit for event in ear.events for commit in event.commits}
-        assert sum(len(event.commits) for event in ear.events) == len(commits)
+        commits = {commit.position: commit for event in listener.events for commit in event.commits}
+        assert sum(len(event.commits) for event in listener.events) == len(commits)
         assert [commits[token.position] for token in end.tokens] == list(end.tokens)
         ids = [token.token_id for token in end.tokens]
         assert engine.tokenizer.decode(ids, skip_special_tokens=True) == end.text
-        assert len(ear.events) > 3, "told in pieces"
+        assert len(listener.events) > 3, "told in pieces"
     assert not engine.repairs.pending
 
 
@@ -366,10 +366,10 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, slow, body):
 
 
 def test_a_grammar_that_takes_too_long_ends_with_its_request(engine, slow):
-    ear = Ear()
+    listener = RecordingListener()
     options = GenerationOptions(max_new_tokens=8, grammar="json_object")
-    engine.submit([Request(before=(5,), options=options)], ear, seconds=0.5)
-    assert next(iter(ear.finished().values())).reason == "timeout"
+    engine.submit([Request(before=(5,), options=options)], listener, seconds=0.5)
+    assert next(iter(listener.finished().values())).reason == "timeout"
     assert not engine.queue.running
 
 
@@ -405,9 +405,9 @@ def test_guesses_change_nothing(tiny_inference):
     options = GenerationOptions(max_new_tokens=40, temperature=1.0, grammar="json_object")
     with started(tiny_inference, replace(OPTIONS, draft=2)) as engine:
         before = tuple(engine.tokenizer.encode_plain(PROMPT))
-        ear = Ear()
-        engine.submit([Request(before=before, options=options, seed=3)], ear)
-        (end,) = ear.finished().values()
+        listener = RecordingListener()
+        engine.submit([Request(before=before, options=options, seed=3)], listener)
+        (end,) = listener.finished().values()
     assert end.text == tiny_inference.complete([PROMPT], options, seed=3)[0]
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import greedy
+from cases.generation import count_compilations, greedy, ragged_prompts, tokens_of
 
 from jax_lm.benchmark.parity import check_fast_generation, check_generation
-from jax_lm.benchmark.timer import compilations
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import NEVER, Hooks
@@ -23,10 +22,6 @@ CASES = range(13)
 @pytest.fixture(scope="module")
 def tiny(tiny_model):
     return Sampler(tiny_model)
-
-
-def tokens_of(state):
-    return np.asarray(state.tokens)
 
 
 @pytest.mark.parametrize("number", CASES)
@@ -86,19 +81,10 @@ def test_stream_equals_the_fused_loop(tiny, by_alg, alg):
 
 
 def test_same_seed_same_text_other_seed_other_text(tiny):
-    canvas, config = Canvas.after(PROMPT, None, 16), greedy(16, temperature=1.5, top_k=None)
+    canvas, config = Canvas.after(PROMPT, None, 12), greedy(12, temperature=1.5, top_k=None)
     first, again, other = (tokens_of(tiny.generate(canvas, config, seed=seed)) for seed in (4, 4, 5))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
-
-
-def ragged_prompts():
-    """Three left-padded prompts of different lengths, and their mask."""
-    rng = np.random.default_rng(0)
-    ids, mask = np.full((3, 9), 500), np.zeros((3, 9), int)
-    for row, length in enumerate((3, 9, 6)):
-        ids[row, -length:], mask[row, -length:] = rng.integers(0, 490, size=length), 1
-    return ids, mask
 
 
 def test_ragged_batch_equals_singles(golden_sampler):
@@ -130,8 +116,8 @@ def test_rows_with_different_numbers_of_holes(tiny):
 
 
 def test_mask_text_in_a_prompt_is_no_hole(tiny):
-    prompt = np.array([[3, tiny.mask_id, 8]])
-    state = tiny.generate(Canvas.after(prompt, None, 6), greedy(6))
+    prompt = np.array([[3, tiny.mask_id, 8, 13, 21]])
+    state = tiny.generate(Canvas.after(prompt, None, 12), greedy(12))
     assert tokens_of(state)[0, 1] == tiny.mask_id
     assert int(state.commit_step[0, 1]) == -1
 
@@ -160,25 +146,25 @@ def test_steps_that_commit_nothing_cost_nothing(golden_sampler):
 
 
 def test_confidence_is_the_probability_of_the_token(tiny):
-    canvas = Canvas.after(PROMPT, None, 6)
+    canvas = Canvas.after(PROMPT, None, 12)
     state = tiny.generate(canvas, greedy(1, top_k=None))
-    logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 6), tiny.mask_id)], axis=1)))
+    logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 12), tiny.mask_id)], axis=1)))
     logits = logits.at[..., tiny.mask_id].set(-jnp.inf)
     expected = np.asarray(jnp.max(jnp.exp(logits - jnp.log(jnp.sum(jnp.exp(logits), -1, keepdims=True))), -1))
-    np.testing.assert_allclose(np.asarray(state.confidence)[0, 5:], expected[0, 4:10], rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(state.confidence)[0, 5:], expected[0, 4:16], rtol=1e-4)
     assert (np.asarray(state.confidence)[0, :5] == 0).all()
 
 
 def test_the_shift_is_made(tiny):
     """Greedy single-step decoding takes row p - 1 for position p."""
-    state = tiny.generate(Canvas.after(PROMPT, None, 6), greedy(1, top_k=None))
-    logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 6), tiny.mask_id)], axis=1)))
+    state = tiny.generate(Canvas.after(PROMPT, None, 12), greedy(1, top_k=None))
+    logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 12), tiny.mask_id)], axis=1)))
     expected = np.asarray(jnp.argmax(logits.at[..., tiny.mask_id].set(-jnp.inf), axis=-1))
-    np.testing.assert_array_equal(tokens_of(state)[0, 5:], expected[0, 4:10])
+    np.testing.assert_array_equal(tokens_of(state)[0, 5:], expected[0, 4:16])
 
 
 def test_unfinished_positions_have_no_commit_step(tiny):
-    first = next(tiny.stream(Canvas.after(PROMPT, None, 8), greedy(4)))
+    first = next(tiny.stream(Canvas.after(PROMPT, None, 12), greedy(4)))
     masked = np.asarray(first.masked)
     assert masked.any()
     assert (np.asarray(first.commit_step)[masked] == NEVER).all()
@@ -243,12 +229,12 @@ def test_every_mode_fills_every_hole_and_keeps_the_rest(batch, golden_sampler):
 
 
 def test_ragged_batch_equals_singles_in_every_mode(batch, golden_sampler, decoding):
-    """Singles without padding, one in every mode; at the width of the batch, all."""
+    """One without padding, by itself; at the width of the batch, each in a batch of its copies, as that is compiled."""
     ids, mask = ragged_prompts()
     for row in range(3):
-        padded = Canvas.after(ids[row : row + 1], mask[row : row + 1], 14)
-        single = golden_sampler.generate(padded, options_for(decoding))
-        np.testing.assert_array_equal(tokens_of(batch)[row, 9:], tokens_of(single)[0, 9:])
+        padded = Canvas.after(*(np.repeat(each[row : row + 1], 3, axis=0) for each in (ids, mask)), 14)
+        copies = tokens_of(golden_sampler.generate(padded, options_for(decoding)))
+        np.testing.assert_array_equal(copies[:, 9:], np.repeat(tokens_of(batch)[row : row + 1, 9:], 3, axis=0))
     bare = golden_sampler.generate(Canvas.after(ids[:1, -3:], None, 14), options_for(decoding))
     np.testing.assert_array_equal(tokens_of(batch)[0, 9:], tokens_of(bare)[0, 3:])
 
@@ -322,14 +308,14 @@ def test_a_cached_row_is_the_row_of_the_full_forward(golden_model, golden):
 @pytest.mark.parametrize("cache", ["none", "dual", "window"])
 def test_the_first_token_of_a_block_obeys_the_rule(golden_sampler, golden, cache):
     """Under the normal rule it comes when its confidence says so; forced, it comes first."""
-    canvas, start = Canvas.after(golden["generate.0.input_ids"], None, 16), 13
-    ruled = golden_sampler.generate(canvas, greedy(16, decoding=Decoding(block_length=8, cache=cache)))
-    first = np.asarray(ruled.commit_step)[0, start::8]
-    assert (first != np.asarray(ruled.commit_step)[0, start:].reshape(2, 8).min(axis=1)).any()
+    canvas, start = Canvas.after(golden["generate.0.input_ids"], None, 14), 13
+    ruled = golden_sampler.generate(canvas, greedy(14, decoding=Decoding(block_length=7, cache=cache)))
+    first = np.asarray(ruled.commit_step)[0, start::7]
+    assert (first != np.asarray(ruled.commit_step)[0, start:].reshape(2, 7).min(axis=1)).any()
     if cache != "none":
-        decoding = Decoding(block_length=8, cache=cache, first_token="force")
-        forced = golden_sampler.generate(canvas, greedy(16, decoding=decoding))
-        steps = np.asarray(forced.commit_step)[0, start:].reshape(2, 8)
+        decoding = Decoding(block_length=7, cache=cache, first_token="force")
+        forced = golden_sampler.generate(canvas, greedy(14, decoding=decoding))
+        steps = np.asarray(forced.commit_step)[0, start:].reshape(2, 7)
         np.testing.assert_array_equal(steps[:, 0], steps.min(axis=1))
         assert (steps[:, :1] < steps[:, 1:]).all()
 
@@ -398,19 +384,12 @@ def test_a_negative_seed_is_refused(tiny):
         tiny.generate(Canvas.after(PROMPT, None, 6), greedy(6), seed=-1)
 
 
-def compiled(call):
-    """How many programs a call compiles."""
-    before = compilations().count
-    call()
-    return compilations().count - before
-
-
 def test_a_second_prompt_compiles_nothing(tiny):
     """Same bucket, other prompt, other seed: no new compilation."""
     options = greedy(12, top_k=7, decoding=Decoding(block_length=4, cache="window"))
-    assert compiled(lambda: tiny.generate(Canvas.after(PROMPT, None, 12), options)) > 0
+    assert count_compilations(lambda: tiny.generate(Canvas.after(PROMPT, None, 12), options)) > 0
     other = Canvas.after(PROMPT[:, ::-1].copy(), None, 12)
-    assert compiled(lambda: tiny.generate(other, options, seed=9)) == 0
+    assert count_compilations(lambda: tiny.generate(other, options, seed=9)) == 0
 
 
 @pytest.mark.parametrize(
@@ -431,7 +410,7 @@ def test_other_settings_compile_nothing(tiny, other):
     canvas = Canvas.after(PROMPT, None, 12)
     tiny.generate(canvas, greedy(12, top_p=0.9))
     options = greedy(**{"steps": 12, "top_p": 0.9} | other)
-    assert compiled(lambda: tiny.generate(canvas, options)) == 0
+    assert count_compilations(lambda: tiny.generate(canvas, options)) == 0
 
 
 def steps_by_entropy(sampler, bound, **options):

@@ -28,6 +28,13 @@ def outcome_of(code, tests=(), **limits):
     return run(code, tests, Limits(**{"seconds": 10, **limits}), executor=TIER, allow_unsafe=True)
 
 
+def results_of(programs, **limits):
+    """Run programs, each a code and its tests, in three processes, as most of their time is waiting."""
+    limits = Limits(**{"seconds": 10, **limits})
+    jobs = [Program(code, tuple(tests), limits) for code, tests in programs]
+    return Local(TIER, allow_unsafe=True, workers=3).run_many(jobs)
+
+
 @pytest.mark.parametrize("tier", [*TIERS, "unsafe"])
 def test_passing_program(tier):
     result = run("def double(x):\n    return 2 * x", ["assert double(2) == 4", "assert double('a') == 'aa'"],
@@ -36,30 +43,35 @@ def test_passing_program(tier):
     assert (result.tier, result.unsafe) == (tier, tier == "unsafe")
 
 
-@pytest.mark.parametrize(
-    ("code", "test", "detail"),
-    [
-        ("x = 1", "assert x == 2", "AssertionError"),
-        ("x = 1", "assert y == 1", "NameError: name 'y' is not defined"),
-        ("x = 1", "assert f(2) == 1", "NameError: name 'f' is not defined"),
-        ("def f(x): return x", "assert f(2) == 3", "returned 2, expected 3"),
-        ("def f(x): return x", "assert f(2) == 3 and f(", "SyntaxError"),
-        ("def f(:\n    pass", "assert True", "SyntaxError: invalid syntax"),
-        ("def f():", "assert f() == 1", "IndentationError"),
-        ('text = """', "assert True", "SyntaxError: unterminated triple-quoted string"),
-        ("x = '\0'", "assert True", "SyntaxError: source code"),
-        ("def f():\n    return f()\nf()", "assert True", "RecursionError"),
-        ("raise SystemExit(3)", "assert True", "left with exit status 3"),
-        ("x = input()", "assert True", "EOFError"),
-        ("import jax", "assert True", "ModuleNotFoundError"),
-        ("import os\nos.abort()", "assert True", "crashed with SIGABRT"),
-        ("import ctypes\ndef f(): ctypes.string_at(0)", "assert f() == 1", "crashed with SIGSEGV"),
-        ("def f(): raise KeyError('k')", "assert f() == 1", "KeyError: 'k'"),
-        ("open('/out.txt', 'w').write('a')", "assert True", "OSError" if TIER == "bubblewrap" else ""),
-    ],
-)
-def test_failing_program_says_why(code, test, detail):
-    result = outcome_of(code, [test])
+FAILING = [
+    ("x = 1", "assert x == 2", "AssertionError"),
+    ("x = 1", "assert y == 1", "NameError: name 'y' is not defined"),
+    ("x = 1", "assert f(2) == 1", "NameError: name 'f' is not defined"),
+    ("def f(x): return x", "assert f(2) == 3", "returned 2, expected 3"),
+    ("def f(x): return x", "assert f(2) == 3 and f(", "SyntaxError"),
+    ("def f(:\n    pass", "assert True", "SyntaxError: invalid syntax"),
+    ("def f():", "assert f() == 1", "IndentationError"),
+    ('text = """', "assert True", "SyntaxError: unterminated triple-quoted string"),
+    ("x = '\0'", "assert True", "SyntaxError: source code"),
+    ("def f():\n    return f()\nf()", "assert True", "RecursionError"),
+    ("raise SystemExit(3)", "assert True", "left with exit status 3"),
+    ("x = input()", "assert True", "EOFError"),
+    ("import jax", "assert True", "ModuleNotFoundError"),
+    ("import os\nos.abort()", "assert True", "crashed with SIGABRT"),
+    ("import ctypes\ndef f(): ctypes.string_at(0)", "assert f() == 1", "crashed with SIGSEGV"),
+    ("def f(): raise KeyError('k')", "assert f() == 1", "KeyError: 'k'"),
+    ("open('/out.txt', 'w').write('a')", "assert True", "OSError" if TIER == "bubblewrap" else ""),
+]
+
+
+@pytest.fixture(scope="module")
+def failing_results():
+    return results_of([(code, [test]) for code, test, _ in FAILING])
+
+
+@pytest.mark.parametrize("number", range(len(FAILING)), ids=[f"{code}-{test}" for code, test, _ in FAILING])
+def test_failing_program_says_why(failing_results, number):
+    result, (_, _, detail) = failing_results[number], FAILING[number]
     assert (result.outcome, result.share) == ("failed", 0.0)
     assert result.detail.startswith(detail)
     assert "\n" not in result.detail
@@ -113,16 +125,28 @@ def answer_deep():
 """
 
 
-@pytest.mark.parametrize("form", ["assert {}() == 0", "value = {}()\nassert value == 0"])
-def test_one_test_cannot_spoil_the_others(form):
-    bad = {"loop": "timeout", "swallow": "timeout", "sleep": "timeout", "crash": "failed", "leave": "failed",
-           "hog": "out_of_memory", "shout": "failed", "shout_for_ever": "timeout", "answer_much": "failed",
-           "answer_deep": "failed"}  # fmt: skip
-    tests, expected = ["assert double(1) == 2"], ["passed"]
-    for name, outcome in bad.items():
-        tests += [form.format(name), "assert double(3) == 6"]
+FORMS = ["assert {}() == 0", "value = {}()\nassert value == 0"]
+BAD = {"loop": "timeout", "swallow": "timeout", "sleep": "timeout", "crash": "failed", "leave": "failed",
+       "hog": "out_of_memory", "shout": "failed", "shout_for_ever": "timeout", "answer_much": "failed",
+       "answer_deep": "failed"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spoiled_results():
+    """One program for each form, with a good test after every bad one."""
+    good = ["assert double(3) == 6"]
+    tests = [
+        ["assert double(1) == 2", *(test for name in BAD for test in (form.format(name), *good))] for form in FORMS
+    ]
+    results = results_of([(SPOILED, each) for each in tests], seconds=2.0, memory_bytes=256 * 2**20)
+    return dict(zip(FORMS, results, strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_test_cannot_spoil_the_others(spoiled_results, form):
+    result, expected = spoiled_results[form], ["passed"]
+    for outcome in BAD.values():
         expected += [outcome, "passed"]
-    result = outcome_of(SPOILED, tests, seconds=2.0, memory_bytes=256 * 2**20)
     assert [test.outcome for test in result.tests] == expected, result.tests
     assert result.share == pytest.approx(11 / 21)
 
@@ -178,37 +202,42 @@ LIMIT = 7
 """
 
 
-@pytest.mark.parametrize(
-    "test",
-    [
-        "s = Stack(1)\ns.push(2)\nassert len(s) == 2 and list(s) == [1, 2] and s[1] == 2 and s.items == [1, 2]",
-        "assert Stack(1) + Stack(2) == Stack(1, 2)\nassert Stack(1) != Stack(2)\nassert repr(Stack(1)) == 'Stack([1])'",
-        "assert isinstance(Stack(), Stack)\nassert not isinstance(3, Stack)",
-        "try:\n    pop(Stack())\n    assert False\nexcept Empty as error:\n    assert str(error) == 'nothing there'",
-        "try:\n    pop(Stack())\n    assert False\nexcept ValueError:\n    pass",
-        "with Stack(1) as s:\n    assert len(s) == 1\nassert len(s) == 0",
-        "first = Node(1)\nsecond = Node(2, first)\nassert second.next is first and second.next.value == 1",
-        "first = Node(1)\nfirst.next = Node(5)\nassert first.next.value == 5",
-        "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
-        "assert apply(lambda x: x + LIMIT, 1, 2) == [8, 9]",
-        "assert list(count(3)) == [0, 1, 2]\nassert next(count(1)) == 0\nassert set(count(2)) == {0, 1}",
-        "import random\nfor _ in range(50):\n    n = random.random()\n    assert abs(echo(n) - n) < 1e-9",
-        "def helper(x):\n    return echo(x) * 2\n\nassert helper(4) == 8",
-        "assert math.isclose(echo(0.1) + 0.2, 0.3)",
-        "assert sum(10, 15) == 25",
-        "assert abs(echo(-3)) == 3",
-        "assert echo(Fraction(1, 3)) == Fraction(1, 3)",
-        "import io, sys\nsys.stdout = io.StringIO()\nshout('a')\nassert sys.stdout.getvalue() == 'a\\n'",
-        "if __name__ == '__main__':\n    assert echo(1) == 1",
-        "assert LIMIT == 7",
-        *(f"x = {value}\nassert echo(x) == x and type(echo(x)) is type(x)" for value in (
-            "(1, (2,))", "{1, 2}", "{(1, 2): [3], None: 4}", "2**200", "-1.5", "float('inf')", "b'ab'", "1 + 2j",
-            "frozenset({1})", "range(3)", "'\\ud800'", "[[], {}, ()]", "True",
-        )),
-    ],
-)  # fmt: skip
-def test_what_a_test_may_do_with_a_program(test):
-    result = outcome_of(PROGRAM, [test])
+ALLOWED = [
+    "s = Stack(1)\ns.push(2)\nassert len(s) == 2 and list(s) == [1, 2] and s[1] == 2 and s.items == [1, 2]",
+    "assert Stack(1) + Stack(2) == Stack(1, 2)\nassert Stack(1) != Stack(2)\nassert repr(Stack(1)) == 'Stack([1])'",
+    "assert isinstance(Stack(), Stack)\nassert not isinstance(3, Stack)",
+    "try:\n    pop(Stack())\n    assert False\nexcept Empty as error:\n    assert str(error) == 'nothing there'",
+    "try:\n    pop(Stack())\n    assert False\nexcept ValueError:\n    pass",
+    "with Stack(1) as s:\n    assert len(s) == 1\nassert len(s) == 0",
+    "first = Node(1)\nsecond = Node(2, first)\nassert second.next is first and second.next.value == 1",
+    "first = Node(1)\nfirst.next = Node(5)\nassert first.next.value == 5",
+    "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
+    "assert apply(lambda x: x + LIMIT, 1, 2) == [8, 9]",
+    "assert list(count(3)) == [0, 1, 2]\nassert next(count(1)) == 0\nassert set(count(2)) == {0, 1}",
+    "import random\nfor _ in range(50):\n    n = random.random()\n    assert abs(echo(n) - n) < 1e-9",
+    "def helper(x):\n    return echo(x) * 2\n\nassert helper(4) == 8",
+    "assert math.isclose(echo(0.1) + 0.2, 0.3)",
+    "assert sum(10, 15) == 25",
+    "assert abs(echo(-3)) == 3",
+    "assert echo(Fraction(1, 3)) == Fraction(1, 3)",
+    "import io, sys\nsys.stdout = io.StringIO()\nshout('a')\nassert sys.stdout.getvalue() == 'a\\n'",
+    "if __name__ == '__main__':\n    assert echo(1) == 1",
+    "assert LIMIT == 7",
+    *(f"x = {value}\nassert echo(x) == x and type(echo(x)) is type(x)" for value in (
+        "(1, (2,))", "{1, 2}", "{(1, 2): [3], None: 4}", "2**200", "-1.5", "float('inf')", "b'ab'", "1 + 2j",
+        "frozenset({1})", "range(3)", "'\\ud800'", "[[], {}, ()]", "True",
+    )),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def allowed_results():
+    return dict(zip(ALLOWED, results_of([(PROGRAM, [test]) for test in ALLOWED]), strict=True))
+
+
+@pytest.mark.parametrize("test", ALLOWED)
+def test_what_a_test_may_do_with_a_program(allowed_results, test):
+    result = allowed_results[test]
     assert result.outcome == "passed", result.detail
 
 

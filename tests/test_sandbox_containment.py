@@ -9,9 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bpf
 import pytest
+from cases import bpf
 
+import untrusted
 from untrusted.battery import EXHAUST, REACH, attacks, run_battery
 from untrusted.inside import broker, confinement, syscalls
 from untrusted.runner import why_not

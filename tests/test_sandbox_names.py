@@ -15,8 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-import bpf
 import pytest
+from cases import bpf
 
 import jax_lm
 from untrusted import Limits, Program, tiers

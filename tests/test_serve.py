@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from serving import call
+from cases.server import call
 
 from jax_lm.cli import main as cli
 

@@ -7,39 +7,18 @@ import shutil
 import subprocess
 
 import pytest
+from cases.programs import check_program
 from documentation import ROOT, SAMPLES, blocks, commands
 
-import untrusted as sandbox
 from jax_lm.cli import main as cli
 from untrusted.runner import why_not
 from untrusted.tiers import SAFE
 
 PAGES = ["README.md", "docs/quickstart.md", "docs/guides/editor.md"]
-TRUTHS = {
-    "factorial": "assert factorial(5) == 120",
-    # The number or the numbers up to it: the header says neither.
-    "fibonacci": "assert fibonacci(7) in (13, [0, 1, 1, 2, 3, 5, 8])",
-    "gcd": "assert gcd(12, 18) == 6",
-    "is_even": "assert is_even(4) and not is_even(3)",
-    "is_prime": "assert [n for n in range(12) if is_prime(n)] == [2, 3, 5, 7, 11]",
-    "quicksort": "assert quicksort([3, 1, 2, 1]) == [1, 1, 2, 3]",
-    "transpose": "assert [list(row) for row in transpose([[1, 2], [3, 4]])] == [[1, 3], [2, 4]]",
-    # Of the whole text or of each word: the header says neither.
-    "word_count": "assert word_count('one two  three') in (3, {'one': 1, 'two': 1, 'three': 1})",
-}
-
 pytestmark = [
     pytest.mark.usefixtures("for_release"),
     pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing"),
 ]
-
-
-def check(program):
-    """Run a program against the tests of the functions that it defines; there must be one that is known."""
-    tests = [test for name, test in TRUTHS.items() if f"def {name}(" in program]
-    assert tests, program
-    result = sandbox.run(program, tests)
-    assert result.outcome == "passed", program
 
 
 def shown(page):
@@ -74,9 +53,9 @@ def test_every_line_prints_what_is_right(page, capsys, monkeypatch, tmp_path):
         if "--prompts" in words:
             for line in (tmp_path / "answers.jsonl").read_text().splitlines():
                 answer = json.loads(line)
-                check(answer["prompt"] + answer["completion"])
+                check_program(answer["prompt"] + answer["completion"])
         else:
-            check(printed)
+            check_program(printed)
     assert seen >= 1
 
 
@@ -85,6 +64,6 @@ def test_the_lines_of_python():
     printed = []
     exec(compile(block.text, block.name, "exec"), {"print": printed.append})
     first, several, _ = printed
-    check(first)
+    check_program(first)
     for prompt, completion in zip(("def gcd(a, b):", "def is_even(n):"), several, strict=True):
-        check(prompt + completion)
+        check_program(prompt + completion)

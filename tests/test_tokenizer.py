@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

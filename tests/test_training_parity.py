@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 from safetensors.numpy import load_file, save_file
 
 from jax_lm.benchmark import parity

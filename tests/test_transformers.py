@@ -10,8 +10,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from published import publish
-from test_model_folder import KINDS, adapted, source, written  # noqa: F401 (fixtures)
+from cases.published_model import publish
+from cases.written_folders import KINDS
 
 from jax_lm.checkpoints.peft import LoraConfig, NamedBase, read_adapter
 from jax_lm.models import lora
@@ -23,7 +23,7 @@ for package in ("torch", "transformers"):
         pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 needs_peft = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="peft is not installed")
-CHILD = Path(__file__).parent / "torch_side.py"
+CHILD = Path(__file__).parent / "cases" / "torch_side.py"
 TOLERANCE = 2e-5
 """Largest difference of float32 logits between the two libraries, which round in another order."""
 
@@ -69,8 +69,8 @@ def check_tokenizer(told, folder):
 
 
 @pytest.fixture(scope="module")
-def folders(source, written, adapted, builtin_folder):  # noqa: F811
-    return {**written, "published": source, "adapted": adapted[1], "built-in": builtin_folder}
+def folders(published_folder, written_folders, adapted_folders, builtin_folder):
+    return {**written_folders, "published": published_folder, "adapted": adapted_folders[1], "built-in": builtin_folder}
 
 
 HAS_CODE = ("published", "sft", "adapt", "grpo", "merge-lora", "huggingface")
@@ -121,13 +121,13 @@ CONFIGS = {
 
 @needs_peft
 @pytest.mark.parametrize("case", CONFIGS)
-def test_adapters_of_peft_compute_the_same_here_and_come_back(source, ids, torch_side, tmp_path, case):  # noqa: F811
-    torch_side("publish", source, json.dumps(CONFIGS[case]), ids, tmp_path / "theirs")
+def test_adapters_of_peft_compute_the_same_here_and_come_back(published_folder, ids, torch_side, tmp_path, case):
+    torch_side("publish", published_folder, json.dumps(CONFIGS[case]), ids, tmp_path / "theirs")
     # Read back: peft sorts patterns when it saves them, and of several that match the first counts.
-    torch_side("adapter", source, tmp_path / "theirs", ids, tmp_path / "one.npz")
+    torch_side("adapter", published_folder, tmp_path / "theirs", ids, tmp_path / "one.npz")
     one = np.load(tmp_path / "one.npz")
     expected = one["attached"]
-    model, plain = ours(source, ids)
+    model, plain = ours(published_folder, ids)
     stored = read_adapter(tmp_path / "theirs")
     lora.load_adapter(model, stored)
     found = np.asarray(model(jnp.asarray(np.load(ids))))
@@ -136,7 +136,7 @@ def test_adapters_of_peft_compute_the_same_here_and_come_back(source, ids, torch
     assert np.abs(found - plain).max() > 1e-2 * scale
     # Written here, it is what peft computes from again: to the last bit, as files and by logits.
     lora.save_adapter(model, tmp_path / "ours", stored.config, stored.base)
-    said = torch_side("adapter", source, tmp_path / "ours", ids, tmp_path / "two.npz")
+    said = torch_side("adapter", published_folder, tmp_path / "ours", ids, tmp_path / "two.npz")
     assert "nexpected" not in said
     assert "missing" not in said.lower()
     two = np.load(tmp_path / "two.npz")
@@ -151,10 +151,10 @@ def test_adapters_of_peft_compute_the_same_here_and_come_back(source, ids, torch
 
 
 @needs_peft
-def test_a_trained_adapter_is_read_by_peft(source, written, ids, torch_side, tmp_path):  # noqa: F811
-    folder = written["merge-lora"].parent / "lora" / "adapter"
-    torch_side("adapter", source, folder, ids, tmp_path / "out.npz")
-    model, plain = ours(source, ids)
+def test_a_trained_adapter_is_read_by_peft(published_folder, written_folders, ids, torch_side, tmp_path):
+    folder = written_folders["merge-lora"].parent / "lora" / "adapter"
+    torch_side("adapter", published_folder, folder, ids, tmp_path / "out.npz")
+    model, plain = ours(published_folder, ids)
     lora.load_adapter(model, read_adapter(folder))
     expected = np.asarray(model(jnp.asarray(np.load(ids))))
     found = np.load(tmp_path / "out.npz")
@@ -164,14 +164,14 @@ def test_a_trained_adapter_is_read_by_peft(source, written, ids, torch_side, tmp
 
 
 @needs_peft
-def test_what_peft_computes_otherwise_is_refused(source, ids, torch_side, tmp_path):  # noqa: F811
+def test_what_peft_computes_otherwise_is_refused(published_folder, ids, torch_side, tmp_path):
     """DoRA by peft itself, whose files hold a vector more."""
     config = CONFIGS["plain"] | {"use_dora": True}
-    torch_side("publish", source, json.dumps(config), ids, tmp_path / "dora")
+    torch_side("publish", published_folder, json.dumps(config), ids, tmp_path / "dora")
     with pytest.raises(ValueError, match=r"lora_magnitude_vector|use_dora"):
         read_adapter(tmp_path / "dora")
     config = CONFIGS["plain"] | {"modules_to_save": ["lm_head"]}
-    torch_side("publish", source, json.dumps(config), ids, tmp_path / "head")
+    torch_side("publish", published_folder, json.dumps(config), ids, tmp_path / "head")
     with pytest.raises(ValueError, match=r"lm_head"):
         read_adapter(tmp_path / "head")
 

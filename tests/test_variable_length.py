@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import greedy
+from cases.generation import greedy
+from cases.published_model import publish_growing
 from flax import nnx
-from published import publish_growing
 from rich.text import Text
 
 from jax_lm.cli.commands.watching import canvas_text

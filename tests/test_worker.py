@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from cases.reference import GOLDEN
 
 from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.worker import WorkerRequest, run_worker

@@ -1,4 +1,4 @@
-"""A server on a free port of the loopback address, for the tests that ask one."""
+"""Servers on a free port of the loopback address, their engines, listeners and requests."""
 
 import http.client
 import json
@@ -13,11 +13,15 @@ from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.middleware import RequestLimits
 
 OPTIONS = EngineOptions(slots=1, queue=12, context=96, max_tokens=80, timeout=60.0)
-"""One slot compiles least; what several do is the matter of test_engine.py."""
+"""One slot compiles least; test_engine.py has several."""
+
+PROMPT = "def gcd(a, b):\n"
+COMPLETION = {"model": "tiny", "max_tokens": 24, "temperature": 0}
+"""Fields of a greedy completion."""
 
 
-class Ear:
-    """A listener that remembers."""
+class RecordingListener:
+    """Keeps the events of jobs, and waits for their ends."""
 
     def __init__(self):
         self.events, self.ended = [], threading.Semaphore(0)
@@ -28,7 +32,7 @@ class Ear:
             self.ended.release()
 
     def finished(self, count=1):
-        """How so many jobs ended, by job."""
+        """Wait for the ends of `count` jobs; returns the last event of every ended job."""
         for _ in range(count):
             assert self.ended.acquire(timeout=60), "no end after 60 s"
         return {event.job: event for event in self.events if event.reason}
@@ -36,7 +40,7 @@ class Ear:
 
 @contextmanager
 def started(inference, options=OPTIONS, **arguments):
-    """An engine that is warm."""
+    """Start an engine and wait until it has compiled."""
     engine = Engine(inference, options, **arguments)
     engine.start()
     try:
@@ -49,7 +53,7 @@ def started(inference, options=OPTIONS, **arguments):
 
 @contextmanager
 def listening(engine, settings=None, limits=None):
-    """Its server, as host and port."""
+    """Serve an engine; yields host and port."""
     app = create_app(engine, settings or ServerSettings(model="tiny"), limits or RequestLimits())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -66,7 +70,7 @@ def listening(engine, settings=None, limits=None):
 
 
 def call(address, method, path, body=None, **headers):
-    """Status, headers and body of one request; a body that is no string is sent as JSON."""
+    """Send a request; returns status, headers and body. A body that is no string is sent as JSON."""
     connection = http.client.HTTPConnection(*address, timeout=60)
     try:
         content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)

@@ -13,7 +13,7 @@ from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
-CODE = Path(__file__).parent / "samples" / "published"
+CODE = Path(__file__).parent.parent / "samples" / "published"
 CODE_NAMES = ("configuration_dream.py", "generation_utils.py", "modeling_dream.py", "tokenization_dream.py")
 TOKENIZER = ("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja")
 SHAPE = {

@@ -1,0 +1,1 @@
+"""Cases that several test modules share; a test module imports no other."""
