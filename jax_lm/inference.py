@@ -18,13 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from jax_lm.cli.declared import run_main
-from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.canvas import Canvas, require_context
 from jax_lm.diffusion.constrained import constraints_of, meet
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.step import SamplerState
-from jax_lm.diffusion.variable_length import growing_canvas, grows, hole_counts, layout, named_expand_id
+from jax_lm.diffusion.state import SamplerState
+from jax_lm.diffusion.variable_length import grows, lay_out, named_expand_id
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype
@@ -37,7 +36,7 @@ from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, decided_rows
 from jax_lm.sharding import choose_mesh
 from jax_lm.templates import Template, candidate_lengths, initial_length, require_prompts
-from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
+from jax_lm.tokenizer import DiffuCoderTokenizer, Message
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +49,6 @@ INT8 = "int8"
 Progress = Callable[[int, int], None]
 PROGRESS_UPDATES = 50
 FIRST_NOTE = "the first call of a size compiles"
-WIDTH_BUCKET = 32
-"""Rows are left-padded to a multiple of this, so that rows of similar length share a compilation."""
-
-TRAINED_CONTEXT = 2048
-"""Prompt and answer that the published models were tuned on; longer works, with a warning."""
 
 
 class DiffuCoderInference:
@@ -285,7 +279,7 @@ class DiffuCoderInference:
         with compile_seconds() as compiled:
             for state in self.states(canvas, options, seed=seed, every=every):
                 if on_progress:
-                    holes = int(layout(canvas, state)[1].sum())
+                    holes = int(canvas.layout(state.extra).holes.sum())
                     on_progress(holes - int(np.asarray(state.masked).sum()), holes)
             assert state is not None
             rows, forwards = tuple(self.generations(canvas, state)), int(state.forwards)
@@ -303,7 +297,7 @@ class DiffuCoderInference:
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
-            rows = decided_rows(canvas.holes, canvas.hole_starts, state.tokens, state.confidence, state.commit_step)
+            rows = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
             for number, row in enumerate(rows):
                 if (fresh := (seen & ~masked)[number]).any():
                     yield row.event(self.tokenizer, number, int(state.step), fresh, masked[number])
@@ -335,43 +329,21 @@ class DiffuCoderInference:
     def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
         """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""
         tokens = [self.tokenizer.encode(text) for text in (prompt, completion)]
-        self.require_context(sum(map(len, tokens)))
+        require_context(sum(map(len, tokens)), self.config.max_position_embeddings)
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
 
     def canvas(self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS) -> Canvas:
-        """Rows, left-padded unless holes grow; ValueError if there is none, or one does not fit the context."""
-        if not templates:
-            raise ValueError("templates=[]: must hold at least one")
-        growth = self.sampler.growth
-        is_growing = grows(growth, templates, options)
-        self.require_context(max(template.width(self.tokenizer) for template in templates))
-        if is_growing and growth is not None:
-            canvas = growing_canvas(templates, self.tokenizer, growth, options.max_new_tokens, WIDTH_BUCKET)
-            self.require_context(0 if canvas.room is None else int(canvas.room.max()))
-            return canvas
-        rows = [template.encoded(self.tokenizer) for template in templates]
-        ids, mask = pad_left([ids for ids, _ in rows], self.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
-        holes, _ = pad_left([is_hole for _, is_hole in rows], 0, multiple_of=WIDTH_BUCKET)
-        return Canvas(ids, holes.astype(bool), mask.astype(bool))
+        """Lay templates out as rows. Raises ValueError if there is none, or one exceeds the context."""
+        return lay_out(templates, self.tokenizer, options, self.config)
 
     def require_context(self, tokens: int) -> None:
-        """ValueError if a row is longer than the context, a warning beyond what the models were tuned on."""
-        limit = self.config.max_position_embeddings
-        if tokens > limit:
-            raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {limit} tokens")
-        if tokens > TRAINED_CONTEXT:
-            logger.warning("prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT)
+        """Raise ValueError if a row of `tokens` exceeds the context."""
+        require_context(tokens, self.config.max_position_embeddings)
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
-        """The text of each row, hole by hole, up to the stop token of each."""
-        _, holes, numbers = layout(canvas, state)
-        rows = decided_rows(holes, numbers, state.tokens, state.confidence, state.commit_step)
-        if state.extent is None:
-            yield from (row.generation(self.tokenizer) for row in rows)
-            return
-        ended = np.asarray(state.extent.length < state.extent.limit).tolist()
-        for row, count, stopped in zip(rows, hole_counts(canvas), ended, strict=True):
-            yield replace(replace(row, count=count).generation(self.tokenizer), stopped=stopped)
+        """Read the text of each row, hole by hole, up to the stop token of each."""
+        rows = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
+        return (row.generation(self.tokenizer) for row in rows)
 
     def benchmark_inference(
         self, batch_sizes: Sequence[int] = (1, 2, 4, 8), seq_length: int = 128, num_iterations: int = 10

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.step import NEVER, SamplerState
+from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.options import GenerationOptions

@@ -8,8 +8,7 @@ from rich.live import Live
 from rich.text import Text
 
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.step import SamplerState
-from jax_lm.diffusion.variable_length import layout
+from jax_lm.diffusion.state import SamplerState
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.options import GenerationOptions
@@ -48,8 +47,8 @@ def watch(
 def canvas_text(
     state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
 ) -> Text:
-    """Return the first row: given text bold, holes up to their first stop token, glyphs for masks."""
-    present, holes, starts = (values[0] for values in layout(canvas, state))
+    """The first row: given text bold, each hole's tokens up to its first decided stop token, masks as glyphs."""
+    present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
     tokens, masked, confidence = (
         np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
     )
