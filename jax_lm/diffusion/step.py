@@ -9,7 +9,7 @@ something else is a `Variant` in a file of its own; nothing here names one.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ class Variant:
     """Whether an evaluation returns its candidates."""
 
     @classmethod
-    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> Self | None:
+    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Variant | None":
         """Return the method if the request asks for it. Raises ValueError if it cannot run."""
         return cls()
 
