@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from jax_lm.diffusion.canvas import Canvas, require_context
-from jax_lm.diffusion.constrained import constraints_of, meet
+from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import SamplerState
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
 CHAT_NOTICE = "the built-in model answers with small Python functions alone; a model of your own is named by model"
-BUILTIN_SURENESS = 0.96
-"""An answer below it is doubted; the card of the built-in model says how often that is right."""
 
 INT8 = "int8"
 Progress = Callable[[int, int], None]
@@ -91,8 +89,9 @@ class DiffuCoderInference:
         self.mesh_shape = choose_mesh(self.config, mesh)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
-        empty = self.job(batch=1, canvas=1)
-        with terminal.progress("loading") as report, explained(self.config, empty, self.mesh_shape):
+        precision = "int8" if self.is_int8 else self.dtype
+        self.planned = PlannedStep(precision=precision, batch=1, canvas=1, new_tokens=1)
+        with terminal.progress("loading") as report, explained(self.config, self.planned, self.mesh_shape):
             devices = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
             model = DreamForCausalLM.from_pretrained(
                 folder, dtype=self.dtype, int8=self.is_int8, mesh=devices, on_progress=report
@@ -186,11 +185,8 @@ class DiffuCoderInference:
         return self.tokenizer.apply_chat_template(messages)
 
     def doubt(self, answer: Generation, temperature: float) -> str | None:
-        """Say why an answer of the built-in model, at this temperature, is doubtful; None if it is not."""
-        sureness = answer.sureness(temperature)
-        if not self.is_builtin or sureness >= BUILTIN_SURENESS:
-            return None
-        return f"the built-in model is not sure of this answer ({sureness:.0%}): it knows small Python functions only"
+        """Return why an answer of the built-in model at this temperature is doubtful, if it is."""
+        return answer.doubt(temperature) if self.is_builtin else None
 
     def complete(
         self, prompts: Sequence[str], options: GenerationOptions, *, seed: int = 0, on_progress: Progress | None = None
@@ -231,7 +227,7 @@ class DiffuCoderInference:
         return self.decode_hole(prefix, suffix, lengths, options, seed=seed).rows[0].text
 
     def is_growing(self, options: GenerationOptions) -> bool:
-        """Tell whether holes between texts find their own length; ValueError if they should and cannot."""
+        """Whether holes between texts find their own length. Raises ValueError if they should and cannot."""
         return grows(self.sampler.growth, [], options)
 
     def hole_lengths(self, limit: int, middle_length: int | str | None, options: GenerationOptions) -> list[int]:
@@ -269,20 +265,37 @@ class DiffuCoderInference:
         *,
         seed: int | Key[Array, "b"] = 0,
         on_progress: Progress | None = None,
+        on_state: Callable[[Canvas, SamplerState], None] | None = None,
     ) -> DecodedBatch:
-        """Fill templates together, with scores and timing; draws from a seed, or one key per row."""
+        """Fill templates together, with scores and timing.
+
+        Args:
+            seed: of the draws, or one key per row.
+            on_progress: receives the number of decided positions, and of all.
+            on_state: receives the canvas and its state after every step.
+
+        Raises:
+            ValueError: no template, one that exceeds the context, or options that do not go together.
+            OutOfMemoryError: names the memory that the batch takes.
+        """
         start = time.perf_counter()
-        canvas = self.canvas(templates, options)
-        # One compiled loop either way: without anybody to report to, it runs as far as it can.
+        canvas = lay_out(templates, self.tokenizer, options, self.config)
+        # One compiled loop either way; without a callback it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
+        every = every if on_state is None else 1
+        batch, width = canvas.tokens.shape
+        planned = replace(self.planned, batch=batch, canvas=width, new_tokens=width)
         state = None
-        with compile_seconds() as compiled:
-            for state in self.states(canvas, options, seed=seed, every=every):
+        with compile_seconds() as compiled, explained(self.config, planned, self.mesh_shape):
+            for state in constrained_states(self.sampler, canvas, options, self.tokenizer, seed=seed, every=every):
                 if on_progress:
                     holes = int(canvas.layout(state.extra).holes.sum())
                     on_progress(holes - int(np.asarray(state.masked).sum()), holes)
+                if on_state:
+                    on_state(canvas, state)
             assert state is not None
-            rows, forwards = tuple(self.generations(canvas, state)), int(state.forwards)
+            decided = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
+            rows, forwards = tuple(row.generation(self.tokenizer) for row in decided), int(state.forwards)
             return DecodedBatch(rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled())
 
     def stream(
@@ -306,25 +319,18 @@ class DiffuCoderInference:
     def states(
         self, canvas: Canvas, options: GenerationOptions, *, seed: int | Key[Array, "b"] = 0, every: int | None = 1
     ) -> Iterator[SamplerState]:
-        """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes.
+        """Yield the state after every `every` steps and at the end; with a grammar, at the end alone.
 
-        With a grammar there is only the end, as until then anything may be decoded again.
+        Raises:
+            OutOfMemoryError: names the memory that the canvas takes.
         """
         batch, length = canvas.tokens.shape
-        stop_ids = self.tokenizer.stop_ids
-        constraints = constraints_of(canvas, options, self.tokenizer)
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
-            if constraints:
-                state = self.sampler.generate(canvas, options.with_settings(grammar=None), seed=seed, stop_ids=stop_ids)
-                yield meet(self.sampler, canvas, state, constraints, options, stop_ids)
-            else:
-                yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
+            yield from constrained_states(self.sampler, canvas, options, self.tokenizer, seed=seed, every=every)
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
-        """A generation of this size, to plan with."""
-        return PlannedStep(
-            precision="int8" if self.is_int8 else self.dtype, batch=batch, canvas=canvas, new_tokens=canvas
-        )
+        """Return a generation of this size, for planning."""
+        return replace(self.planned, batch=batch, canvas=canvas, new_tokens=canvas)
 
     def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
         """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""

@@ -9,6 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+BUILTIN_SURENESS = 0.96
+"""An answer below it is doubted; the card of the built-in model says how often that is right."""
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -50,6 +53,13 @@ class Generation:
         bounded = (min(max(p, 1e-7), 1 - 1e-7) for p in self.confidence)
         logs = [-math.log1p(((1 - p) / p) ** (temperature or 1.0)) for p in bounded]
         return math.exp(sum(logs) / len(logs))
+
+    def doubt(self, temperature: float) -> str | None:
+        """Return why an answer of the built-in model at this temperature is doubtful, if it is."""
+        sureness = self.sureness(temperature)
+        if sureness >= BUILTIN_SURENESS:
+            return None
+        return f"the built-in model is not sure of this answer ({sureness:.0%}): it knows small Python functions only"
 
 
 @dataclass(frozen=True)

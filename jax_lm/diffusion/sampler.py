@@ -90,28 +90,9 @@ class Sampler:
             keys=keys,
         )
 
-    def generate(
-        self,
-        canvas: Canvas,
-        options: GenerationOptions,
-        *,
-        seed: int | Key[Array, "b"] = 0,
-        stop_ids: tuple[int, ...] = (),
-        hooks: Hooks = NO_HOOKS,
-        strict_reference: bool = False,
-        state: SamplerState | None = None,
-    ) -> SamplerState:
-        """Fill the canvas; the loop over a block is one compiled computation. Arguments as those of `stream`."""
-        *_, last = self.stream(
-            canvas,
-            options,
-            seed=seed,
-            every=None,
-            stop_ids=stop_ids,
-            hooks=hooks,
-            strict_reference=strict_reference,
-            state=state,
-        )
+    def generate(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> SamplerState:
+        """Fill the canvas, with the settings of `stream`; the loop over a block is one compiled computation."""
+        *_, last = self.stream(canvas, options, every=None, **settings)
         return last
 
     def stream(

@@ -26,22 +26,21 @@ def watch(
 ) -> Generation:
     """Fill a template live in the terminal; returns the result."""
     console = Console(highlight=False)
-    canvas = engine.canvas([template], options)
     start = time.monotonic()
-    state = None
     with (
         compile_seconds() as compiled,
         Live(Text(FIRST_NOTE, style="dim"), console=console, refresh_per_second=20, vertical_overflow="crop") as live,
     ):
-        for state in engine.states(canvas, options, seed=seed):
+
+        def show(canvas: Canvas, state: SamplerState) -> None:
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
             note = f"step {int(state.step)}, {left} masks left  {legend()}"
             if not left:
                 note = footer(state, time.monotonic() - start, compiled())
             live.update(Group(text, Text(note, style="dim")))
-    assert state is not None
-    return next(engine.generations(canvas, state))
+
+        return engine.decode([template], options, seed=seed, on_state=show).rows[0]
 
 
 def canvas_text(
