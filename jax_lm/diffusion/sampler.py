@@ -9,6 +9,7 @@ import copy
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
