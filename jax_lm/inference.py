@@ -177,7 +177,7 @@ class DiffuCoderInference:
             return self.complete([self.chat_prompt(messages)], options, seed=seed, on_progress=report)[0]
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> str:
-        """The prompt that the chat template makes of a conversation."""
+        """Format a conversation with the chat template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if not messages:
@@ -210,7 +210,7 @@ class DiffuCoderInference:
         """Write what stands between `prefix` and `suffix`.
 
         Args:
-            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. At most so many where the
+            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. An upper bound where the
                 hole finds its own length (`options.growth`).
             middle_length: tokens of the hole instead, or "auto": a few lengths up to `max_new_tokens` are decoded
                 side by side, and the one with the highest mean log-probability per token is kept. Where the hole finds
@@ -247,7 +247,7 @@ class DiffuCoderInference:
     def fill(
         self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0, on_progress: Progress | None = None
     ) -> str:
-        """The text with every `<|hole|>` filled by `options.max_new_tokens` tokens at most, `<|hole:12|>` by 12.
+        """Fill every `<|hole|>` of a text by at most `options.max_new_tokens` tokens, `<|hole:12|>` by at most 12.
 
         Where holes find their own length, the number is that of the masks that a hole begins with.
         """

@@ -15,7 +15,7 @@ BUILTIN_SURENESS = 0.96
 
 @dataclass(frozen=True)
 class Generation:
-    """The text of a row, up to its stop token.
+    """Text of a row, up to its stop token.
 
     Attributes:
         holes: the text of each hole, up to its stop token.
@@ -33,7 +33,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text of its holes; what a completion added to its prompt."""
+        """Text of all holes: for a completion, what follows its prompt."""
         return "".join(self.holes)
 
     @property
@@ -106,7 +106,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class DenoisingEvent:
-    """The positions of a row that one step (or several) decided.
+    """Positions of a row that one step (or several) decided.
 
     Attributes:
         row: index in the batch.

@@ -148,7 +148,7 @@ class Canvas:
 
     @property
     def first_columns(self) -> Bool[np.ndarray, "b t"]:
-        """The first column of each hole."""
+        """Mark the first column of each hole."""
         # in [0, 1, 1, 0, 1] out [0, 1, 0, 0, 1]
         before = np.concatenate([np.zeros_like(self.holes[:, :1]), self.holes[:, :-1]], axis=1)
         return self.holes & ~before

@@ -73,7 +73,7 @@ class Sampler:
         return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
-        """The state before the first step. A row's randomness depends on its key, or seed and index, alone."""
+        """Return the state before the first step. A row's randomness depends on its key, or seed and index, alone."""
         if isinstance(seed, int):
             if seed < 0:
                 raise ValueError(f"seed={seed}: must not be negative")

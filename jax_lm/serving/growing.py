@@ -71,13 +71,13 @@ class GrowingSequence:
 
     @property
     def settled(self) -> int:
-        """The column before which nothing of the hole can change or move any more."""
+        """Return the column before which the hole is final."""
         masks = np.flatnonzero(self.masked)
         return int(masks[0]) if len(masks) else self.hole.end
 
     @property
     def final(self) -> Bool[np.ndarray, "n"]:
-        """Which positions of the hole are decided, and will not move."""
+        """Return which positions of the hole are decided and will not move."""
         return np.arange(self.most) < self.settled - self.hole.start
 
     @property
@@ -139,7 +139,7 @@ class GrowingSlots:
         self.loops[sequence] = self.loop(sequence)
 
     def leave(self, sequence: GrowingSequence) -> None:
-        """Give up the slot, at any time."""
+        """Release the slot of a sequence, at any time."""
         del self.loops[sequence]
 
     def compile(self, size: int, sequence: GrowingSequence) -> None:
@@ -155,6 +155,6 @@ class GrowingSlots:
                 sequence.take(state)
 
     def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
-        """The states of a sequence from its beginning on."""
+        """Iterate over the states of a sequence from the start."""
         key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(sequence.canvas(self.columns), sequence.options, seed=key, every=self.every)

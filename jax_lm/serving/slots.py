@@ -89,7 +89,7 @@ class Slots:
         self.held[self.held.index(None)] = sequence
 
     def leave(self, sequence: Sequence) -> None:
-        """Give up the slot, at any time."""
+        """Release the slot of a sequence, at any time."""
         self.held[self.held.index(sequence)] = None
         self.begun.discard(sequence)
 
@@ -182,7 +182,7 @@ class Slots:
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
     def inputs(self, sequence: Sequence, config: StepConfig, steps: int, forwards: int) -> SlotInputs:
-        """A sequence as a batch of one, padded on the right."""
+        """Return the inputs of a sequence as a batch of one, padded on the right."""
         padded = partial(padded_row, columns=self.columns)
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
