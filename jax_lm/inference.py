@@ -247,7 +247,7 @@ class DiffuCoderInference:
     def fill(
         self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0, on_progress: Progress | None = None
     ) -> str:
-        """Fill every `<|hole|>` of a text by at most `options.max_new_tokens` tokens, `<|hole:12|>` by at most 12.
+        """Fill every `<|hole|>` of a text by at most `options.max_new_tokens` tokens, `<|hole:12|>` by 12.
 
         Where holes find their own length, the number is that of the masks that a hole begins with.
         """
