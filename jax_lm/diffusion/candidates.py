@@ -245,7 +245,11 @@ def row_entropy(logits: Float[Array, "b r v"], excluded_id: int | None = None) -
 def draw(
     uniform: Float[Array, "b r"], candidates: Candidates | Rows, temperature: Float[Array, ""]
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-    """Draw a token per position with `uniform` in [0, 1), or take the most likely at temperature 0; also its probability."""
+    """Draw a token for each position with `uniform` in [0, 1), or take the most likely at temperature 0.
+
+    Returns:
+        The tokens and their probabilities.
+    """
     tokens, log_probs = jax.lax.cond(temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest)
     return tokens, jnp.exp(log_probs)
 
