@@ -18,13 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from jax_lm.cli.declared import run_main
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.constrained import constraints_of, meet
+from jax_lm.diffusion.canvas import Canvas, require_context
+from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.step import SamplerState
-from jax_lm.diffusion.variable_length import growing_canvas, grows, hole_counts, layout, named_expand_id
+from jax_lm.diffusion.state import SamplerState
+from jax_lm.diffusion.variable_length import grows, lay_out, named_expand_id
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype
@@ -37,24 +36,17 @@ from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, decided_rows
 from jax_lm.sharding import choose_mesh
 from jax_lm.templates import Template, candidate_lengths, initial_length, require_prompts
-from jax_lm.tokenizer import DiffuCoderTokenizer, Message, pad_left
+from jax_lm.tokenizer import DiffuCoderTokenizer, Message
 
 logger = logging.getLogger(__name__)
 
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
 CHAT_NOTICE = "the built-in model answers with small Python functions alone; a model of your own is named by model"
-BUILTIN_SURENESS = 0.96
-"""An answer below it is doubted; the card of the built-in model says how often that is right."""
 
 INT8 = "int8"
 Progress = Callable[[int, int], None]
 PROGRESS_UPDATES = 50
 FIRST_NOTE = "the first call of a size compiles"
-WIDTH_BUCKET = 32
-"""Rows are left-padded to a multiple of this, so that rows of similar length share a compilation."""
-
-TRAINED_CONTEXT = 2048
-"""Prompt and answer that the published models were tuned on; longer works, with a warning."""
 
 
 class DiffuCoderInference:
@@ -97,8 +89,9 @@ class DiffuCoderInference:
         self.mesh_shape = choose_mesh(self.config, mesh)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
-        empty = self.job(batch=1, canvas=1)
-        with terminal.progress("loading") as report, explained(self.config, empty, self.mesh_shape):
+        precision = "int8" if self.is_int8 else self.dtype
+        self.planned = PlannedStep(precision=precision, batch=1, canvas=1, new_tokens=1)
+        with terminal.progress("loading") as report, explained(self.config, self.planned, self.mesh_shape):
             devices = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
             model = DreamForCausalLM.from_pretrained(
                 folder, dtype=self.dtype, int8=self.is_int8, mesh=devices, on_progress=report
@@ -184,7 +177,7 @@ class DiffuCoderInference:
             return self.complete([self.chat_prompt(messages)], options, seed=seed, on_progress=report)[0]
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> str:
-        """The prompt that the chat template makes of a conversation."""
+        """Format a conversation with the chat template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if not messages:
@@ -192,11 +185,8 @@ class DiffuCoderInference:
         return self.tokenizer.apply_chat_template(messages)
 
     def doubt(self, answer: Generation, temperature: float) -> str | None:
-        """Say why an answer of the built-in model, at this temperature, is doubtful; None if it is not."""
-        sureness = answer.sureness(temperature)
-        if not self.is_builtin or sureness >= BUILTIN_SURENESS:
-            return None
-        return f"the built-in model is not sure of this answer ({sureness:.0%}): it knows small Python functions only"
+        """Return why an answer of the built-in model at this temperature is doubtful, if it is."""
+        return answer.doubt(temperature) if self.is_builtin else None
 
     def complete(
         self, prompts: Sequence[str], options: GenerationOptions, *, seed: int = 0, on_progress: Progress | None = None
@@ -220,7 +210,7 @@ class DiffuCoderInference:
         """Write what stands between `prefix` and `suffix`.
 
         Args:
-            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. At most so many where the
+            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. An upper bound where the
                 hole finds its own length (`options.growth`).
             middle_length: tokens of the hole instead, or "auto": a few lengths up to `max_new_tokens` are decoded
                 side by side, and the one with the highest mean log-probability per token is kept. Where the hole finds
@@ -237,7 +227,7 @@ class DiffuCoderInference:
         return self.decode_hole(prefix, suffix, lengths, options, seed=seed).rows[0].text
 
     def is_growing(self, options: GenerationOptions) -> bool:
-        """Tell whether holes between texts find their own length; ValueError if they should and cannot."""
+        """Whether holes between texts find their own length. Raises ValueError if they should and cannot."""
         return grows(self.sampler.growth, [], options)
 
     def hole_lengths(self, limit: int, middle_length: int | str | None, options: GenerationOptions) -> list[int]:
@@ -257,7 +247,7 @@ class DiffuCoderInference:
     def fill(
         self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0, on_progress: Progress | None = None
     ) -> str:
-        """The text with every `<|hole|>` filled by `options.max_new_tokens` tokens at most, `<|hole:12|>` by 12.
+        """Fill every `<|hole|>` of a text by at most `options.max_new_tokens` tokens, `<|hole:12|>` by 12.
 
         Where holes find their own length, the number is that of the masks that a hole begins with.
         """
@@ -275,20 +265,37 @@ class DiffuCoderInference:
         *,
         seed: int | Key[Array, "b"] = 0,
         on_progress: Progress | None = None,
+        on_state: Callable[[Canvas, SamplerState], None] | None = None,
     ) -> DecodedBatch:
-        """Fill templates together, with scores and timing; draws from a seed, or one key per row."""
+        """Fill templates together, with scores and timing.
+
+        Args:
+            seed: of the draws, or one key per row.
+            on_progress: receives the number of decided positions, and of all.
+            on_state: receives the canvas and its state after every step.
+
+        Raises:
+            ValueError: no template, one that exceeds the context, or options that do not go together.
+            OutOfMemoryError: names the memory that the batch takes.
+        """
         start = time.perf_counter()
-        canvas = self.canvas(templates, options)
-        # One compiled loop either way: without anybody to report to, it runs as far as it can.
+        canvas = lay_out(templates, self.tokenizer, options, self.config)
+        # One compiled loop either way; without a callback it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
+        every = every if on_state is None else 1
+        batch, width = canvas.tokens.shape
+        planned = replace(self.planned, batch=batch, canvas=width, new_tokens=width)
         state = None
-        with compile_seconds() as compiled:
-            for state in self.states(canvas, options, seed=seed, every=every):
+        with compile_seconds() as compiled, explained(self.config, planned, self.mesh_shape):
+            for state in constrained_states(self.sampler, canvas, options, self.tokenizer, seed=seed, every=every):
                 if on_progress:
-                    holes = int(layout(canvas, state)[1].sum())
+                    holes = int(canvas.layout(state.extra).holes.sum())
                     on_progress(holes - int(np.asarray(state.masked).sum()), holes)
+                if on_state:
+                    on_state(canvas, state)
             assert state is not None
-            rows, forwards = tuple(self.generations(canvas, state)), int(state.forwards)
+            decided = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
+            rows, forwards = tuple(row.generation(self.tokenizer) for row in decided), int(state.forwards)
             return DecodedBatch(rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled())
 
     def stream(
@@ -303,7 +310,7 @@ class DiffuCoderInference:
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
-            rows = decided_rows(canvas.holes, canvas.hole_starts, state.tokens, state.confidence, state.commit_step)
+            rows = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
             for number, row in enumerate(rows):
                 if (fresh := (seen & ~masked)[number]).any():
                     yield row.event(self.tokenizer, number, int(state.step), fresh, masked[number])
@@ -312,66 +319,37 @@ class DiffuCoderInference:
     def states(
         self, canvas: Canvas, options: GenerationOptions, *, seed: int | Key[Array, "b"] = 0, every: int | None = 1
     ) -> Iterator[SamplerState]:
-        """Yield the canvas after every `every` steps and at the end; OutOfMemoryError says what it takes.
+        """Yield the state after every `every` steps and at the end; with a grammar, at the end alone.
 
-        With a grammar there is only the end, as until then anything may be decoded again.
+        Raises:
+            OutOfMemoryError: names the memory that the canvas takes.
         """
         batch, length = canvas.tokens.shape
-        stop_ids = self.tokenizer.stop_ids
-        constraints = constraints_of(canvas, options, self.tokenizer)
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
-            if constraints:
-                state = self.sampler.generate(canvas, options.with_settings(grammar=None), seed=seed, stop_ids=stop_ids)
-                yield meet(self.sampler, canvas, state, constraints, options, stop_ids)
-            else:
-                yield from self.sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
+            yield from constrained_states(self.sampler, canvas, options, self.tokenizer, seed=seed, every=every)
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
-        """A generation of this size, to plan with."""
-        return PlannedStep(
-            precision="int8" if self.is_int8 else self.dtype, batch=batch, canvas=canvas, new_tokens=canvas
-        )
+        """Return a generation of this size, for planning."""
+        return replace(self.planned, batch=batch, canvas=canvas, new_tokens=canvas)
 
     def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
         """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""
         tokens = [self.tokenizer.encode(text) for text in (prompt, completion)]
-        self.require_context(sum(map(len, tokens)))
+        require_context(sum(map(len, tokens)), self.config.max_position_embeddings)
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
 
     def canvas(self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS) -> Canvas:
-        """Rows, left-padded unless holes grow; ValueError if there is none, or one does not fit the context."""
-        if not templates:
-            raise ValueError("templates=[]: must hold at least one")
-        growth = self.sampler.growth
-        is_growing = grows(growth, templates, options)
-        self.require_context(max(template.width(self.tokenizer) for template in templates))
-        if is_growing and growth is not None:
-            canvas = growing_canvas(templates, self.tokenizer, growth, options.max_new_tokens, WIDTH_BUCKET)
-            self.require_context(0 if canvas.room is None else int(canvas.room.max()))
-            return canvas
-        rows = [template.encoded(self.tokenizer) for template in templates]
-        ids, mask = pad_left([ids for ids, _ in rows], self.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
-        holes, _ = pad_left([is_hole for _, is_hole in rows], 0, multiple_of=WIDTH_BUCKET)
-        return Canvas(ids, holes.astype(bool), mask.astype(bool))
+        """Lay templates out as rows. Raises ValueError if there is none, or one exceeds the context."""
+        return lay_out(templates, self.tokenizer, options, self.config)
 
     def require_context(self, tokens: int) -> None:
-        """ValueError if a row is longer than the context, a warning beyond what the models were tuned on."""
-        limit = self.config.max_position_embeddings
-        if tokens > limit:
-            raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {limit} tokens")
-        if tokens > TRAINED_CONTEXT:
-            logger.warning("prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT)
+        """Raise ValueError if a row of `tokens` exceeds the context."""
+        require_context(tokens, self.config.max_position_embeddings)
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
-        """The text of each row, hole by hole, up to the stop token of each."""
-        _, holes, numbers = layout(canvas, state)
-        rows = decided_rows(holes, numbers, state.tokens, state.confidence, state.commit_step)
-        if state.extent is None:
-            yield from (row.generation(self.tokenizer) for row in rows)
-            return
-        ended = np.asarray(state.extent.length < state.extent.limit).tolist()
-        for row, count, stopped in zip(rows, hole_counts(canvas), ended, strict=True):
-            yield replace(replace(row, count=count).generation(self.tokenizer), stopped=stopped)
+        """Read the text of each row, hole by hole, up to the stop token of each."""
+        rows = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
+        return (row.generation(self.tokenizer) for row in rows)
 
     def benchmark_inference(
         self, batch_sizes: Sequence[int] = (1, 2, 4, 8), seq_length: int = 128, num_iterations: int = 10

@@ -9,10 +9,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+BUILTIN_SURENESS = 0.96
+"""An answer below it is doubted; the card of the built-in model says how often that is right."""
+
 
 @dataclass(frozen=True)
 class Generation:
-    """The text of a row, up to its stop token.
+    """Text of a row, up to its stop token.
 
     Attributes:
         holes: the text of each hole, up to its stop token.
@@ -30,7 +33,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text of its holes; what a completion added to its prompt."""
+        """Text of all holes: for a completion, what follows its prompt."""
         return "".join(self.holes)
 
     @property
@@ -50,6 +53,13 @@ class Generation:
         bounded = (min(max(p, 1e-7), 1 - 1e-7) for p in self.confidence)
         logs = [-math.log1p(((1 - p) / p) ** (temperature or 1.0)) for p in bounded]
         return math.exp(sum(logs) / len(logs))
+
+    def doubt(self, temperature: float) -> str | None:
+        """Return why an answer of the built-in model at this temperature is doubtful, if it is."""
+        sureness = self.sureness(temperature)
+        if sureness >= BUILTIN_SURENESS:
+            return None
+        return f"the built-in model is not sure of this answer ({sureness:.0%}): it knows small Python functions only"
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class DenoisingEvent:
-    """The positions of a row that one step (or several) decided.
+    """Positions of a row that one step (or several) decided.
 
     Attributes:
         row: index in the batch.
@@ -119,23 +129,25 @@ class DenoisingEvent:
 
 @dataclass(frozen=True)
 class DecidedRow:
-    """A row of a canvas, and what was decided of it so far.
+    """A row of a canvas, and what has been decided of it so far.
 
     Attributes:
         holes: columns that are filled.
-        starts: column where the hole around each begins.
+        numbers: a number for each hole, at each of its columns.
         tokens: ids.
         confidence: probability of each token when it was decided.
         commit_step: step at which each was decided.
-        count: holes that there are where they may be empty, and `starts` numbers them; None where none can be.
+        count: number of holes, numbered from 0, where one may be empty; else None.
+        stopped: whether the row ended early, where its holes find their own length; else None.
     """
 
     holes: Bool[np.ndarray, "t"]
-    starts: Int[np.ndarray, "t"]
+    numbers: Int[np.ndarray, "t"]
     tokens: Int[np.ndarray, "t"]
     confidence: Float[np.ndarray, "t"]
     commit_step: Int[np.ndarray, "t"]
     count: int | None = None
+    stopped: bool | None = None
 
     @property
     def places(self) -> Int[np.ndarray, "n"]:
@@ -144,9 +156,9 @@ class DecidedRow:
     def generation(self, tokenizer: DiffuCoderTokenizer) -> Generation:
         """Read the text of each hole up to its stop token."""
         texts, kept, stops = [], [], 0
-        starts, places = self.starts[self.places], self.places
-        for start in dict.fromkeys(starts.tolist()) if self.count is None else range(self.count):
-            hole = places[starts == start].tolist()
+        numbers, places = self.numbers[self.places], self.places
+        for number in dict.fromkeys(numbers.tolist()) if self.count is None else range(self.count):
+            hole = places[numbers == number].tolist()
             ids = self.tokens[hole].tolist()
             end = next((k for k, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))
             stops += end < len(ids)
@@ -155,7 +167,8 @@ class DecidedRow:
         tokens, confidence, steps = (
             tuple(part[kept].tolist()) for part in (self.tokens, self.confidence, self.commit_step)
         )
-        return Generation(tuple(texts), tokens, confidence, steps, stopped=stops == len(texts))
+        stopped = stops == len(texts) if self.stopped is None else self.stopped
+        return Generation(tuple(texts), tokens, confidence, steps, stopped)
 
     def event(
         self,
@@ -165,7 +178,7 @@ class DecidedRow:
         fresh: Bool[np.ndarray, "t"],
         masked: Bool[np.ndarray, "t"],
     ) -> DenoisingEvent:
-        """Tell that this row, of that number in its batch, just decided the columns `fresh`."""
+        """Return the event that this row, `number` in its batch, has just decided the columns `fresh`."""
         places = self.places
         open_places = places[masked[places]]
         settled = places[places < open_places[0]] if len(open_places) else places
@@ -183,12 +196,11 @@ class DecidedRow:
 
 
 def decided_rows(
-    holes: Bool[np.ndarray, "b t"],
-    starts: Int[np.ndarray, "b t"],
-    tokens: Int[Array, "b t"],
-    confidence: Float[Array, "b t"],
-    commit_step: Int[Array, "b t"],
+    layout: tuple, tokens: Int[Array, "b t"], confidence: Float[Array, "b t"], commit_step: Int[Array, "b t"]
 ) -> Iterator[DecidedRow]:
-    """Go through the rows of a canvas, and of the arrays of a sampler's state."""
+    """Iterate over the rows of a canvas with this layout (`jax_lm.diffusion.canvas.Layout`)."""
+    _, holes, numbers, counts, stopped = layout
     arrays = (np.asarray(part) for part in (tokens, confidence, commit_step))
-    return (DecidedRow(*row) for row in zip(holes, starts, *arrays, strict=True))
+    absent = [None] * len(holes)
+    rows = zip(holes, numbers, *arrays, counts or absent, stopped or absent, strict=True)
+    return (DecidedRow(*row) for row in rows)

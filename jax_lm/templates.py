@@ -20,7 +20,7 @@ INITIAL_MASKS = 16
 
 @dataclass(frozen=True)
 class Template:
-    """Given text and holes in turn: a string is given, a number is a hole of so many tokens."""
+    """Given text and holes in turn: a string is given text, a number is a hole of that many tokens."""
 
     parts: tuple[str | int, ...]
 
@@ -57,7 +57,7 @@ class Template:
 
     @property
     def has_end(self) -> bool:
-        """Tell whether given text stands after the last hole, be it empty; after a completion there is none."""
+        """Whether given text, which may be empty, follows the last hole; none follows a completion."""
         return isinstance(self.parts[-1], str)
 
     def width(self, tokenizer: DiffuCoderTokenizer) -> int:
@@ -92,7 +92,7 @@ def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
 
 
 def initial_length(limit: int, middle_length: int | str | None) -> int:
-    """Give the masks that a hole which finds its own length begins with; ValueError names what is out of range."""
+    """Return the initial masks of a variable-length hole. Raises ValueError for a value out of range."""
     if middle_length == "auto":
         raise ValueError("middle_length='auto': such a hole finds its own length; a number of masks, or growth='off'")
     (length,) = candidate_lengths(limit, middle_length)
@@ -100,7 +100,7 @@ def initial_length(limit: int, middle_length: int | str | None) -> int:
 
 
 def require_prompts(prompts: Sequence[str]) -> Sequence[str]:
-    """The prompts; ValueError if there is none, or one is no string."""
+    """Return the prompts. Raises ValueError if there is none, or one is not a string."""
     if not prompts:
         raise ValueError("prompt_or_list=[]: must hold at least one prompt")
     for prompt in prompts:

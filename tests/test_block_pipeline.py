@@ -11,10 +11,10 @@ from cases.generation import count_compilations, greedy, ragged_prompts, tokens_
 from cases.sequences import make_sequence
 from flax import nnx
 
+from jax_lm.diffusion.block_pipeline import BlockPipeline
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.pipeline import BlockGrid
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.step import Hooks
+from jax_lm.diffusion.state import Hooks
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.training.grpo_config import GRPOConfig
 
@@ -113,7 +113,7 @@ def test_the_mask_is_that_of_the_definition(rows):
     width, start, length = 9 + 7, 9, 3
     present = np.arange(width) >= start - np.array(rows)[:, None]
     queries = np.arange(2, width)
-    grid = BlockGrid(start, width, length, 2)
+    grid = BlockPipeline(start, width, length, 2)
     found = np.asarray(grid.admitted(jnp.asarray(present), jnp.asarray(queries)))
     for row in range(len(rows)):
         for place, query in enumerate(queries):
@@ -128,7 +128,7 @@ def test_a_block_computed_after_others_is_as_computed_with_all(golden_model):
     ids = np.concatenate([ids, np.random.default_rng(1).integers(0, 490, (3, 7))], axis=1)
     present = np.concatenate([mask, np.ones((3, 7))], axis=1).astype(bool)
     ids, positions = jnp.asarray(ids), jnp.asarray(np.maximum(np.cumsum(present, axis=1) - 1, 0))
-    grid, width = BlockGrid(9, 16, 3, 2), 16
+    grid, width = BlockPipeline(9, 16, 3, 2), 16
     everything = grid.admitted(jnp.asarray(present), jnp.arange(width))
     expected = golden_model.model(ids, everything, positions)
     cache = golden_model.model.empty_cache(3, width)
@@ -161,7 +161,7 @@ def test_it_is_the_published_algorithm(tiny, pace):
         state = decoded(model, prompt(seed), settings)
         assert tokens_of(state)[0].tolist() == tokens
         assert int(state.forwards) == int(state.step) == forwards
-        assert int(state.pipeline.begun[0]) == begun == -(-COLUMNS // settings.decoding.settings.block_length)
+        assert int(state.extra.begun[0]) == begun == -(-COLUMNS // settings.decoding.resolved.block_length)
         at_once, faster = max(at_once, most), faster + (forwards < COLUMNS)
     # Else the comparison says little.
     assert faster > 3
@@ -214,7 +214,7 @@ def test_a_stop_token_ends_the_row_and_begins_no_block(tiny):
         assert ours[: end + 1] == tokens[: end + 1]
         assert set(ours[end:]) <= {stops[0], *tokens[end:]}
         assert not np.asarray(state.masked).any()
-        assert int(state.pipeline.begun[0]) == begun
+        assert int(state.extra.begun[0]) == begun
         assert int(state.forwards) <= forwards
         stopped, fewer = stopped + (begun < 5), fewer + (int(state.forwards) < forwards)
     assert stopped > 1

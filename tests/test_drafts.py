@@ -12,9 +12,10 @@ from cases.server import RecordingListener, started
 
 from jax_lm.diffusion import drafts
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.drafts import Guesses, right_guesses
+from jax_lm.diffusion.drafts import DraftCanvases, count_right
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.step import BatchInputs, SamplerState, StepConfig, Window
+from jax_lm.diffusion.state import BatchInputs, SamplerState, Window
+from jax_lm.diffusion.step import StepConfig
 from jax_lm.options import ALGS, COMMIT_RULES, MAX_DRAFT, Decoding, GenerationOptions
 from jax_lm.serving.engine import EngineOptions
 from jax_lm.serving.jobs import Request
@@ -128,7 +129,7 @@ def accept_tokens_alone(chain, following, inputs, config):
 
 @pytest.mark.parametrize("broken", [accept_all, accept_tokens_alone])
 def test_a_broken_verification_does_not_go_unnoticed(tiny, broken, monkeypatch):
-    monkeypatch.setattr(drafts, "right_guesses", broken)
+    monkeypatch.setattr(drafts, "count_right", broken)
     jax.clear_caches()
     try:
         with pytest.raises(AssertionError):
@@ -144,22 +145,22 @@ def test_a_wrong_guess_ends_what_is_accepted(wrong):
     for done in range(1, 5):
         tokens[done:, 0, done] = done
     masked = tokens == 9
-    chain = Guesses(*map(jnp.asarray, (tokens[:4], masked[:4], np.arange(4))))
+    chain = DraftCanvases(*map(jnp.asarray, (tokens[:4], masked[:4], np.arange(4))))
     zeros = jnp.zeros((4, 1, 6))
     following = SamplerState(
         jnp.asarray(tokens[1:]), jnp.asarray(masked[1:]), zeros, zeros, jnp.arange(1, 5), zeros, zeros
     )
     config = StepConfig(length=6, rows=None, mask_id=9, top_k=None)
     inputs = BatchInputs._make((None, Window.of(block=0, rows=0, first_step=0, until=9, forwards=9), None))
-    assert right_guesses(chain, following, inputs, config) == 3
+    assert count_right(chain, following, inputs, config) == 3
     for part in ("tokens", "masked", "step"):
         right = getattr(chain, part)
         other = right.at[wrong].set(~right[wrong] if part == "masked" else right[wrong] + 1)
         # Of the canvas itself nothing is guessed: what it is does not matter.
-        assert right_guesses(chain._replace(**{part: other}), following, inputs, config) == (wrong - 1) % 4
+        assert count_right(chain._replace(**{part: other}), following, inputs, config) == (wrong - 1) % 4
     closed = chain._replace(masked=chain.masked.at[2:].set(False))
     same = following._replace(masked=following.masked.at[1:].set(False))
-    assert right_guesses(closed, same, inputs, config) == 1, "no step is taken from a full block"
+    assert count_right(closed, same, inputs, config) == 1, "no step is taken from a full block"
 
 
 def golden_canvas(sampler):
@@ -223,7 +224,7 @@ def test_what_could_not_be_the_same_is_refused(options, message):
 
 
 def test_the_strict_reference_has_no_guesses(tiny):
-    with pytest.raises(ValueError, match="draft=2: must be 0 with hooks"):
+    with pytest.raises(ValueError, match="must not be given with draft=2"):
         tiny.generate(Canvas.after(np.arange(8)[None], None, 4), greedy(4, draft=2), strict_reference=True)
 
 
@@ -265,11 +266,11 @@ def test_a_lost_block_is_done_again_without_its_guesses(golden_sampler):
     finish(slots, whole)
     slots.join(sequence)
     slots.advance(2)
-    slots.leave(sequence)
-    sequence.reopen()
-    assert sequence.guesses is None
-    finish(slots, sequence)
-    assert told(sequence) == told(whole)
+    slots.leave(one)
+    one.reopen()
+    assert one.drafts is None
+    finish(slots, one)
+    assert told(one) == told(whole)
 
 
 def test_a_server_with_guesses_answers_the_same(tiny_inference):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax_lm.cli.main import main
 from jax_lm.data.batches import Drawn, Row, SampleStream, collate, filled_up
 from jax_lm.data.expansion import MOST_DELETED, Expansion, cut, is_worth_learning, merge_masks
-from jax_lm.diffusion.extent import Growth
+from jax_lm.diffusion.variable_length import VariableLength
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.models.vocabulary import MULTIPLE, add_expand_token
@@ -292,7 +292,7 @@ def test_the_command_gives_a_checkpoint_whose_holes_grow(folder):
     assert (config["expand_token_id"], config["vocab_size"]) == (1536, 1600)
     engine = DiffuCoderInference(str(whole), verbose=False)
     assert engine.tokenizer.expand_id == 1536
-    assert engine.sampler.growth == Growth(1536, 1531)
+    assert engine.sampler.growth == VariableLength(1536, 1531)
     # After twelve steps it knows nothing; but no other checkpoint is let do this.
     assert "<|" not in engine.infill("x = 1\n", "\nprint(z)", 24, options=GenerationOptions(growth="on"))
     # It is trained further as it is, and its row of the new token is not made again.

@@ -11,7 +11,7 @@ from cases.generation import count_compilations, greedy, ragged_prompts, tokens_
 from jax_lm.benchmark.parity import check_fast_generation, check_generation
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.step import NEVER, Hooks
+from jax_lm.diffusion.state import NEVER, Hooks
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import ALGS, Decoding
 

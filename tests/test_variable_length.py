@@ -14,10 +14,9 @@ from rich.text import Text
 from jax_lm.cli.commands.watching import canvas_text
 from jax_lm.cli.main import main
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.extent import Extent, Growth, resize
 from jax_lm.diffusion.sampler import Sampler, run
-from jax_lm.diffusion.step import Hooks
-from jax_lm.diffusion.variable_length import layout
+from jax_lm.diffusion.state import Hooks
+from jax_lm.diffusion.variable_length import Extent, VariableLength, resize
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
@@ -27,7 +26,7 @@ from jax_lm.tokenizer import TokenizerError
 
 MASK, EXPAND, DELETE = 95, 94, 93
 LETTERS = (7, 8, 9)
-GROWTH = Growth(EXPAND, DELETE)
+GROWTH = VariableLength(EXPAND, DELETE)
 OPEN = None
 WIDTH = 48
 
@@ -71,8 +70,8 @@ def canvas(rows, new_tokens, width=WIDTH):
 
 def parts(state, row=0):
     """The tokens of a row, and the number of the hole that each is of."""
-    length = int(state.extent.length[row])
-    return np.asarray(state.tokens)[row, :length].tolist(), np.asarray(state.extent.hole)[row, :length].tolist()
+    length = int(state.extra.length[row])
+    return np.asarray(state.tokens)[row, :length].tolist(), np.asarray(state.extra.hole)[row, :length].tolist()
 
 
 def given(state, row=0):
@@ -141,7 +140,7 @@ def test_a_model_that_always_expands_stops_at_the_limit(tokens_per_step):
         canvas([[1, 2, OPEN, 3]], 20), greedy(tokens_per_step=tokens_per_step)
     )
     assert given(state) == [1, 2, 3]
-    assert len(state.extent.hole[0]) == WIDTH
+    assert len(state.extra.hole[0]) == WIDTH
     assert set(filling(state)) <= set(LETTERS)
     # All that a step decides must find room.
     assert 20 - (tokens_per_step - 1) <= len(filling(state)) <= 20
@@ -153,9 +152,11 @@ def test_a_model_that_always_expands_stops_at_the_limit(tokens_per_step):
 def test_the_budget_bounds_what_is_added():
     sampler, rows = saying(expand=2.0, letters=1.0), canvas([[1, 2, OPEN, 3]], 20)
     start = sampler.start(rows, 0)
-    state = sampler.generate(rows, greedy(), state=start._replace(extent=start.extent._replace(budget=jnp.array([5]))))
+    state = sampler.generate(
+        rows, greedy(), state=start._replace(extra=Extent.of(rows)._replace(budget=jnp.array([5])))
+    )
     assert len(filling(state)) == 6
-    assert int(state.extent.budget[0]) == 0
+    assert int(state.extra.budget[0]) == 0
 
 
 def test_a_model_that_always_deletes_leaves_an_empty_hole():
@@ -170,7 +171,7 @@ def test_given_text_stays_and_evaluations_are_as_counted(undecided, seed):
     state = None
     for number, state in enumerate(undecided.stream(rows, drawn(alg="random"), seed=seed), 1):
         assert given(state) == [1, 2, 3, 4]
-        length = int(state.extent.length[0])
+        length = int(state.extra.length[0])
         assert length <= rows.room[0]
         events["expand" if length > before else "delete" if length < before else "fill"] += 1
         assert length - before <= 1
@@ -179,7 +180,7 @@ def test_given_text_stays_and_evaluations_are_as_counted(undecided, seed):
     assert state is not None
     assert int(state.forwards) == len(filling(state)) + events["expand"] + events["delete"]
     assert events["fill"] == len(filling(state))
-    assert int(state.extent.budget[0]) == 2 * (rows.room[0] - 2) - events["expand"]
+    assert int(state.extra.budget[0]) == 2 * (rows.room[0] - 2) - events["expand"]
     assert set(filling(state)).isdisjoint({MASK, EXPAND, DELETE})
     whole = undecided.generate(rows, drawn(alg="random"), seed=seed)
     assert parts(whole) == parts(state)
@@ -194,7 +195,7 @@ def test_steps_and_confidence_move_with_their_tokens(undecided):
         if len(place):
             told[int(step[place[0]])] = (int(state.tokens[0, place[0]]), float(confidence[place[0]]))
     assert state is not None
-    decided = np.flatnonzero(np.asarray(state.extent.hole[0]) >= 0)
+    decided = np.flatnonzero(np.asarray(state.extra.hole[0]) >= 0)
     steps = np.asarray(state.commit_step[0])[decided].tolist()
     assert {
         step: (int(state.tokens[0, p]), float(state.confidence[0, p])) for step, p in zip(steps, decided, strict=True)
@@ -350,10 +351,10 @@ def test_empty_holes_are_told(growing):
     first = np.flatnonzero(rows.holes[0])[:3]
     decided = jnp.zeros_like(start.masked).at[0, first[0]].set(True)
     tokens = start.tokens.at[0, first[0]].set(growing.sampler.growth.delete_id)
-    move = resize(start.extent, tokens, start.masked & ~decided, decided, growing.sampler.growth)
+    move = resize(Extent.of(rows), tokens, start.masked & ~decided, decided, growing.sampler.growth)
     closed = start._replace(
         tokens=move.of(tokens, 0), masked=move.of(start.masked, False), commit_step=move.of(start.commit_step, -1),
-        extent=move.extent,
+        extra=move.extent,
     )  # fmt: skip
     state = growing.sampler.generate(rows, drawn(max_new_tokens=6), state=closed, seed=0)
     (row,) = growing.generations(rows, state)
@@ -372,7 +373,7 @@ def test_a_growing_canvas_is_streamed(growing):
         assert shown.plain.startswith("ab")
         assert shown.plain.endswith("cd")
         assert shown.plain.count("░") == int(np.asarray(state.masked).sum())
-        present, holes, _ = layout(rows, state)
+        present, holes, _ = rows.layout(state.extra)[:3]
         assert (present | ~holes).all()
         seen.add(int(holes.sum()))
     assert len(seen) > 1
@@ -420,7 +421,7 @@ def test_config_and_tokenizer_must_agree(folder, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     expand = json.loads((folder / "added_tokens.json").read_text())["<|expand|>"]
     (tmp_path / "config.json").write_text(json.dumps(fields | {"expand_token_id": expand}))
-    assert DiffuCoderInference(tmp_path, verbose=False).sampler.growth == Growth(expand, fields["eos_token_id"])
+    assert DiffuCoderInference(tmp_path, verbose=False).sampler.growth == VariableLength(expand, fields["eos_token_id"])
     (tmp_path / "config.json").write_text(json.dumps(fields | {"expand_token_id": expand + 1}))
     with pytest.raises(TokenizerError, match=f"at {expand}, the model's expand_token_id is {expand + 1}"):
         DiffuCoderInference(tmp_path, verbose=False)

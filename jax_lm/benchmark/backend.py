@@ -20,9 +20,8 @@ from jaxtyping import Array, Float, Int
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
 from jax_lm.config import DreamConfig
-from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.inference import WIDTH_BUCKET
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import on_mesh

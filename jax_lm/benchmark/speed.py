@@ -20,10 +20,10 @@ from jax_lm.benchmark.machine import PeakMemory, machine_lines
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.diffusion.candidates import SamplingParams
-from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache, step_limit
-from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, StepConfig, Window, block_hidden
-from jax_lm.inference import WIDTH_BUCKET
+from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, Window
+from jax_lm.diffusion.step import StepConfig, block_hidden
 from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.charts import bar_chart
@@ -96,7 +96,7 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
         block = next(canvas.blocks(options.decoding.block_columns(canvas.region.length)))
         params = SamplingParams.of(options, block.length, canvas.region.length)
-        passes = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))
+        passes = block_passes(canvas, block, [], options.decoding, sampler.canvas_config(canvas, options))
         for name, (config, first_row) in zip(names, passes, strict=True):
             until = step_limit(params, block.length)
             window = Window.of(block=block.start, rows=first_row, first_step=0, until=until, forwards=1)

@@ -17,9 +17,8 @@ from jax_lm.config import DreamConfig
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.drafts import Drafted
-from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_drafted, run_empty_cache
-from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, Window
+from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
+from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, Window
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
@@ -85,11 +84,11 @@ def generation_programs(
     params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
     window = Window.of(block=block.start, rows=0, first_step=0, until=planned.new_tokens, forwards=planned.new_tokens)
     params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
+    method = sampler.canvas_config(canvas, options)
 
     def start() -> tuple[Any, BatchInputs]:
-        state = sampler.start(canvas, 0)
-        started = Drafted.of(state, sampler.step_config(options, block.length)) if options.extra_canvases else state
-        return started, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
+        state = method.variant.begin(sampler.start(canvas, 0), canvas)
+        return state, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
 
     state, inputs = jax.eval_shape(start)
     kind, cache = options.decoding.settings.cache, KVCache()
@@ -98,12 +97,11 @@ def generation_programs(
         cache = placed(lowered.out_info, lowered.compile().output_shardings)
     everywhere = NamedSharding(mesh, PartitionSpec())
     given = sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere)
-    passes = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))
+    passes = block_passes(canvas, block, [], options.decoding, method)
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
-    loop = run_drafted if options.extra_canvases else run
     return {
-        name: StepProgram(loop, (*given, settings), settings.rows or planned.canvas, block.length)
-        for name, (settings, _) in zip(names, passes, strict=True)
+        name: StepProgram(run, (*given, each.config), each.config.rows or planned.canvas, block.length)
+        for name, each in zip(names, passes, strict=True)
     }
 
 

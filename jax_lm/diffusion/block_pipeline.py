@@ -1,142 +1,239 @@
-"""Forcing: steps over several blocks at once, each of which attends to itself and to what stands before it.
+"""Block pipeline: steps over several blocks at once, each of which attends to itself and to those before it.
 
-A block is begun while the one before it is still being filled, by tokens that are sure; it must decide a token at each
-step once that one is nearly full (D2F, arXiv 2508.09192). What is finished is computed once more with its final tokens,
-and then stays in the cache for good: nothing after it changes it. Rows go on each for itself, a batch of one.
+A block begins while the one before it is still being filled, by tokens that are confident enough; it
+must decide a token at each step once that one is nearly full (D2F, arXiv 2508.09192). A finished
+block is computed once more with its final tokens; then its keys and values stay in the cache, as
+nothing after a block changes it. Each row advances on its own, as a batch of one.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.diffusion import candidates
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.pipeline import BlockGrid, Pipeline
-from jax_lm.diffusion.step import (
-    NO_HOOKS,
-    ROWS,
-    BatchInputs,
-    CanvasArrays,
-    KVCache,
-    Proposal,
-    SamplerState,
-    StepConfig,
-    Window,
-    block_columns,
-    evaluate,
-    noise,
-    write,
-)
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion.candidates import disturbed
+from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, Proposal, SamplerState, Window
+from jax_lm.diffusion.step import ROWS, Pass, StepConfig, Variant, block_columns, evaluate, noise, write
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 
 DECIDED = ("tokens", "masked", "commit_step", "confidence")
 """What a step changes of a row."""
 
+ROUNDING = 1e-4
+"""Tolerance of a block's share, in tokens: in float32, 0.95 * 20 is not exactly 19."""
 
-def begin_forcing(
-    state: SamplerState, canvas: Canvas, options: GenerationOptions, config: StepConfig
-) -> tuple[SamplerState, StepConfig]:
-    """Prepare rows, and configure steps, that fill several blocks at once.
 
-    Raises:
-        ValueError: holes that are not the end of each row, hooks, the strict reference, or a canvas begun otherwise.
+class Pipeline(NamedTuple):
+    """Progress of each row.
+
+    Attributes:
+        begun: number of blocks that have begun, the first ones.
+        stored: number of blocks whose final keys and values are in the cache.
     """
-    region, width = canvas.region, canvas.tokens.shape[1]
-    if region.end != width or not canvas.holes[:, region.start :].all():
-        raise ValueError("cache='causal': only completes prompts; texts with holes need another cache")
-    if config.hooks != NO_HOOKS or config.strict_reference:
-        raise ValueError("hooks, strict_reference: must not be given with cache='causal'")
-    if (np.asarray(state.masked) != canvas.holes).any():
-        raise ValueError("state: must be None with cache='causal', whose keys begin with the canvas")
-    length = options.decoding.block_columns(region.length)
-    grid = BlockGrid(region.start, region.end, length, options.decoding.settings.active_blocks)
-    return state._replace(pipeline=Pipeline.empty(len(state.tokens))), replace(config, grid=grid)
+
+    begun: Int[Array, "b"]
+    stored: Int[Array, "b"]
 
 
-def forcing_passes(config: StepConfig, grid: BlockGrid) -> list[tuple[StepConfig, int]]:
-    """The passes as `sampler.block_passes` gives them: the prompt and the first block, then the window of blocks."""
-    first = replace(config, length=grid.length, rows=grid.start + grid.length)
-    # The row before the window predicts its first column.
-    return [(first, 0), (replace(config, length=grid.window, rows=min(grid.window + 1, grid.end)), 0)]
+@dataclass(frozen=True)
+class BlockPipeline(Variant):
+    """The blocks of an answer in columns [start, end), of which several are filled at once.
 
+    Blocks are counted from the end of the prompt, which is block -1; the last may be shorter.
 
-def force(
-    model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
-) -> tuple[SamplerState, KVCache]:
-    """One denoising step of each row over the blocks that it has begun."""
-    grid, params, pipeline = config.grid, inputs.params, state.pipeline
-    assert grid is not None
-    assert pipeline is not None
-    assert params.add_threshold is not None
-    assert params.activate_threshold is not None
-    masks = grid.masks(state.masked)
-    is_stop = jnp.isin(state.tokens, jnp.asarray(config.stop_ids, jnp.int32)) & inputs.canvas.holes & ~state.masked
-    following = pipeline.advanced(grid, masks, jnp.any(is_stop, axis=1), params.add_threshold)
-    is_begun = grid.number(jnp.arange(state.tokens.shape[1])) < following.begun[:, None]
-    # What has been finished since the last forward is computed with its final tokens by this one.
-    starts = jnp.minimum(grid.start + grid.length * pipeline.stored, grid.end - config.length)
+    Attributes:
+        length: columns of a block.
+        active: blocks that may have begun without being finished.
+    """
 
-    def take(
-        row: SamplerState,
-        seen: Bool[Array, "1 t"],
+    start: int
+    end: int
+    length: int
+    active: int
+
+    @classmethod
+    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "BlockPipeline | None":
+        decoding = options.decoding.resolved
+        if decoding.cache != "causal":
+            return None
+        region, width = canvas.region, canvas.tokens.shape[1]
+        if region.end != width or not canvas.holes[:, region.start :].all():
+            raise ValueError("cache='causal': only completes prompts; texts with holes need another cache")
+        length = options.decoding.block_columns(region.length)
+        return cls(region.start, region.end, length, decoding.active_blocks)
+
+    @property
+    def request(self) -> str:
+        return "cache='causal'"
+
+    def blocks(self, canvas: Canvas, length: int) -> Iterable[Block]:
+        return [canvas.region]
+
+    def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
+        if (np.asarray(state.masked) != canvas.holes).any():
+            raise ValueError("state: must be None with cache='causal', whose keys begin with the canvas")
+        none = jnp.zeros(len(state.tokens), jnp.int32)
+        return state._replace(extra=Pipeline(none, none))
+
+    def passes(self, passes: list[Pass]) -> list[Pass]:
+        """Compute the prompt and the first block, then a window of blocks."""
+        config = passes[0].config
+        first = replace(config, length=self.length, rows=self.start + self.length)
+        # The row before the window predicts its first column.
+        steps = replace(config, length=self.window, rows=min(self.window + 1, self.end))
+        return [Pass(first, 0), Pass(steps, 0)]
+
+    def is_open(self, state: SamplerState, window: Window, config: StepConfig) -> Bool[Array, ""]:
+        return jnp.any(state.masked)
+
+    def advance(
+        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    ) -> tuple[SamplerState, KVCache]:
+        """Take one denoising step of each row over the blocks that have begun."""
+        params, pipeline = inputs.params, state.extra
+        assert params.add_threshold is not None
+        assert params.activate_threshold is not None
+        masks = self.masks(state.masked)
+        is_stop = jnp.isin(state.tokens, jnp.asarray(config.stop_ids, jnp.int32)) & inputs.canvas.holes & ~state.masked
+        following = self.advance_pipeline(pipeline, masks, jnp.any(is_stop, axis=1), params.add_threshold)
+        is_begun = self.number(jnp.arange(state.tokens.shape[1])) < following.begun[:, None]
+        # Blocks that finished with the last step are computed by this one with their final tokens.
+        starts = jnp.minimum(self.start + self.length * pipeline.stored, self.end - config.length)
+
+        def take(
+            row: SamplerState,
+            seen: Bool[Array, "1 t"],
+            is_forced: Bool[Array, "1 n"],
+            start: Int[Array, ""],
+            cache: KVCache,
+            canvas: CanvasArrays,
+        ) -> tuple[dict[str, Array], KVCache]:
+            rows = config.rows or 0
+            window = inputs.window._replace(block=start, rows=jnp.maximum(start + config.length - rows, 0))
+            attention_mask = self.admitted(canvas.attention_mask, window.rows + jnp.arange(rows))
+            of_row = BatchInputs(canvas._replace(attention_mask=attention_mask), window, params)
+            visible = row._replace(masked=seen)
+            evaluation, cache = evaluate(model, visible, cache, of_row, replace(config, axes=(ROWS,)))
+            chosen = self.choose(evaluation.proposal, visible, is_forced, of_row, config)
+            row = write(row, evaluation, chosen, of_row, config)
+            return {name: getattr(row, name) for name in DECIDED}, cache
+
+        given = is_begun & state.masked, self.is_forced(masks, params.activate_threshold)
+        seen, is_forced, cache, canvas = jax.tree.map(lambda part: part[:, None], (*given, cache, inputs.canvas))
+        mapped = jax.vmap(take, axis_name=ROWS)
+        decided, cache = mapped(state.rows(), seen, is_forced, starts, cache, canvas)
+        decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
+        step, forwards = state.step + 1, state.forwards + 1
+        return state._replace(**decided, step=step, forwards=forwards, extra=following), cache
+
+    def advance_pipeline(
+        self,
+        pipeline: Pipeline,
+        masks: Int[Array, "b n"],
+        is_stopped: Bool[Array, "b"],
+        add_threshold: Float[Array, ""],
+    ) -> Pipeline:
+        """Count the finished blocks, and begin the next block of each row where allowed.
+
+        A block begins if the one before it is filled to the threshold (as the prompt is), no stop
+        token has ended the row, and fewer than `active` blocks are unfinished.
+        """
+        finished = jnp.sum(jnp.cumprod(masks == 0, axis=1), axis=1, dtype=jnp.int32)
+        is_filled = jnp.pad(self.is_filled(masks, add_threshold), ((0, 0), (1, 0)), constant_values=True)
+        is_ready = jnp.take_along_axis(is_filled, pipeline.begun[:, None], axis=1)[:, 0]
+        has_room = (pipeline.begun < self.count) & (pipeline.begun - finished < self.active)
+        return Pipeline(pipeline.begun + (is_ready & has_room & ~is_stopped), finished)
+
+    def choose(
+        self,
+        proposal: Proposal,
+        state: SamplerState,
         is_forced: Bool[Array, "1 n"],
-        start: Int[Array, ""],
-        cache: KVCache,
-        canvas: CanvasArrays,
-    ) -> tuple[dict[str, Array], KVCache]:
-        window = inputs.window._replace(block=start, rows=jnp.maximum(start + config.length - (config.rows or 0), 0))
-        of_row = BatchInputs(seen_by_blocks(canvas, window, config), window, params)
-        visible, own = row._replace(masked=seen), replace(config, axes=(ROWS,))
-        evaluation, cache = evaluate(model, visible, cache, of_row, own)
-        chosen = choose_by_block(evaluation.proposal, visible, is_forced, of_row, config)
-        row = write(row, evaluation, chosen, of_row, config)
-        return {name: getattr(row, name) for name in DECIDED}, cache
+        inputs: BatchInputs,
+        config: StepConfig,
+    ) -> Bool[Array, "1 r"]:
+        """Choose the masked columns of a row whose tokens pass the threshold.
 
-    batch = len(state.tokens)
-    each = state._replace(step=jnp.full(batch, state.step), forwards=jnp.full(batch, state.forwards))
-    rows = jax.tree.map(lambda part: part[:, None], each)._replace(step=each.step, forwards=each.forwards)
-    given = is_begun & state.masked, grid.is_forced(masks, params.activate_threshold)
-    seen, is_forced, cache, canvas = jax.tree.map(lambda part: part[:, None], (*given, cache, inputs.canvas))
-    decided, cache = jax.vmap(take, axis_name=ROWS)(rows, seen, is_forced, starts, cache, canvas)
-    decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
-    step, forwards = state.step + 1, state.forwards + 1
-    return state._replace(**decided, step=step, forwards=forwards, pipeline=following), cache
+        Args:
+            is_forced: blocks that decide their most confident token if none passes.
+        """
+        window, params = inputs.window, inputs.params
+        masked = block_columns(state.masked, window, config)
+        for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
+        scores = disturbed(for_choice, proposal.scores, params.alg_temp)
+        sure = masked & (proposal.probability > params.threshold)
 
+        def spread(values: Array, absent: float | bool) -> Array:
+            # Window columns 3 and 4 of 6: in [[a, b]] out [[absent, absent, absent, a, b, absent]]
+            columns = jnp.full(state.tokens.shape, absent, values.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(columns, values, window.block, axis=1)
 
-def seen_by_blocks(canvas: CanvasArrays, window: Window, config: StepConfig) -> CanvasArrays:
-    """The arrays of a canvas whose recomputed rows attend to their own block and to those before it."""
-    assert config.grid is not None
-    assert config.rows is not None
-    queries = window.rows + jnp.arange(config.rows)
-    return canvas._replace(attention_mask=config.grid.admitted(canvas.attention_mask, queries))
+        ordered = self.split(spread(jnp.where(masked, scores, -jnp.inf), -jnp.inf), -jnp.inf)
+        lacks = is_forced & ~jnp.any(self.split(spread(sure, absent=False), absent=False), axis=-1)
+        # The first column of the largest score in each block, counted over the whole canvas.
+        best = self.start + self.length * jnp.arange(self.count) + jnp.argmax(ordered, axis=-1)
+        is_best = jnp.any((jnp.arange(state.tokens.shape[1]) == best[..., None]) & lacks[..., None], axis=1)
+        return sure | (masked & block_columns(is_best, window, config))
 
+    @property
+    def count(self) -> int:
+        return -(-(self.end - self.start) // self.length)
 
-def choose_by_block(
-    proposal: Proposal, state: SamplerState, is_forced: Bool[Array, "1 n"], inputs: BatchInputs, config: StepConfig
-) -> Bool[Array, "1 r"]:
-    """The masked columns of a row whose tokens are surer than the threshold, and the surest of blocks without any.
+    @cached_property
+    def sizes(self) -> Int[np.ndarray, "n"]:
+        """Columns of each block."""
+        starts = self.start + self.length * np.arange(self.count)
+        return np.minimum(self.end - starts, self.length)
 
-    Args:
-        is_forced: which blocks must decide a token; the others wait for sure ones.
-    """
-    grid, window, params = config.grid, inputs.window, inputs.params
-    assert grid is not None
-    masked = block_columns(state.masked, window, config)
-    _, _, for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))
-    scores = candidates.disturbed(for_choice, proposal.scores, params.alg_temp)
-    sure = masked & (proposal.probability > params.threshold)
+    @property
+    def window(self) -> int:
+        """Columns of the blocks that a step can need.
 
-    def spread(values: Array, absent: float | bool) -> Array:
-        columns = jnp.full(state.tokens.shape, absent, values.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(columns, values, window.block, axis=1)
+        These are the active ones, and as many as finished with the last step. As a step begins at
+        most one block, there is at most one more than may be active.
+        """
+        return min((self.active + 1) * self.length, self.end - self.start)
 
-    ordered = grid.split(spread(jnp.where(masked, scores, -jnp.inf), -jnp.inf), -jnp.inf)
-    lacks = is_forced & ~jnp.any(grid.split(spread(sure, absent=False), absent=False), axis=-1)
-    # The first of the surest column of each block, among all columns.
-    surest = grid.start + grid.length * jnp.arange(grid.count) + jnp.argmax(ordered, axis=-1)
-    is_surest = jnp.any((jnp.arange(state.tokens.shape[1]) == surest[..., None]) & lacks[..., None], axis=1)
-    return sure | (masked & block_columns(is_surest, window, config))
+    def number(self, columns: Int[Array, "r"]) -> Int[Array, "r"]:
+        """Return the block of each column."""
+        # start == 2, length == 2: in [0, 1, 2, 3, 4, 5] out [-1, -1, 0, 0, 1, 1]
+        return jnp.where(columns < self.start, -1, (columns - self.start) // self.length)
+
+    def admitted(self, present: Bool[Array, "b s"], queries: Int[Array, "r"]) -> Bool[Array, "b r s"]:
+        """Return which keys each query column attends to: present ones of its block or an earlier one."""
+        # start == 2, length == 2, columns 1 to 5 present: queries [1, 3, 4] attend to
+        #   [0, 1, 0, 0, 0, 0]  the prompt
+        #   [0, 1, 1, 1, 0, 0]  and block 0
+        #   [0, 1, 1, 1, 1, 1]  and block 1
+        of_keys = self.number(jnp.arange(present.shape[1]))
+        return present[:, None] & (of_keys <= self.number(queries)[:, None])
+
+    def split(self, values: Array, absent: float | bool) -> Array:
+        """Split the answer's part of an array [b, t] by blocks, [b, n, l], filling up the last."""
+        # start == 1, length == 2: in [[p, a, b, c]] out [[[a, b], [c, absent]]]
+        answer = values[:, self.start : self.end]
+        spare = self.count * self.length - answer.shape[1]
+        return jnp.pad(answer, ((0, 0), (0, spare)), constant_values=absent).reshape(len(values), -1, self.length)
+
+    def masks(self, masked: Bool[Array, "b t"]) -> Int[Array, "b n"]:
+        """Count the masks of each block."""
+        return jnp.sum(self.split(masked, absent=False), axis=-1)
+
+    def is_filled(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
+        """Return which blocks are decided to at least that share."""
+        sizes = jnp.asarray(self.sizes, jnp.float32)
+        return sizes - masks + ROUNDING >= share * sizes
+
+    def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
+        """Return which blocks must decide a token: the first, and those after one filled to that share."""
+        # Filled [1, 0, 1] out [1, 1, 0].
+        first = jnp.ones_like(masks[:, :1], bool)
+        return jnp.concatenate([first, self.is_filled(masks, share)[:, :-1]], axis=1)

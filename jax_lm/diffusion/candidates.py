@@ -17,7 +17,7 @@ from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
 from jax_lm.options import ALGS, GenerationOptions
 
 GUESSED_CANDIDATES = 50
-"""Candidates of the whole vocabulary that guesses are made from: what they miss costs a forward, never the answer."""
+"""Candidates of the whole vocabulary that drafts are made from: a missing one costs a forward pass, not the answer."""
 
 
 class SamplingParams(NamedTuple):
@@ -101,12 +101,12 @@ class SamplingParams(NamedTuple):
 
 
 def single(number: SupportsFloat) -> np.float32:
-    """Give a setting in float32; what lies beyond its range, and infinity, becomes its largest number."""
+    """Convert a setting to float32; infinity and larger numbers become its largest one."""
     return np.float32(min(float(number), float(np.finfo(np.float32).max)))
 
 
 class TokenLogProbs(NamedTuple):
-    """What the model said of positions when they were decided: before temperature and filters, MASK left out.
+    """Log-probabilities of positions when they were decided, before temperature and filters, without MASK.
 
     Attributes:
         chosen: log-probability of the token that was decided for.
@@ -119,14 +119,14 @@ class TokenLogProbs(NamedTuple):
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], count: int) -> "TokenLogProbs":
-        """Nothing decided yet, with room for so many tokens."""
+        """Return zeros, with room for `count` tokens per position."""
         return cls(jnp.zeros(shape), jnp.zeros((*shape, count)), jnp.zeros((*shape, count), jnp.int32))
 
     @classmethod
     def of(
         cls, logits: Float[Array, "b r v"], tokens: Int[Array, "b r"], count: int, excluded_id: int | None
     ) -> "TokenLogProbs":
-        """Those of logits, and of tokens that were drawn."""
+        """Compute the log-probabilities of logits and of the tokens drawn from them."""
         if excluded_id is not None:
             logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
         log_total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
@@ -142,18 +142,18 @@ class Candidates(NamedTuple):
     ids: Int[Array, "b r c"]
 
     def at(self, index: Int[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-        """The token at an index of each row, and its log-probability."""
+        """Return the token at an index of each row, and its log-probability."""
         ids, log_probs = (
             jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0] for part in (self.ids, self.log_probs)
         )
         return ids, log_probs
 
     def likeliest(self) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-        """The likeliest token of each row, and its log-probability."""
+        """Return the most likely token of each row, and its log-probability."""
         return self.at(jnp.argmax(self.log_probs, axis=-1))
 
     def drawn(self, uniform: Float[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-        """A token of each row drawn by its probability, and its log-probability."""
+        """Draw a token of each row by its probability; also its log-probability."""
         return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
 
     def margin(self) -> Float[Array, "b r"]:
@@ -213,7 +213,7 @@ def filtered(
 
 
 def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
-    """Keep what later steps may guess from: all candidates, of the whole vocabulary the likeliest."""
+    """Return the candidates that drafts are made from: all, or the most likely of the whole vocabulary."""
     if isinstance(candidates, Candidates):
         return candidates
     values, ids = largest(candidates.logits, GUESSED_CANDIDATES)
@@ -223,7 +223,7 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
 def in_nucleus(
     values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Float[Array, ""]
 ) -> Bool[Array, "b r c"]:
-    """Which of the logits, sorted descending, belong to the nucleus: those with at most `top_p` before them."""
+    """Return which logits, sorted descending, are in the nucleus: those with a mass of at most `top_p` before them."""
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
     return before <= top_p
@@ -245,7 +245,11 @@ def row_entropy(logits: Float[Array, "b r v"], excluded_id: int | None = None) -
 def draw(
     uniform: Float[Array, "b r"], candidates: Candidates | Rows, temperature: Float[Array, ""]
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-    """A token for each position, and its probability; `uniform` in [0, 1) decides if there is a temperature."""
+    """Draw a token for each position with `uniform` in [0, 1), or take the most likely at temperature 0.
+
+    Returns:
+        The tokens and their probabilities.
+    """
     tokens, log_probs = jax.lax.cond(temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest)
     return tokens, jnp.exp(log_probs)
 
@@ -257,7 +261,7 @@ def confidence(
     positions: Int[Array, "b r"],
     alg: Int[Array, ""],
 ) -> Float[Array, "b r"]:
-    """How sure each position is, by the measure of the order `ALGS[alg]`; larger is committed earlier."""
+    """Compute the confidence of each position by the measure of the order `ALGS[alg]`; larger commits earlier."""
     measures = {
         # `origin` decides each position by chance alone.
         "origin": lambda: probability,

@@ -1,14 +1,38 @@
 """A canvas: rows of tokens with holes to fill, and the blocks in which it is filled.
 
-Knows neither model nor order. What is not a hole never changes.
+Knows neither model nor order. Given text never changes.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
+
+from jax_lm.templates import Template
+from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
+
+logger = logging.getLogger(__name__)
+
+WIDTH_BUCKET = 32
+"""Widths are multiples of this, so that rows of similar length share a compilation."""
+
+TRAINED_CONTEXT = 2048
+"""Prompt and answer that the published models were tuned on; longer works, with a warning."""
+
+Row = tuple[Sequence[int], Sequence[bool]]
+"""Ids of a row, and which of them are holes."""
+
+
+def require_context(tokens: int, context: int) -> None:
+    """Raise ValueError if a row exceeds the context; warn beyond what the models were tuned on."""
+    if tokens > context:
+        raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {context} tokens")
+    if tokens > TRAINED_CONTEXT:
+        logger.warning("prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT)
 
 
 @dataclass(frozen=True)
@@ -24,9 +48,27 @@ class Block:
 
 
 def block_bounds(region: Block, length: int) -> list[Block]:
-    """The region cut into blocks of `length` columns from the left; the last may be shorter."""
+    """Cut a region into blocks of `length` columns from the left; the last may be shorter."""
     starts = range(region.start, region.end, length)
     return [Block(start, min(start + length, region.end)) for start in starts]
+
+
+class Layout(NamedTuple):
+    """Where the holes of a canvas are at one of its states.
+
+    Attributes:
+        present: columns that are not padding.
+        holes: columns of holes.
+        numbers: a number for each hole of a row, at each of its columns.
+        counts: holes of each row, numbered from 0, where one may become empty; else None.
+        stopped: rows that use less than their room, where holes grow; else None.
+    """
+
+    present: Bool[np.ndarray, "b t"]
+    holes: Bool[np.ndarray, "b t"]
+    numbers: Int[np.ndarray, "b t"]
+    counts: list[int] | None = None
+    stopped: list[bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +79,8 @@ class Canvas:
         tokens: ids; those under a hole do not matter.
         holes: positions to fill.
         attention_mask: True where there is a token or a hole, False on padding.
-        room: columns that each row may take where holes grow, padding being on the right; None where they do not.
+        room: columns that each row may take where holes grow, with padding on the right; None where
+            holes keep their length.
     """
 
     tokens: Int[np.ndarray, "b t"]
@@ -47,7 +90,7 @@ class Canvas:
 
     @classmethod
     def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> "Canvas":
-        """A left-padded prompt [b, t] followed by `new_tokens` holes; ValueError without row or hole."""
+        """Append `new_tokens` holes to a left-padded prompt [b, t]. Raises ValueError without row or hole."""
         if new_tokens < 1:
             raise ValueError(f"max_new_tokens={new_tokens}: must be at least 1")
         if input_ids.ndim != 2 or not len(input_ids):
@@ -60,9 +103,31 @@ class Canvas:
             attention_mask=np.concatenate([present, added], axis=1),
         )
 
+    @classmethod
+    def padded(cls, templates: Sequence[Template], tokenizer: DiffuCoderTokenizer) -> "Canvas":
+        """Lay templates out with padding on the left."""
+        rows = [template.encoded(tokenizer) for template in templates]
+        ids, mask = pad_left([ids for ids, _ in rows], tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
+        holes, _ = pad_left([is_hole for _, is_hole in rows], 0, multiple_of=WIDTH_BUCKET)
+        return cls(ids, holes.astype(bool), mask.astype(bool))
+
+    @classmethod
+    def with_room(cls, rows: Sequence[Row], room: Sequence[int], width: int, pad_id: int) -> "Canvas":
+        """Lay rows out from the first column on; holes may grow until a row takes `room` columns."""
+        # Width 6, room [5]: ids [1, M, 2] with holes [0, 1, 0] are [1, M, 2, pad, pad, pad].
+        tokens, is_hole = np.full((len(rows), width), pad_id, np.int32), np.zeros((len(rows), width), bool)
+        for place, (ids, holes) in enumerate(rows):
+            tokens[place, : len(ids)], is_hole[place, : len(ids)] = ids, holes
+        present = np.arange(width) < np.asarray([[len(ids)] for ids, _ in rows])
+        return cls(tokens, is_hole, present, np.asarray(room))
+
     @cached_property
     def region(self) -> Block:
-        """All columns from the first hole to the last, of holes that grow all columns; ValueError if there is none."""
+        """All columns from the first hole to the last; all columns where holes grow.
+
+        Raises:
+            ValueError: there is no hole.
+        """
         columns = np.flatnonzero(self.holes.any(axis=0))
         if not len(columns):
             raise ValueError("canvas has no hole to fill")
@@ -71,19 +136,37 @@ class Canvas:
         return Block(int(columns[0]), int(columns[-1]) + 1)
 
     def blocks(self, length: int) -> Iterator[Block]:
-        """The region cut into blocks of `length`, the last may be shorter; blocks without a hole are left out."""
+        """Cut the region into blocks of `length`, the last may be shorter; skip blocks without a hole."""
         for block in block_bounds(self.region, length):
             if self.holes[:, block.start : block.end].any():
                 yield block
 
     @property
     def position_ids(self) -> Int[np.ndarray, "b t"]:
-        """Positions count what is there, so that left padding moves nothing."""
+        """Count the tokens before each column, so that left padding moves nothing."""
         return np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0).astype(np.int32)
 
     @property
-    def hole_starts(self) -> Int[np.ndarray, "b t"]:
-        """Column where the hole around each position begins; of the last hole before it, outside of holes."""
+    def first_columns(self) -> Bool[np.ndarray, "b t"]:
+        """Mark the first column of each hole."""
+        # in [0, 1, 1, 0, 1] out [0, 1, 0, 0, 1]
         before = np.concatenate([np.zeros_like(self.holes[:, :1]), self.holes[:, :-1]], axis=1)
+        return self.holes & ~before
+
+    @property
+    def hole_starts(self) -> Int[np.ndarray, "b t"]:
+        """Column where the hole at each position begins; outside of holes, that of the last hole before it."""
+        # Holes [0, 1, 1, 0, 1] out [0, 1, 1, 1, 4].
         columns = np.arange(self.holes.shape[1], dtype=np.int32)
-        return np.maximum.accumulate(np.where(self.holes & ~before, columns, 0), axis=1).astype(np.int32)
+        return np.maximum.accumulate(np.where(self.first_columns, columns, 0), axis=1).astype(np.int32)
+
+    @property
+    def hole_counts(self) -> list[int]:
+        """Number of holes of each row."""
+        return self.first_columns.sum(axis=1).tolist()
+
+    def layout(self, extra: Any) -> Layout:
+        """Return where the holes are at a state, given its `SamplerState.extra`."""
+        if self.room is None:
+            return Layout(self.attention_mask, self.holes, self.hole_starts)
+        return extra.layout(self.hole_counts)

@@ -33,7 +33,7 @@ def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
 
 
 def commit_counts(masked: Bool[Array, "b r"], ratio: Float[Array, ""]) -> Int[Array, "b"]:
-    """How many positions each row commits: the truncated float32 product, counted per row."""
+    """Count the positions that each row commits: the truncated float32 product, per row."""
     return (jnp.sum(masked, axis=1).astype(jnp.float32) * ratio).astype(jnp.int32)
 
 
@@ -51,7 +51,7 @@ def above_threshold(
     masked: Bool[Array, "b r"],
     holes: Int[Array, "b"],
 ) -> Bool[Array, "b r"]:
-    """The masked positions whose drawn token is at least as probable as the threshold, and the first in the order.
+    """Choose masked positions whose token is at least as probable as the threshold, and the first in the order.
 
     The threshold falls to threshold * (1 - decay) as a block of `holes` positions fills (rule `dynamic`; `threshold`
     has decay 0).
@@ -64,7 +64,7 @@ def above_threshold(
 def longest_run(
     factor: Float[Array, ""], rank: Int[Array, "b r"], probability: Float[Array, "b r"], masked: Bool[Array, "b r"]
 ) -> Bool[Array, "b r"]:
-    """The masked positions along the order up to the first that fails p_i >= 1 - factor / (i + 1), i from 1."""
+    """Choose masked positions in order up to the first that fails p_i >= 1 - factor / (i + 1), i from 1."""
     place = jnp.where(masked, rank, rank.shape[1])
     ordered = jnp.zeros_like(probability).at[jnp.arange(len(rank))[:, None], place].set(probability, mode="drop")
     i = jnp.arange(1, rank.shape[1] + 1)
@@ -75,7 +75,7 @@ def longest_run(
 def within_entropy(
     bound: Float[Array, ""], rank: Int[Array, "b r"], entropy: Float[Array, "b r"], masked: Bool[Array, "b r"]
 ) -> Bool[Array, "b r"]:
-    """The masked positions along the order whose entropies sum up to at most `bound` more than their largest.
+    """Choose masked positions in order whose entropies sum to at most `bound` more than their largest.
 
     That sum bounds what the tokens tell of each other, and never falls as more are taken; of one alone it is 0.
     """
@@ -89,7 +89,7 @@ def within_entropy(
 def budget(
     masked: Bool[Array, "b r"], holes: Int[Array, "b"], step: Int[Array, ""], steps: Int[Array, ""]
 ) -> Int[Array, "b"]:
-    """How many positions a rule by probability may commit in a block of `steps` steps; without a number of steps, all.
+    """Count the positions that a rule by probability may commit in a block of `steps` steps; all without steps.
 
     Fast-dLLM's uncached rule: holes // steps per step, what was not used is carried over; at the end, all.
     """

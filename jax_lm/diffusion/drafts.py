@@ -1,165 +1,241 @@
-"""Draft and verify: what the next steps make of a canvas is guessed, and one evaluation checks all guesses at once.
+"""Draft and verify: the canvases of the next steps are drafted, and one forward pass verifies all of them.
 
-The guesses are steps taken with the candidates of the last evaluation, which are out of date from the second one on.
-Evaluated beside the canvas itself, each says what the step after it does in truth; as long as that is the next guess,
-to the token and with the random numbers of that step, the guesses are the decoding (FreeDave, arXiv 2510.00294, for any
-rule, order and temperature). So drafting takes fewer evaluations and decides nothing: the first wrong guess ends what
-is accepted, and the step from there is already known. Everything here is of one row, a batch of one.
+Drafts are steps taken with the candidates of the last forward pass, which are out of date from the
+second step on. Computed together with the canvas, each draft canvas yields the true step after it;
+as long as that equals the next draft, to the token and with the random numbers of that step, the
+drafts are the decoding (FreeDave, arXiv 2510.00294, for any rule, order and temperature). Drafting
+takes fewer forward passes and decides nothing: the first wrong draft ends what is accepted, and the
+step from there is already known. Each row is a batch of one at a step of its own.
 """
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jax_lm.diffusion.lookahead import lookahead_step
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.state import NEVER, BatchInputs, Evaluation, KVCache, SamplerState, Window
 from jax_lm.diffusion.step import (
     CANVASES,
-    NEVER,
     ROWS,
-    BatchInputs,
-    Evaluation,
-    KVCache,
-    SamplerState,
+    Pass,
     StepConfig,
+    Variant,
     block_columns,
     commit,
+    draw_proposal,
     evaluate,
-    proposed,
-    step,
+    skip_idle,
 )
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import GenerationOptions
+
+SHARED: Any = BatchInputs._make((0, None, None))
+"""Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them."""
 
 
-class Guesses(NamedTuple):
-    """Canvases that steps are expected to make, in their order; the given columns of a row are in each."""
+class DraftCanvases(NamedTuple):
+    """The canvases that the next steps are expected to make, in order, each with its given columns."""
 
     tokens: Int[Array, "*b g 1 t"]
     masked: Bool[Array, "*b g 1 t"]
     step: Int[Array, "*b g"]
 
 
-class Drafted(NamedTuple):
-    """Rows that are decoded with guesses: each at a step of its own, and a batch of one.
+@dataclass(frozen=True)
+class Drafts(Variant):
+    """Draft canvases. `SamplerState.extra` holds the rows (`SamplerState.rows`), and theirs the drafts.
 
     Attributes:
-        rows: their states, all leaves with an axis more.
-        guesses: of each row; with lookahead, its branches; None where none are made.
+        count: draft canvases of a row.
+        verifies: whether a forward pass verifies them; else it only drafts.
     """
 
-    rows: SamplerState
-    guesses: Guesses | SamplerState | None
+    count: int
+    verifies: bool = True
+    keeps_candidates: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, state: SamplerState, config: StepConfig) -> "Drafted":
-        """The rows of a state, without a guess yet: a canvas is never what the step from it makes."""
-        batch = len(state.tokens)
-        spread = state._replace(step=jnp.full(batch, state.step), forwards=jnp.full(batch, state.forwards))
-        rows = jax.tree.map(lambda part: part[:, None], spread)._replace(step=spread.step, forwards=spread.forwards)
+    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Drafts | None":
+        return cls(options.draft) if options.draft else None
+
+    @property
+    def request(self) -> str:
+        return f"draft={self.count}"
+
+    def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
+        rows = state.rows()
+        return state._replace(extra=rows._replace(extra=self.blank(rows)))
+
+    def blank(self, rows: SamplerState) -> Any:
+        """Return drafts that no step confirms: a canvas never equals the step from it."""
+        return self.copies(DraftCanvases(rows.tokens, rows.masked, rows.step))
+
+    def copies(self, parts: Any) -> Any:
+        """Repeat what each row has, once for each draft canvas."""
 
         def copied(part: Array) -> Array:
-            return jnp.broadcast_to(part[:, None], (batch, config.guessed, *part.shape[1:]))
+            return jnp.broadcast_to(part[:, None], (len(part), self.count, *part.shape[1:]))
 
-        if config.looks_ahead:
-            return cls(rows, jax.tree.map(copied, rows))
-        return cls(rows, Guesses(copied(rows.tokens), copied(rows.masked), copied(rows.step)))
+        return jax.tree.map(copied, parts)
 
-    def at(self, step: Int[Array, ""], mask_id: int) -> SamplerState:
-        """The state of all rows before a step that none is short of: what was decided from then on is taken back."""
-        tokens, masked, commit_step, confidence, keys = (
-            getattr(self.rows, name)[:, 0] for name in ("tokens", "masked", "commit_step", "confidence", "keys")
+    def passes(self, passes: list[Pass]) -> list[Pass]:
+        """Verify no draft in a refresh, which starts a block or has all rows to compute."""
+
+        def drafting(config: StepConfig) -> StepConfig:
+            return replace(config, variant=replace(self, verifies=False, forced=config.variant.forced))
+
+        return [*(each._replace(config=drafting(each.config)) for each in passes[:-1]), passes[-1]]
+
+    def enter_row(self, row: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
+        return skip_idle(row, unbounded(inputs), config)
+
+    def enter(
+        self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    ) -> tuple[SamplerState, KVCache]:
+        canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
+        enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
+        rows = enter(state.extra, inputs._replace(canvas=canvas))
+        if self.forced:
+            is_open = rows_open(rows, inputs.window, config)
+            # A forced token is committed at one step for all rows, idle or not.
+            first = jnp.min(jnp.where(is_open, rows.step, NEVER))
+            rows = rows._replace(step=jnp.where(is_open, first, rows.step))
+        return rows, cache
+
+    def is_going(self, state: SamplerState, window: Window, config: StepConfig) -> Bool[Array, ""]:
+        return jnp.any(rows_going(state, window, config))
+
+    def advance(
+        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    ) -> tuple[SamplerState, KVCache]:
+        """Advance every row that is going; the rows are computed together, whether they go or not."""
+        going = rows_going(state, inputs.window, config)
+        canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
+        after, cache = advance_rows(model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED)
+        return after._replace(forwards=state.forwards + 1), cache
+
+    def advance_row(
+        self, model: DreamForCausalLM, row: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    ) -> tuple[SamplerState, KVCache]:
+        """Compute a canvas and its drafts, take every step that is certain, and draft anew.
+
+        A row may come out some steps beyond `inputs.window.until`.
+        """
+        drafts, row = row.extra, row._replace(extra=None)
+        inputs, config = unbounded(inputs), replace(config, axes=(*config.axes, CANVASES))
+        own = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
+        chain = jax.tree.map(lambda *parts: jnp.concatenate(parts), own, drafts) if self.verifies else own
+
+        def follow(canvas: DraftCanvases) -> tuple[SamplerState, Evaluation, KVCache]:
+            at = row._replace(**canvas._asdict())
+            evaluation, kept = evaluate(model, at, cache, inputs, config)
+            return commit(at, evaluation, inputs, config), evaluation, kept
+
+        following, evaluations, caches = jax.vmap(follow, axis_name=CANVASES)(chain)
+        right = count_right(chain, following, inputs, config)
+        row = take_steps(row, chain, following, right)
+        evaluation, cache = jax.tree.map(lambda part: part[right], (evaluations, caches))
+        return row._replace(extra=self.draft(row, evaluation, inputs, config)), cache
+
+    def draft(
+        self, row: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
+    ) -> DraftCanvases:
+        """Take steps with the candidates of a forward pass over an earlier canvas."""
+        candidates = evaluation.candidates
+        assert candidates is not None
+        config = replace(config, variant=replace(self, forced=False))
+        positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
+
+        def follow(row: SamplerState, _: None) -> tuple[SamplerState, DraftCanvases]:
+            proposal = draw_proposal(candidates, evaluation.proposal.entropy, row, positions, inputs.params)
+            row = commit(row, evaluation._replace(proposal=proposal, logprobs=None), inputs, config)
+            return row, DraftCanvases(row.tokens, row.masked, row.step)
+
+        return jax.lax.scan(follow, row, length=self.count)[1]
+
+    def leave(
+        self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    ) -> tuple[SamplerState, KVCache]:
+        """Return the state of all rows before a step that each has reached, taking later tokens back."""
+        # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
+        rows = state
+        left = jnp.min(jnp.where(rows_open(rows, inputs.window, config), rows.step, NEVER))
+        step = jnp.minimum(inputs.window.until, jnp.where(left < NEVER, left, jnp.max(rows.step)))
+        tokens, masked, commit_step, confidence = (
+            part[:, 0] for part in (rows.tokens, rows.masked, rows.commit_step, rows.confidence)
         )
         later = ~masked & (commit_step >= step)
-        return SamplerState(
-            tokens=jnp.where(later, mask_id, tokens),
+        state = SamplerState(
+            tokens=jnp.where(later, config.mask_id, tokens),
             masked=masked | later,
             commit_step=jnp.where(later, NEVER, commit_step),
             confidence=jnp.where(later, 0.0, confidence),
             step=step,
-            forwards=jnp.max(self.rows.forwards),
-            keys=keys,
+            forwards=jnp.max(rows.forwards),
+            keys=rows.keys[:, 0],
+            extra=rows,
         )
+        return state, jax.tree.map(lambda part: part[:, 0], cache)
+
+
+def rows_open(rows: SamplerState, window: Window, config: StepConfig) -> Bool[Array, "b"]:
+    """Return which rows have a mask left in the block."""
+    return jnp.any(jax.vmap(partial(block_columns, window=window, config=config))(rows.masked), axis=(1, 2))
+
+
+def rows_going(rows: SamplerState, window: Window, config: StepConfig) -> Bool[Array, "b"]:
+    """Return which rows take another step."""
+    return rows_open(rows, window, config) & (rows.step < window.until) & (rows.forwards < window.forwards)
 
 
 def advance_rows(
     model: DreamForCausalLM,
-    drafted: Drafted,
+    rows: SamplerState,
     cache: KVCache,
     inputs: BatchInputs,
     config: StepConfig,
     going: Bool[Array, "b"],
-    shared: Any = 0,
-) -> tuple[Drafted, KVCache]:
-    """Take a `draft_step`, or a `lookahead_step`, with each of the rows that are going.
-
-    The others recompute what they hold.
+    axes: Any = 0,
+) -> tuple[SamplerState, KVCache]:
+    """Advance each of the rows that are going; the others recompute what they hold.
 
     Args:
-        cache: an axis more than that of a row, as `inputs`.
-        shared: which axis of the inputs is that of the rows, as `jax.vmap` takes it; None for what they share.
+        rows: each a batch of one, all leaves with an axis more.
+        cache: with an axis more than that of a row, as `inputs`.
+        axes: the axis of rows in the inputs, as `jax.vmap` takes it.
     """
 
-    take_step = lookahead_step if config.looks_ahead else draft_step
+    def take(row: SamplerState, cache: KVCache, inputs: BatchInputs) -> tuple[SamplerState, KVCache]:
+        return config.variant.advance_row(model, row, cache, inputs, replace(config, axes=(ROWS,)))
 
-    def take(
-        state: SamplerState, guesses: Any, cache: KVCache, inputs: BatchInputs
-    ) -> tuple[SamplerState, Any, KVCache]:
-        return take_step(model, state, guesses, cache, inputs, replace(config, axes=(ROWS,)))
-
-    mapped = jax.vmap(take, in_axes=(0, 0, 0, shared), axis_name=ROWS)
-    rows, guesses, cache = mapped(drafted.rows, drafted.guesses, cache, inputs)
+    after, cache = jax.vmap(take, in_axes=(0, 0, axes), axis_name=ROWS)(rows, cache, inputs)
 
     def updated(new: Array, old: Array) -> Array:
         return jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    return jax.tree.map(updated, Drafted(rows, guesses), drafted), cache
+    return jax.tree.map(updated, after, rows), cache
 
 
-def draft_step(
-    model: DreamForCausalLM,
-    state: SamplerState,
-    guesses: Guesses | None,
-    cache: KVCache,
-    inputs: BatchInputs,
-    config: StepConfig,
-) -> tuple[SamplerState, Guesses | None, KVCache]:
-    """Evaluate a canvas and the guesses beside it, take every step that is sure, and guess anew.
-
-    Without `config.guessed` it is `step`. A row may come out some steps beyond `inputs.window.until`.
-    """
-    if not config.guessed:
-        state, cache = step(model, state, cache, inputs, config)
-        return state, None, cache
-    assert guesses is not None
-    inputs = unbounded(inputs)
-    config = replace(config, axes=(*config.axes, CANVASES))
-    own = Guesses(state.tokens[None], state.masked[None], state.step[None])
-    chain = jax.tree.map(lambda *parts: jnp.concatenate(parts), own, guesses) if config.checked else own
-
-    def follow(canvas: Guesses) -> tuple[SamplerState, Evaluation, KVCache]:
-        at = state._replace(**canvas._asdict())
-        evaluation, kept = evaluate(model, at, cache, inputs, config)
-        return commit(at, evaluation, inputs, config), evaluation, kept
-
-    following, evaluations, caches = jax.vmap(follow, axis_name=CANVASES)(chain)
-    right = right_guesses(chain, following, inputs, config)
-    state = after_steps(state, chain, following, right)
-    evaluation, cache = jax.tree.map(lambda part: part[right], (evaluations, caches))
-    return state, guess(state, evaluation, inputs, replace(config, forced=False)), cache
-
-
-def right_guesses(chain: Guesses, following: SamplerState, inputs: BatchInputs, config: StepConfig) -> Int[Array, ""]:
-    """Count the guesses, from the first on, that are what the step from the canvas before them makes.
+def count_right(
+    chain: DraftCanvases, following: SamplerState, inputs: BatchInputs, config: StepConfig
+) -> Int[Array, ""]:
+    """Count the drafts, from the first on, that equal the step from the canvas before them.
 
     Args:
-        chain: the canvas and the guesses.
-        following: what the step from each of them makes.
+        chain: the canvas and its drafts.
+        following: the step from each of them.
     """
+    # chain      [M, M, M] drafts [a, M, M] [a, b, M] [a, b, c]
+    # following  [a, M, M]        [a, b, M] [a, x, M]     the second draft is confirmed,
+    # is_right             [1,        1,        0]        the third is not: 2 are right
 
-    def same(guess: Array, made: Array) -> Bool[Array, "g"]:
-        return jnp.all(guess[1:] == made[:-1], axis=tuple(range(1, guess.ndim)))
+    def same(draft: Array, made: Array) -> Bool[Array, "g"]:
+        return jnp.all(draft[1:] == made[:-1], axis=tuple(range(1, draft.ndim)))
 
     is_right = same(chain.tokens, following.tokens) & same(chain.masked, following.masked)
     # No step is taken from a canvas whose block is full.
@@ -168,8 +244,8 @@ def right_guesses(chain: Guesses, following: SamplerState, inputs: BatchInputs, 
     return jnp.sum(jnp.cumprod(is_right), dtype=jnp.int32)
 
 
-def after_steps(state: SamplerState, chain: Guesses, following: SamplerState, right: Int[Array, ""]) -> SamplerState:
-    """The state after the steps from the canvas and from so many right guesses, each decided as if alone."""
+def take_steps(row: SamplerState, chain: DraftCanvases, following: SamplerState, right: Int[Array, ""]) -> SamplerState:
+    """Return the row after the steps from its canvas and from the right drafts, as if taken alone."""
     is_taken = jnp.arange(len(chain.step)) <= right
     fresh = chain.masked & ~following.masked & is_taken[:, None, None]
     is_fresh = jnp.any(fresh, axis=0)
@@ -180,31 +256,17 @@ def after_steps(state: SamplerState, chain: Guesses, following: SamplerState, ri
         new = jnp.sum(jnp.where(fresh.reshape(*fresh.shape, *added), each, 0), axis=0)
         return jnp.where(is_fresh.reshape(*is_fresh.shape, *added), new, old)
 
-    return state._replace(
+    return row._replace(
         tokens=following.tokens[right],
         masked=following.masked[right],
-        commit_step=decided(state.commit_step, following.commit_step),
-        confidence=decided(state.confidence, following.confidence),
-        logprobs=jax.tree.map(decided, state.logprobs, following.logprobs),
+        commit_step=decided(row.commit_step, following.commit_step),
+        confidence=decided(row.confidence, following.confidence),
+        logprobs=jax.tree.map(decided, row.logprobs, following.logprobs),
         step=following.step[right],
-        forwards=state.forwards + 1,
+        forwards=row.forwards + 1,
     )
 
 
-def guess(state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> Guesses:
-    """Take steps with the candidates of an evaluation that is out of date."""
-    candidates = evaluation.candidates
-    assert candidates is not None
-    positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
-
-    def follow(state: SamplerState, _: None) -> tuple[SamplerState, Guesses]:
-        proposal = proposed(candidates, evaluation.proposal.entropy, state, positions, inputs.params)
-        state = commit(state, evaluation._replace(proposal=proposal, logprobs=None), inputs, config)
-        return state, Guesses(state.tokens, state.masked, state.step)
-
-    return jax.lax.scan(follow, state, length=config.guessed)[1]
-
-
 def unbounded(inputs: BatchInputs) -> BatchInputs:
-    """Inputs of steps that pass over idle ones as if nobody looked in between."""
+    """Lift the limit of steps, so that idle ones are skipped as in one uninterrupted call."""
     return inputs._replace(window=inputs.window._replace(until=jnp.full_like(inputs.window.until, NEVER)))

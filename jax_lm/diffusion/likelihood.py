@@ -19,7 +19,7 @@ from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
 
 SCORE_ROWS, SCORE_WIDTH = 8, 32
-"""Samples are evaluated so many at a time, on rows padded to a multiple of this width."""
+"""Samples of one forward pass, and the multiple to which their rows are padded."""
 
 
 @dataclass(frozen=True)

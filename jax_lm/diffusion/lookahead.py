@@ -1,83 +1,92 @@
-"""Lookahead: branches of a canvas are evaluated beside it, and the decoding goes on with the one that is surest.
+"""Lookahead: decoding continues with the branch whose remaining masks are most confident.
 
-After each step the positions that the commit rule left are looked at in their order: each of the first ones gives a
-branch, the canvas with that token more. One evaluation of all tells how sure each is of what it has still masked, and
-what the next step takes (LoPA, arXiv 2512.16229). Another choice changes the text, unlike `jax_lm.diffusion.drafts`,
-whose machinery this shares. Everything here is of one row, a batch of one.
+After each step, the most confident positions that the commit rule left each give a branch: the
+canvas with that token added. One forward pass over the canvas and its branches yields the confidence
+of their remaining masks and what the next step commits (LoPA, arXiv 2512.16229). Unlike
+`jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.step import (
-    CANVASES,
-    BatchInputs,
-    Evaluation,
-    KVCache,
-    SamplerState,
-    StepConfig,
-    block_columns,
-    commit,
-    evaluate,
-    write,
-)
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.drafts import Drafts
+from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState
+from jax_lm.diffusion.step import CANVASES, StepConfig, block_columns, commit, evaluate, write
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import GenerationOptions
 
 
-def lookahead_step(
-    model: DreamForCausalLM,
-    state: SamplerState,
-    branches: SamplerState,
-    cache: KVCache,
-    inputs: BatchInputs,
-    config: StepConfig,
-) -> tuple[SamplerState, SamplerState, KVCache]:
-    """Evaluate a canvas and its branches, take a step from the surest of them, and branch anew.
+@dataclass(frozen=True)
+class Lookahead(Drafts):
+    """Branches of each row, `count` of them; `verifies` says whether a forward pass reads them."""
 
-    Args:
-        branches: as many as `config.guessed`, all leaves with an axis more; looked at if `config.checked`.
-    """
-    config = replace(config, axes=(*config.axes, CANVASES))
-    tried = jax.tree.map(lambda part: part[None], state)
-    if config.checked:
-        # The branches first, the surest of them before all: so do ties go.
-        tried = jax.tree.map(lambda *parts: jnp.concatenate(parts), branches, tried)
+    keeps_candidates: ClassVar[bool] = False
 
-    def look(canvas: SamplerState) -> tuple[Float[Array, ""], Evaluation, KVCache]:
-        evaluation, kept = evaluate(model, canvas, cache, inputs, config)
-        return surety(canvas, evaluation, inputs, config), evaluation, kept
+    @classmethod
+    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Lookahead | None":
+        return cls(options.lookahead) if options.lookahead else None
 
-    sureties, evaluations, caches = jax.vmap(look, axis_name=CANVASES)(tried)
-    best = jnp.argmax(sureties)
-    chosen, evaluation, cache = jax.tree.map(lambda part: part[best], (tried, evaluations, caches))
-    chosen = chosen._replace(forwards=state.forwards + 1)
-    anchor = commit(chosen, evaluation, inputs, config)
-    branches = branch(anchor, evaluation, inputs, config)
-    is_full = ~jnp.any(block_columns(branches.masked[0], inputs.window, config))
-    # Nothing is surer than a full block: it need not be evaluated to be chosen, as the only branch of a last mask.
-    filled = jax.tree.map(lambda part: part[0], branches)._replace(step=anchor.step + 1)
-    anchor = jax.tree.map(lambda full, left: jnp.where(is_full, full, left), filled, anchor)
-    return anchor, branches, cache
+    @property
+    def request(self) -> str:
+        return f"lookahead={self.count}"
+
+    def blank(self, rows: SamplerState) -> Any:
+        """Return branches that equal their canvas."""
+        return self.copies(rows)
+
+    def advance_row(
+        self, model: DreamForCausalLM, row: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    ) -> tuple[SamplerState, KVCache]:
+        """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
+        config = replace(config, axes=(*config.axes, CANVASES))
+        branches, row = row.extra, row._replace(extra=None)
+        tried = jax.tree.map(lambda part: part[None], row)
+        if self.verifies:
+            # Branches before the canvas, by confidence: the first of equal ones is chosen.
+            tried = jax.tree.map(lambda *parts: jnp.concatenate(parts), branches, tried)
+
+        def look(canvas: SamplerState) -> tuple[Float[Array, ""], Evaluation, KVCache]:
+            evaluation, kept = evaluate(model, canvas, cache, inputs, config)
+            return mean_probability(canvas, evaluation, inputs, config), evaluation, kept
+
+        means, evaluations, caches = jax.vmap(look, axis_name=CANVASES)(tried)
+        best = jnp.argmax(means)
+        chosen, evaluation, cache = jax.tree.map(lambda part: part[best], (tried, evaluations, caches))
+        row = commit(chosen._replace(forwards=row.forwards + 1), evaluation, inputs, config)
+        branches = self.branch(row, evaluation, inputs, config)
+        is_full = ~jnp.any(block_columns(branches.masked[0], inputs.window, config))
+        # No branch is more confident than a full block, which needs no forward pass to be chosen: the
+        # only branch of the last mask.
+        filled = jax.tree.map(lambda part: part[0], branches)._replace(step=row.step + 1)
+        row = jax.tree.map(lambda full, left: jnp.where(is_full, full, left), filled, row)
+        return row._replace(extra=branches), cache
+
+    def branch(
+        self, row: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
+    ) -> SamplerState:
+        """Copy a canvas, each copy with one token more, in score order; past the last mask unchanged."""
+        # count == 3, scores [.9, .2, .5] of masks [1, 1, 0]: [a, M, z], [M, b, z] and [M, M, z].
+        masked = block_columns(row.masked, inputs.window, config)
+        rank = commit_rules.ranks(evaluation.proposal.scores, masked)
+
+        def extended(place: Int[Array, ""]) -> SamplerState:
+            return write(row, evaluation, masked & (rank == place), inputs, config)
+
+        return jax.vmap(extended)(jnp.arange(self.count))
 
 
-def surety(canvas: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> Float[Array, ""]:
-    """Mean probability of the tokens proposed for what is masked in the block; 1 if nothing is."""
+def mean_probability(
+    canvas: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
+) -> Float[Array, ""]:
+    """Compute the mean probability of the tokens proposed for the block's masks; 1 without any."""
     masked = block_columns(canvas.masked, inputs.window, config)
     count = jnp.sum(masked)
     total = jnp.sum(jnp.where(masked, evaluation.proposal.probability, 0.0))
     return jnp.where(count > 0, total / jnp.maximum(count, 1), 1.0)
-
-
-def branch(anchor: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> SamplerState:
-    """Copies of a canvas, each with one token more, in the order of the scores; beyond the last mask, plain copies."""
-    masked = block_columns(anchor.masked, inputs.window, config)
-    rank = commit_rules.ranks(evaluation.proposal.scores, masked)
-
-    def extended(place: Int[Array, ""]) -> SamplerState:
-        return write(anchor, evaluation, masked & (rank == place), inputs, config)
-
-    return jax.vmap(extended)(jnp.arange(config.guessed))

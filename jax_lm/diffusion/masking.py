@@ -19,6 +19,7 @@ def shift_right(rows: Float[Array, "b t x"], starts: Bool[Array, "b t"] | None =
     the first position of every sample where several stand in a row (`starts`). This is the only place where that
     shift is made.
     """
+    # in [[r0, r1, r2, r3]] out [[r0, r0, r1, r2]]; with samples that start at 0 and 2: [[r0, r0, r2, r2]]
     shifted = jnp.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
     return shifted if starts is None else jnp.where(starts[..., None], rows, shifted)
 

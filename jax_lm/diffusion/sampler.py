@@ -18,13 +18,13 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_lm.diffusion.block_pipeline import begin_forcing, force, forcing_passes
+from jax_lm.diffusion.block_pipeline import BlockPipeline
 from jax_lm.diffusion.candidates import Candidates, SamplingParams
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.drafts import Drafted, advance_rows, unbounded
-from jax_lm.diffusion.extent import Extent
+from jax_lm.diffusion.drafts import Drafts
+from jax_lm.diffusion.lookahead import Lookahead
 from jax_lm.diffusion.masking import shift_right
-from jax_lm.diffusion.step import (
+from jax_lm.diffusion.state import (
     NEVER,
     NO_HOOKS,
     BatchInputs,
@@ -33,20 +33,17 @@ from jax_lm.diffusion.step import (
     Hooks,
     KVCache,
     SamplerState,
-    StepConfig,
     Window,
-    block_columns,
-    evaluate,
     rewrite,
-    skip_idle,
-    step,
 )
-from jax_lm.diffusion.variable_length import grow, growing_config, growing_params, growth_of
+from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, evaluate
+from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
-UNLIMITED = np.iinfo(np.int32).max
+METHODS: tuple[type[Variant], ...] = (VariableLength, BlockPipeline, Drafts, Lookahead, Variant)
+"""Decoding methods: the first whose `of` takes a request decodes it, at last plain denoising."""
 
 
 class Sampler:
@@ -76,7 +73,7 @@ class Sampler:
         return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
-        """The state before the first step. A row's randomness depends on its key, or seed and index, alone."""
+        """Return the state before the first step. A row's randomness depends on its key, or seed and index, alone."""
         if isinstance(seed, int):
             if seed < 0:
                 raise ValueError(f"seed={seed}: must not be negative")
@@ -92,31 +89,11 @@ class Sampler:
             step=jnp.int32(0),
             forwards=jnp.int32(0),
             keys=keys,
-            extent=None if canvas.room is None else Extent.of(canvas),
         )
 
-    def generate(
-        self,
-        canvas: Canvas,
-        options: GenerationOptions,
-        *,
-        seed: int | Key[Array, "b"] = 0,
-        stop_ids: tuple[int, ...] = (),
-        hooks: Hooks = NO_HOOKS,
-        strict_reference: bool = False,
-        state: SamplerState | None = None,
-    ) -> SamplerState:
-        """Fill the canvas; the loop over a block is one compiled computation. Arguments as those of `stream`."""
-        *_, last = self.stream(
-            canvas,
-            options,
-            seed=seed,
-            every=None,
-            stop_ids=stop_ids,
-            hooks=hooks,
-            strict_reference=strict_reference,
-            state=state,
-        )
+    def generate(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> SamplerState:
+        """Fill the canvas, with the settings of `stream`; the loop over a block is one compiled computation."""
+        *_, last = self.stream(canvas, options, every=None, **settings)
         return last
 
     def stream(
@@ -137,14 +114,13 @@ class Sampler:
             options: `max_new_tokens` alone is not read: the canvas has its length.
             seed: of the draws, or one key per row.
             stop_ids: tokens that end a row; not used without `options.early_stop`.
-            hooks: of the reference.
+            hooks: hooks of the reference.
             strict_reference: admit MASK itself as a candidate, as the reference does.
-            state: where to go on from, with a mask left, instead of `seed` and an empty canvas.
+            state: where to resume, with a mask left, instead of `seed` and an empty canvas.
 
         Raises:
-            ValueError: no hole, a negative seed, guesses (`options.draft`) with hooks or the strict reference, or a
-                grammar, of which tokens know nothing; holes that grow (`canvas.room`), or the cache `causal`, with what
-                does not go with them.
+            ValueError: no hole, a negative seed, a grammar (only `DiffuCoderInference` applies one), or a decoding
+                method that does not go with the canvas, the hooks or the strict reference.
         """
         if options.grammar is not None:
             raise ValueError(f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one")
@@ -155,91 +131,84 @@ class Sampler:
         cache = KVCache()
         if decoding.cache != "none":
             cache = run_empty_cache(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
-        config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks, strict_reference=strict_reference)
-        blocks = canvas.blocks(options.decoding.block_columns(canvas.region.length))
-        if decoding.cache == "causal":
-            blocks, (state, config) = [canvas.region], begin_forcing(state, canvas, options, config)
+        hooks = replace(hooks, admits_mask=strict_reference)
+        config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
         done: list[Block] = []
-        for block in blocks:
+        for block in config.variant.blocks(canvas, options.decoding.block_columns(canvas.region.length)):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
                 # Decided before: its rows were never computed here.
                 continue
-            passes = block_passes(canvas, block, done, options.decoding, replace(config, length=block.length))
+            state = config.variant.begin(state, canvas)
             params = SamplingParams.of(options, block.length, canvas.region.length)
-            if state.extent is not None:
-                params = growing_params(params, state)
-            refresh_steps = decoding.refresh_steps or UNLIMITED
-            state, cache = yield from self.fill(state, cache, arrays, block, params, passes, refresh_steps, every)
+            params = config.variant.params(params, state)
+            passes = block_passes(canvas, block, done, options.decoding, config)
+            inputs = BatchInputs(arrays, self.window(state, block, params), params)
+            refresh_steps = decoding.refresh_steps or NEVER
+            state, cache = yield from self.fill(state, cache, inputs, passes, refresh_steps, every)
             done.append(block)
             if not np.asarray(state.masked).any():
                 break
 
-    def canvas_config(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> StepConfig:
-        """The configuration of steps over a canvas, with settings as `stream` has them; ValueError as there."""
-        config = replace(self.step_config(options, canvas.region.length), **settings)
-        if not options.early_stop or canvas.room is not None:
-            # The end of a text deletes where holes grow.
-            config = replace(config, stop_ids=())
-        if options.extra_canvases and (config.hooks != NO_HOOKS or config.strict_reference):
-            raise ValueError(f"{options.extra_canvases_option}: must be 0 with hooks or strict_reference")
-        return config if canvas.room is None else growing_config(config, options)
+    def canvas_config(
+        self, canvas: Canvas, options: GenerationOptions, *, stop_ids: tuple[int, ...] = (), hooks: Hooks = NO_HOOKS
+    ) -> StepConfig:
+        """Configure steps over a canvas by the method that the options ask for. Raises ValueError as `stream`."""
+        methods = (method.of(canvas, options, self.config) for method in METHODS)
+        variant = next(method for method in methods if method is not None)
+        if variant != PLAIN and hooks != NO_HOOKS:
+            raise ValueError(f"hooks, strict_reference: must not be given with {variant.request}")
+        return replace(
+            self.step_config(options, canvas.region.length),
+            stop_ids=stop_ids if options.early_stop else (),
+            hooks=hooks,
+            variant=variant,
+        )
 
     def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
-        """The configuration of steps over a block of that many columns that recompute every row."""
-        return StepConfig(
-            length=length,
-            rows=None,
-            mask_id=self.mask_id,
-            top_k=options.top_k,
-            checked=options.extra_canvases,
-            guessed=options.extra_canvases,
-            looks_ahead=options.lookahead > 0,
-            growth=self.growth,
-        )
+        """Configure plain steps over a block of `length` columns that recompute every row."""
+        return StepConfig(length=length, rows=None, mask_id=self.mask_id, top_k=options.top_k)
+
+    def window(self, state: SamplerState, block: Block, params: SamplingParams) -> Window:
+        """Return the window of a whole block that begins at a state."""
+        step = int(state.step)
+        until = step + step_limit(params, block.length)
+        return Window.of(block=block.start, rows=0, first_step=step, until=until, forwards=NEVER)
 
     def fill(
         self,
         state: SamplerState,
         cache: KVCache,
-        arrays: CanvasArrays,
-        block: Block,
-        params: SamplingParams,
-        passes: list[tuple[StepConfig, int]],
+        inputs: BatchInputs,
+        passes: list[Pass],
         refresh_steps: int,
         every: int | None,
     ) -> Generator[SamplerState, None, tuple[SamplerState, KVCache]]:
         """Decode one block, yielding as `stream` does.
 
         Args:
-            passes: those of `block_passes`; the first of two is for the block's first evaluation.
-            refresh_steps: evaluations between two refreshes.
+            inputs: with the window of the whole block.
+            passes: as `block_passes` returns them; the first of two begins the block.
+            refresh_steps: forward passes between two refreshes.
         """
-        step = first_step = int(state.step)
-        limit = first_step + step_limit(params, block.length)
-        forwards, refreshed = int(state.forwards), None
-        is_open = True
-        drafted = Drafted.of(state, passes[0][0]) if passes[0][0].guessed else None
-        while is_open and step < limit:
-            is_refresh = len(passes) > 1 and (refreshed is None or forwards - refreshed >= refresh_steps)
-            config, first_row = passes[0] if is_refresh else passes[-1]
-            if refreshed is not None:
-                config = replace(config, forced=False)
-            window = Window.of(
-                block=block.start,
-                rows=first_row,
-                first_step=first_step,
-                until=limit if every is None else min(limit, step + every),
-                forwards=forwards + 1 if is_refresh else min((refreshed or 0) + refresh_steps, UNLIMITED),
+        limit, is_open = int(inputs.window.until), True
+        refresh_at = 0 if len(passes) > 1 else NEVER
+        while is_open and int(state.step) < limit:
+            forwards = int(state.forwards)
+            is_refresh = forwards >= refresh_at
+            chosen = passes[0 if is_refresh else -1]
+            window = inputs.window.updated(
+                rows=chosen.first_row,
+                until=limit if every is None else min(limit, int(state.step) + every),
+                forwards=forwards + 1 if is_refresh else refresh_at,
             )
-            inputs = BatchInputs(arrays, window, params)
-            if drafted is None:
-                state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
-            else:
-                state, drafted, cache, still_open = run_drafted(self.graph, self.params, drafted, cache, inputs, config)
+            inputs, config = inputs._replace(window=window), chosen.config
+            if refresh_at > 0:
+                config = replace(config, variant=replace(config.variant, forced=False))
+            state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
             yield state
             if is_refresh and int(state.forwards) > forwards:
-                refreshed = forwards
-            step, forwards, is_open = int(state.step), int(state.forwards), bool(still_open)
+                refresh_at = min(forwards + refresh_steps, NEVER)
+            is_open = bool(still_open)
         return state, cache
 
     def replay(
@@ -251,18 +220,18 @@ class Sampler:
         *,
         strict_reference: bool = False,
     ) -> tuple[Int[np.ndarray, "b t"], Float[np.ndarray, "b t"]]:
-        """One step from any canvas on the way, over the whole canvas.
+        """Take one step from any intermediate canvas, over the whole canvas.
 
         Returns:
-            The tokens after it, and the confidence by which positions were chosen (-inf where nothing was masked).
+            The tokens after it, and the confidence by which positions were chosen (-inf at given positions).
         """
         region, holes = canvas.region, canvas.holes & (tokens == self.mask_id)
         state = self.start(canvas, seed=0)
         state = state._replace(tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step))
-        config = replace(self.step_config(options, region.length), strict_reference=strict_reference)
+        config = replace(self.step_config(options, region.length), hooks=Hooks(admits_mask=strict_reference))
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
-            Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=UNLIMITED),
+            Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=NEVER),
             SamplingParams.of(options, region.length, region.length),
         )
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
@@ -272,27 +241,28 @@ class Sampler:
         return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
 
     def candidates(self, canvas: Canvas, state: SamplerState, options: GenerationOptions) -> Candidates:
-        """Tell what the masked positions may become, by one forward: the likeliest tokens, past all filters.
+        """Return the most likely tokens at every masked position, unfiltered, from one forward pass.
 
         Returns:
-            Ids and log-probabilities at the temperature, of the columns of the canvas's region.
+            Ids and log-probabilities at the temperature, for the columns of the canvas's region.
         """
         region = canvas.region
-        config = replace(self.step_config(options, region.length), top_k=None, checked=0, guessed=1, looks_ahead=False)
+        # Drafts are made from such candidates.
+        config = replace(self.step_config(options, region.length), top_k=None, variant=Drafts(1))
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
-            Window.of(block=region.start, rows=0, first_step=0, until=UNLIMITED, forwards=UNLIMITED),
-            SamplingParams.of(options.with_settings(top_p=None, min_p=None), region.length, region.length),
+            Window.of(block=region.start, rows=0, first_step=0, until=NEVER, forwards=NEVER),
+            SamplingParams.of(options.changed(top_p=None, min_p=None), region.length, region.length),
         )
-        candidates = run_evaluation(self.graph, self.params, state, inputs, config).candidates
+        candidates = run_evaluation(self.graph, self.params, state._replace(extra=None), inputs, config).candidates
         assert candidates is not None
         return candidates
 
     def logits_at(self, tokens: Int[np.ndarray, "t"], length: int, column: int) -> Float[np.ndarray, "v"]:
-        """Tell what a column may become, by one forward; what it cannot become (MASK, expanding) has none of a chance.
+        """Return the logits of one column from one forward pass; MASK and EXPAND get -inf.
 
         Args:
-            tokens: a canvas, MASK where nothing is decided, of which `length` columns are there.
+            tokens: a canvas, MASK at undecided positions, padded after `length` columns.
         """
         logits = np.array(run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)), np.float32)
         logits[[self.mask_id] if self.growth is None else [self.mask_id, self.growth.expand_id]] = -np.inf
@@ -303,34 +273,34 @@ class Sampler:
         return run_forward(self.graph, self.params, tokens)
 
 
-def block_passes(
-    canvas: Canvas, block: Block, done: list[Block], decoding: Decoding, config: StepConfig
-) -> list[tuple[StepConfig, int]]:
-    """The passes over a block, each with the first row that it recomputes: the refresh that begins it, and its steps.
-
-    Without a cache there is one, over all rows. Rows are [first, first + config.rows) of the canvas.
-    """
-    chosen, width = decoding.settings, canvas.tokens.shape[1]
-    if config.grid is not None:
-        return forcing_passes(config, config.grid)
+def block_passes(canvas: Canvas, block: Block, done: list[Block], decoding: Decoding, config: StepConfig) -> list[Pass]:
+    """Return the passes over a block: the refresh that begins it, then its steps. Without a cache, steps alone."""
+    # Width 16, block [8, 12) after block [4, 8):
+    #   none    steps of rows 0 to 15
+    #   prefix  refresh of rows 0 to 15, steps of rows 7 to 15
+    #   window  the same refresh, steps of rows 7 to 11
+    #   dual    the same refresh, steps of rows 8 to 11
+    # The refresh is of rows 3 to 15 with freeze_prompt, and of rows 3 to 11 with refresh_every=2.
+    config, chosen = replace(config, length=block.length), decoding.resolved
+    width = canvas.tokens.shape[1]
     if chosen.cache == "none":
-        return [(config, 0)]
+        return config.variant.passes([Pass(config, 0)])
     if done and len(done) % chosen.refresh_every:
-        # Between two full forwards: the last block, now that it is decided, and the new one.
+        # Between two full forward passes: the last block, now that it is decided, and the new one.
         first_row, end_row = max(done[-1].start - 1, 0), block.end
     else:
         first_row, end_row = max(canvas.region.start - 1, 0) if done and chosen.freeze_prompt else 0, width
-    refresh = replace(config, rows=end_row - first_row, forced=chosen.first_token == "force", checked=0)
+    forces = chosen.first_token == "force"
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
-    with_row_before = chosen.cache != "dual" and chosen.first_token == "rule" and block.start > 0
-    start = block.start - 1 if with_row_before else block.start
-    end = width if chosen.cache == "prefix" else block.end
-    steps = replace(config, rows=end - start, uses_tail=chosen.cache == "dual" and block.start > 0)
-    return [(refresh, first_row), (steps, start)]
+    with_row_before = chosen.cache != "dual" and not forces and block.start > 0
+    start, end = block.start - with_row_before, width if chosen.cache == "prefix" else block.end
+    variant = replace(config.variant, forced=forces)
+    refresh = replace(config, rows=end_row - first_row, variant=variant)
+    return config.variant.passes([Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)])
 
 
 def step_limit(params: SamplingParams, length: int) -> int:
-    """Steps after which a block of that length ends even if a mask is left (only the strict reference leaves any)."""
+    """Return the steps after which a block ends even with a mask left, as only the strict reference leaves one."""
     return int(params.steps) if params.by_schedule else max(int(params.steps), length)
 
 
@@ -339,67 +309,19 @@ def run(
     graph: nnx.GraphDef, params: dict, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
 ) -> tuple[SamplerState, KVCache, Bool[Array, ""]]:
     """Take steps until the block is full or the window says to return; also whether a mask is left in the block."""
-    model, window = nnx.merge(graph, params), inputs.window
+    model, variant = nnx.merge(graph, params), config.variant
 
-    def is_open(state: SamplerState) -> Bool[Array, ""]:
-        masked = state.masked if config.grid is not None else block_columns(state.masked, window, config)
-        return jnp.any(masked)
-
-    def goes_on(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
-        state, _ = carry
-        return is_open(state) & (state.step < window.until) & (state.forwards < window.forwards)
+    def is_going(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
+        return variant.is_going(carry[0], inputs.window, config)
 
     def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
-        advance_one = force if config.grid is not None else step if carry[0].extent is None else grow
-        return advance_one(model, *carry, inputs, config)
+        return variant.advance(model, *carry, inputs, config)
 
-    state, cache = jax.lax.while_loop(goes_on, advance, (skip_idle(state, inputs, config), cache))
+    carry = jax.lax.while_loop(is_going, advance, variant.enter(state, cache, inputs, config))
+    state, cache = variant.leave(*carry, inputs, config)
     # The state is small, and every host looks at it.
-    state, still_open = replicate((state, is_open(state)), model.mesh)
-    return state, cache, still_open
-
-
-@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
-def run_drafted(
-    graph: nnx.GraphDef, params: dict, drafted: Drafted, cache: KVCache, inputs: BatchInputs, config: StepConfig
-) -> tuple[SamplerState, Drafted, KVCache, Bool[Array, ""]]:
-    """Take steps as `run` does, with guesses.
-
-    Returns:
-        The state at the step before which the window says to return, the rows that may be further, the cache, and
-        whether a mask is left in the block of that state.
-    """
-    model, window = nnx.merge(graph, params), inputs.window
-    canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
-    axes = BatchInputs._make((0, None, None))
-    of_rows = BatchInputs(canvas, window, inputs.params)
-
-    def is_open(rows: SamplerState) -> Bool[Array, "b"]:
-        return jnp.any(jax.vmap(partial(block_columns, window=window, config=config))(rows.masked), axis=(1, 2))
-
-    def is_going(rows: SamplerState) -> Bool[Array, "b"]:
-        return is_open(rows) & (rows.step < window.until) & (rows.forwards < window.forwards)
-
-    def advance(carry: tuple[Drafted, KVCache]) -> tuple[Drafted, KVCache]:
-        before, cache = carry
-        after, cache = advance_rows(model, before, cache, of_rows, config, is_going(before.rows), axes)
-        # The rows are evaluated together, whether they still go or not.
-        return after._replace(rows=after.rows._replace(forwards=before.rows.forwards + 1)), cache
-
-    skip = jax.vmap(partial(skip_idle, config=config), in_axes=(0, axes))
-    rows = skip(drafted.rows, unbounded(of_rows))
-    if config.forced:
-        # A forced token is committed at one step for all rows, idle or not.
-        first = jnp.min(jnp.where(is_open(rows), rows.step, NEVER))
-        rows = rows._replace(step=jnp.where(is_open(rows), first, rows.step))
-    drafted = drafted._replace(rows=rows)
-    drafted, cache = jax.lax.while_loop(lambda carry: jnp.any(is_going(carry[0].rows)), advance, (drafted, cache))
-    rows = drafted.rows
-    left = jnp.min(jnp.where(is_open(rows), rows.step, NEVER))
-    state = drafted.at(jnp.minimum(window.until, jnp.where(left < NEVER, left, jnp.max(rows.step))), config.mask_id)
-    still_open = jnp.any(block_columns(state.masked, window, config))
-    state, drafted, still_open = replicate((state, drafted, still_open), model.mesh)
-    return state, drafted, jax.tree.map(lambda part: part[:, 0], cache), still_open
+    state, is_open = replicate((state, variant.is_open(state, inputs.window, config)), model.mesh)
+    return state, cache, is_open
 
 
 @partial(jax.jit, static_argnames=("graph", "config"))
@@ -431,4 +353,5 @@ def run_logits(
 
 @partial(jax.jit, static_argnames="graph")
 def run_forward(graph: nnx.GraphDef, params: dict, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+    """Return the logits of a whole canvas, not shifted."""
     return nnx.merge(graph, params)(tokens)

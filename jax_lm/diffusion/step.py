@@ -1,17 +1,18 @@
-"""One denoising step: what it takes and gives, and the one function that every way of decoding runs.
+"""One denoising step, and the interface by which decoding methods change it.
 
-The model computes, the sampler decides. Order, commit rule, blocks and cache (`jax_lm.options`) are independent: a
-block limits which columns a step may commit, a cache which rows it recomputes; a refresh is a step that recomputes all.
+The model computes, the sampler decides. Order, commit rule, blocks and cache (`jax_lm.options`) are
+independent: a block limits which columns a step may commit, a cache which rows it recomputes; a
+refresh is a step that recomputes all. `step` is plain denoising. A decoding method that does
+something else is a `Variant` in a file of its own; nothing here names one.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion import commit_rules
@@ -26,151 +27,136 @@ from jax_lm.diffusion.candidates import (
     likeliest_candidates,
     row_entropy,
 )
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.extent import Extent, Growth, without_expand
+from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.nucleus import Rows, in_parts
-from jax_lm.diffusion.pipeline import BlockGrid, Pipeline
-from jax_lm.models.dream import DreamForCausalLM, KeyValues
+from jax_lm.diffusion.state import (
+    NO_HOOKS,
+    BatchInputs,
+    Evaluation,
+    Hooks,
+    KVCache,
+    Proposal,
+    SamplerState,
+    Window,
+    end_rows,
+    rewrite,
+)
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.options import GenerationOptions
 
-NEVER = np.iinfo(np.int32).max
 ROWS, CANVASES = "rows", "canvases"
-"""Names of the axes over rows, and over the canvases that are evaluated for a row."""
+"""Names of the mapped axes: over rows, and over the canvases of a row that are computed together."""
 SMALLEST_HEAD = 16
 HEAD_SHARES = (2, 1)
-"""The head runs on the smallest of these fractions of a block that holds its masked rows; each is compiled."""
-
-
-class SamplerState(NamedTuple):
-    """The canvas between two steps.
-
-    Attributes:
-        tokens: ids, MASK at positions still to be decided.
-        masked: positions still to be decided.
-        commit_step: step at which a position was decided; NEVER for those still masked, -1 for the given ones.
-        confidence: probability of the token when it was decided (after temperature and filters); else 0.
-        step: steps taken.
-        forwards: model evaluations so far; steps that commit nothing need none.
-        keys: one random key per row.
-        logprobs: of the positions that were decided; None where none are kept.
-        extent: how far rows reach whose holes grow; None where none do.
-        pipeline: which blocks are begun, where several are at once; None where they are not.
-    """
-
-    tokens: Int[Array, "b t"]
-    masked: Bool[Array, "b t"]
-    commit_step: Int[Array, "b t"]
-    confidence: Float[Array, "b t"]
-    step: Int[Array, ""]
-    forwards: Int[Array, ""]
-    keys: Key[Array, "b"]
-    logprobs: TokenLogProbs | None = None
-    extent: Extent | None = None
-    pipeline: Pipeline | None = None
-
-    def history(self, mask_id: int) -> Int[np.ndarray, "s b t"]:
-        """The canvas after each step: a decided token never changes, so that its commit step tells all."""
-        tokens, commit_step = np.asarray(self.tokens), np.asarray(self.commit_step)
-        return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in range(int(self.step))])
-
-
-class KVCache(NamedTuple):
-    """Keys and values that a cache keeps from one step to the next; all None without one.
-
-    Attributes:
-        layers: keys and values of every position, per layer.
-        tail: for `dual`, the hidden row before the block as the last refresh left it.
-    """
-
-    layers: tuple[KeyValues, ...] | None = None
-    tail: Float[Array, "b 1 d"] | None = None
-
-
-class CanvasArrays(NamedTuple):
-    """The parts of a `Canvas` that do not change while it is filled, on the device."""
-
-    attention_mask: Bool[Array, "b t"] | Bool[Array, "b r t"]
-    position_ids: Int[Array, "b t"]
-    holes: Bool[Array, "b t"]
-    hole_starts: Int[Array, "b t"]
-
-    @classmethod
-    def of(cls, canvas: Canvas) -> "CanvasArrays":
-        """The arrays of a canvas, on the device."""
-        return cls(*(jnp.asarray(getattr(canvas, name)) for name in cls._fields))
-
-
-class Window(NamedTuple):
-    """Where a call works, and when it returns: numbers, so that all blocks of one length share a compilation.
-
-    Attributes:
-        block: first column that may be committed.
-        rows: first row that is recomputed.
-        first_step: step at which the block began.
-        until: step before which to return.
-        forwards: model evaluations after which to return.
-    """
-
-    block: Int[Array, ""]
-    rows: Int[Array, ""]
-    first_step: Int[Array, ""]
-    until: Int[Array, ""]
-    forwards: Int[Array, ""]
-
-    @classmethod
-    def of(cls, **numbers: int) -> "Window":
-        """A window from plain numbers, one for each field."""
-        arrays: dict[str, Any] = {name: np.int32(number) for name, number in numbers.items()}
-        return cls(**arrays)
-
-
-class BatchInputs(NamedTuple):
-    """Traced inputs of a call of the compiled loop, besides state and cache."""
-
-    canvas: CanvasArrays
-    window: Window
-    params: SamplingParams
+"""The head runs on the smallest of these fractions of a block that holds its masked rows."""
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """The reference's hooks, as functions that JAX can trace.
+class Variant:
+    """A decoding method: a hook for everything it may do differently from plain denoising.
+
+    This class is plain denoising. A method subclasses it in a file of its own, as a frozen dataclass
+    (static under jit) of its settings, keeps what it needs between steps in `SamplerState.extra`,
+    and is listed once, in `jax_lm.diffusion.sampler.METHODS`.
 
     Attributes:
-        tokens: (step, tokens [b, t], logits [b, r, v]) to tokens, after each step and once before the first with
-            step -1 and no logits (None). MASK at a hole opens it again, another token closes it.
-        logits: (step, tokens [b, t], logits [b, r, v]) to logits, before they are filtered.
+        forced: commit the block's first column and nothing else (Fast-dLLM's refresh). Static: a
+            traced choice changes how XLA fuses the step, and with it the last bit of confidences.
     """
 
-    tokens: Callable | None = None
-    logits: Callable | None = None
+    forced: bool = field(default=False, kw_only=True)
+    keeps_candidates: ClassVar[bool] = False
+    """Whether an evaluation returns its candidates."""
+
+    @classmethod
+    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Variant | None":
+        """Return the method if the request asks for it. Raises ValueError if it cannot run."""
+        return cls()
+
+    @property
+    def request(self) -> str:
+        """The setting that asks for the method, for messages."""
+        return "plain denoising"
+
+    def blocks(self, canvas: Canvas, length: int) -> Iterable[Block]:
+        """Return the blocks that are filled one after another, `length` columns each."""
+        return canvas.blocks(length)
+
+    def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
+        """Prepare the state at the start of a block."""
+        return state
+
+    def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
+        """Return the sampling settings of a block."""
+        return params
+
+    def passes(self, passes: "list[Pass]") -> "list[Pass]":
+        """Return the passes over a block, given those of plain denoising."""
+        return passes
+
+    def admit(self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None) -> Float[Array, "b r v"]:
+        """Rule out control tokens, here the one that expands a hole."""
+        if expand_id is None:
+            return logits
+        return jnp.where(jnp.arange(logits.shape[-1]) == expand_id, -jnp.inf, logits)
+
+    def enter(
+        self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
+    ) -> tuple[SamplerState, KVCache]:
+        """Prepare state and cache for the compiled loop, at the first step that commits anything."""
+        return self.enter_row(state, inputs, config), cache
+
+    def enter_row(self, row: SamplerState, inputs: BatchInputs, config: "StepConfig") -> SamplerState:
+        """Prepare a row, a batch of one at a step of its own under `jax.vmap`."""
+        return skip_idle(row, inputs, config)
+
+    def is_open(self, state: SamplerState, window: Window, config: "StepConfig") -> Bool[Array, ""]:
+        """Whether a mask is left in the block."""
+        return jnp.any(block_columns(state.masked, window, config))
+
+    def is_going(self, state: SamplerState, window: Window, config: "StepConfig") -> Bool[Array, ""]:
+        """Whether the compiled loop takes another step."""
+        is_within = (state.step < window.until) & (state.forwards < window.forwards)
+        return self.is_open(state, window, config) & is_within
+
+    def advance(
+        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
+    ) -> tuple[SamplerState, KVCache]:
+        """Take one denoising step."""
+        return step(model, state, cache, inputs, config)
+
+    def advance_row(
+        self, model: DreamForCausalLM, row: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
+    ) -> tuple[SamplerState, KVCache]:
+        """Take one step of a row, a batch of one at a step of its own under `jax.vmap`."""
+        return self.advance(model, row, cache, inputs, config)
+
+    def leave(
+        self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
+    ) -> tuple[SamplerState, KVCache]:
+        """Return the state that the compiled loop reports, and the cache."""
+        return state, cache
 
 
-NO_HOOKS = Hooks()
+PLAIN = Variant()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Static configuration of a compilation: shapes of one block, and the settings that decide them.
+    """Static configuration of a compilation: the shapes of a block, and what decides them.
 
     Attributes:
         length: columns of the block.
         rows: rows recomputed each step; None is all of them, without a cache.
         mask_id: id of MASK.
         top_k: candidates per position; None is the whole vocabulary.
-        stop_ids: tokens that end a row: once one has no mask before it, what follows it is not decoded. Lossless
-            for the text up to there; empty decodes everything, as the reference does.
-        strict_reference: admit MASK itself as a candidate, as the reference does.
-        hooks: of the reference.
-        uses_tail: whether the row before the block is taken from the cache.
-        forced: commit the block's first column, and nothing else.
-        checked: guesses of the next canvases that are evaluated beside the canvas (`jax_lm.diffusion.drafts`).
-        guessed: guesses that are made for the next evaluation.
-        looks_ahead: whether guesses are branches to choose from (`jax_lm.diffusion.lookahead`).
-        top_tokens: tokens whose log-probabilities are kept of each position; 0 keeps none.
-        growth: tokens by which holes grow, of a checkpoint that has them.
-        grid: blocks of which several are filled at once (`jax_lm.diffusion.block_pipeline`).
-        axes: names of the axes over canvases, each a batch of one under `jax.vmap`.
+        stop_ids: tokens that end a row: once one has no mask before it, what follows it is not
+            decoded. Lossless for the text up to there; empty decodes everything, as the reference
+            does.
+        hooks: hooks and candidates of the reference.
+        variant: the decoding method.
+        axes: names of the mapped axes; each canvas is a batch of one under `jax.vmap`.
     """
 
     length: int
@@ -178,55 +164,27 @@ class StepConfig:
     mask_id: int
     top_k: int | None
     stop_ids: tuple[int, ...] = ()
-    strict_reference: bool = False
     hooks: Hooks = NO_HOOKS
-    uses_tail: bool = False
-    forced: bool = False
-    checked: int = 0
-    guessed: int = 0
-    looks_ahead: bool = False
-    top_tokens: int = 0
-    growth: Growth | None = None
-    grid: BlockGrid | None = None
+    variant: Variant = PLAIN
     axes: tuple[str, ...] = ()
 
 
-class Proposal(NamedTuple):
-    """A token for each position of the block, with what decides whether it is committed.
+class Pass(NamedTuple):
+    """A kind of forward pass over a block.
 
     Attributes:
-        tokens: the drawn token.
-        probability: its probability after temperature and filters.
-        scores: confidence by the measure of `alg`; larger is committed earlier.
-        entropy: of what the model says, before temperature and filters; 0 unless the commit rule reads it.
+        config: configuration of its compilation.
+        first_row: first row of the canvas that it recomputes, of `config.rows`.
     """
 
-    tokens: Int[Array, "b r"]
-    probability: Float[Array, "b r"]
-    scores: Float[Array, "b r"]
-    entropy: Float[Array, "b r"]
-
-
-class Evaluation(NamedTuple):
-    """What the model says of a canvas.
-
-    Attributes:
-        proposal: for the step that the canvas is at.
-        logprobs: of the proposed tokens; None where none are kept.
-        candidates: what steps after it may guess from; None unless guesses are made.
-        logits: None unless there are hooks, which see those of all rows.
-    """
-
-    proposal: Proposal
-    logprobs: TokenLogProbs | None
-    candidates: Candidates | None
-    logits: Float[Array, "b r v"] | None
+    config: StepConfig
+    first_row: int
 
 
 def step(
     model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
 ) -> tuple[SamplerState, KVCache]:
-    """One denoising step: recompute rows, propose a token per masked position of the block, commit the chosen ones."""
+    """Take one step: recompute rows, propose a token per mask of the block, commit the chosen."""
     evaluation, cache = evaluate(model, state, cache, inputs, config)
     return commit(state._replace(forwards=state.forwards + 1), evaluation, inputs, config), cache
 
@@ -234,23 +192,24 @@ def step(
 def evaluate(
     model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
 ) -> tuple[Evaluation, KVCache]:
-    """Recompute rows, and propose a token for each masked position of the block."""
+    """Recompute rows and propose a token for each masked position of the block."""
     hidden, cache = block_hidden(model, state.tokens, cache, inputs, config)
     return propose(model, hidden, state, inputs, config), cache
 
 
 def commit(state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> SamplerState:
-    """Commit what the rule takes of a proposal; the state is then at the next step that commits anything."""
-    state = write(state, evaluation, choose(evaluation.proposal, state, inputs, config), inputs, config)
+    """Commit what the rule takes of a proposal, and go to the next step that commits anything."""
+    chosen = choose(evaluation.proposal, state, inputs, config)
+    state = write(state, evaluation, chosen, inputs, config)
     return skip_idle(state._replace(step=state.step + 1), inputs, config)
 
 
 def write(
     state: SamplerState, evaluation: Evaluation, chosen: Bool[Array, "b r"], inputs: BatchInputs, config: StepConfig
 ) -> SamplerState:
-    """Write the chosen tokens of a proposal into the canvas, and end the rows that end with them."""
+    """Write the chosen tokens into the canvas, and end the rows whose text ends with them."""
     proposal = evaluation.proposal
-    # Only the strict reference can propose MASK; such a position stays open, as it does there.
+    # Only the reference's candidates include MASK; such a position stays open, as it does there.
     chosen &= proposal.tokens != config.mask_id
 
     def updated(values: Array, new: Array) -> Array:
@@ -277,7 +236,10 @@ def write(
 
 
 def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
-    """Pass over steps of the schedule that commit nothing: exact at temperature 0, the same distribution above."""
+    """Skip steps of the schedule that commit nothing.
+
+    Exact at temperature 0; above it, the distribution stays the same.
+    """
     params, window = inputs.params, inputs.window
     masked = block_columns(state.masked, window, config)
     can_idle = params.by_schedule & ~params.is_by_chance & jnp.any(masked)
@@ -290,7 +252,8 @@ def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> S
 
 
 def block_columns(values: Array, window: Window, config: StepConfig) -> Array:
-    """The block's columns of an array [b, t]."""
+    """Return the block's columns of an array [b, t]."""
+    # length == 2, window.block == 3: in [[a, b, c, d, e, f]] out [[d, e]]
     if config.length == values.shape[1]:
         return values
     return jax.lax.dynamic_slice_in_dim(values, window.block, config.length, axis=1)
@@ -299,7 +262,7 @@ def block_columns(values: Array, window: Window, config: StepConfig) -> Array:
 def block_hidden(
     model: DreamForCausalLM, tokens: Int[Array, "b t"], cache: KVCache, inputs: BatchInputs, config: StepConfig
 ) -> tuple[Float[Array, "b r d"], KVCache]:
-    """Hidden states that predict the block's columns, and the cache with what was recomputed."""
+    """Return the hidden states that predict the block's columns, and the updated cache."""
     canvas, window = inputs.canvas, inputs.window
     if config.rows is None:
         hidden, layers = model.model(tokens, canvas.attention_mask, canvas.position_ids), None
@@ -310,12 +273,16 @@ def block_hidden(
             for values in (tokens, canvas.position_ids)
         )
         hidden, layers = model.model.recompute(tokens, canvas.attention_mask, positions, cache.layers, window.rows)
-    # The recomputed rows begin at `window.rows`, the block at `window.block`: its columns among those rows.
+    # Row p predicts column p + 1. With block == 3 and length == 2, of rows 2 to 4 (window.rows == 2):
+    # hidden [h2, h3, h4], shifted [h2, h2, h3], from index 3 - 2 on: [h2, h3] for columns 3 and 4.
     aligned = jax.lax.dynamic_slice_in_dim(shift_right(hidden), window.block - window.rows, config.length, axis=1)
-    if config.uses_tail:
-        assert cache.tail is not None
-        aligned = jnp.concatenate([cache.tail, aligned[:, 1:]], axis=1)
-    return aligned, KVCache(layers, None if cache.tail is None else aligned[:, :1])
+    if cache.tail is None:
+        return aligned, KVCache(layers)
+    if config.rows == config.length:
+        # The row before the block was not recomputed. A block in column 0 has none: row 0 predicts it.
+        first = jnp.where(window.block > 0, cache.tail, aligned[:, :1])
+        aligned = jnp.concatenate([first, aligned[:, 1:]], axis=1)
+    return aligned, KVCache(layers, aligned[:, :1])
 
 
 def propose(
@@ -323,32 +290,16 @@ def propose(
 ) -> Evaluation:
     """Filter, draw and score the masked positions; a hook sees the logits of all rows.
 
-    The head costs more than a small body, so it runs on the masked rows alone: gathered to the front, and as many
-    as the smallest compiled size that holds them.
+    The head costs more than a small body, so it runs on the masked rows alone, gathered to the
+    front, in the smallest compiled size that holds them.
     """
-    params = inputs.params
     masked = block_columns(state.masked, inputs.window, config)
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
-    excluded_id = None if config.strict_reference else config.mask_id
-
-    def decide(logits: Float[Array, "b c v"], positions: Int[Array, "b c"], needed: Bool[Array, "b c"]) -> Evaluation:
-        logits = without_expand(logits, state.masked, config.growth, state.extent)
-        candidates = filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
-        kept = likeliest_candidates(candidates) if config.guessed and not config.looks_ahead else None
-        shape = logits.shape[:2]
-        by_entropy = params.entropy_bound >= 0
-        entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
-        proposal, logprobs = proposed(candidates, entropy, state, positions, params), None
-        if config.top_tokens and params.keeps_logprobs is not None:
-            logprobs = if_any(
-                params.keeps_logprobs,
-                lambda: TokenLogProbs.of(logits, proposal.tokens, config.top_tokens, excluded_id),
-                TokenLogProbs.empty(shape, config.top_tokens),
-                config,
-            )
-        return Evaluation(proposal, logprobs, kept, None)
+    decide = partial(decide_tokens, model.config, state, inputs.params, config)
 
     def gathered(size: int) -> Evaluation:
+        # size == 2: masked [0, 1, 0, 1] has index [1, 3]; the head computes rows 1 and 3 alone,
+        # and their tokens [x, y] are scattered back to [0, x, 0, y].
         index = jnp.argsort(~masked, axis=1)[:, :size]
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
         parts = [jnp.take_along_axis(part, index, axis=1) for part in (positions, masked)]
@@ -360,13 +311,16 @@ def propose(
 
         return jax.tree.map(scattered, compact)
 
-    if config.hooks != NO_HOOKS:
+    hooks = config.hooks
+    if hooks.tokens is not None or hooks.logits is not None:
         logits = model.logits(hidden)
-        if config.hooks.logits is not None:
-            logits = config.hooks.logits(state.step, state.tokens, logits)
+        if hooks.logits is not None:
+            logits = hooks.logits(state.step, state.tokens, logits)
         return decide(logits, positions, masked)._replace(logits=logits)
-    # Half of the block and all of it, at least SMALLEST_HEAD rows: the smallest that holds the masks of every row.
-    sizes = sorted({min(max(-(-config.length // share), SMALLEST_HEAD), config.length) for share in HEAD_SHARES})
+    # Half of the block and all of it, at least SMALLEST_HEAD rows. For length 40 and rows with 7 and
+    # 18 masks: sizes [20, 40], needed 18, branch 0.
+    halves = [max(-(-config.length // share), SMALLEST_HEAD) for share in HEAD_SHARES]
+    sizes = sorted({min(size, config.length) for size in halves})
     needed = jnp.max(jnp.sum(masked, axis=1))
     if config.axes:
         needed = jax.lax.pmax(needed, config.axes)
@@ -374,14 +328,46 @@ def propose(
     return jax.lax.switch(branch, [partial(gathered, size) for size in sizes])
 
 
+def decide_tokens(
+    model: DreamConfig,
+    state: SamplerState,
+    params: SamplingParams,
+    config: StepConfig,
+    logits: Float[Array, "b c v"],
+    positions: Int[Array, "b c"],
+    needed: Bool[Array, "b c"],
+) -> Evaluation:
+    """Filter logits, then draw and score a token for each of these positions."""
+    excluded_id = None if config.hooks.admits_mask else config.mask_id
+    logits = config.variant.admit(logits, state, model.expand_token_id)
+    candidates = filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
+    kept = likeliest_candidates(candidates) if config.variant.keeps_candidates else None
+    shape = logits.shape[:2]
+    by_entropy = params.entropy_bound >= 0
+    entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
+    proposal, logprobs = draw_proposal(candidates, entropy, state, positions, params), None
+    if state.logprobs is not None and params.keeps_logprobs is not None:
+        count = state.logprobs.ids.shape[-1]
+        logprobs = if_any(
+            params.keeps_logprobs,
+            lambda: TokenLogProbs.of(logits, proposal.tokens, count, excluded_id),
+            TokenLogProbs.empty(shape, count),
+            config,
+        )
+    return Evaluation(proposal, logprobs, kept, None)
+
+
 def if_any(wanted: Bool[Array, ""], compute: Callable[[], Any], nothing: Any, config: StepConfig) -> Any:
-    """Compute something if it is wanted: under `jax.vmap`, for any row, as a condition of each row's own does both."""
+    """Like `lax.cond`, with the predicate reduced over the mapped axes first.
+
+    Under `jax.vmap` a predicate per row would run both branches.
+    """
     if config.axes:
         wanted = jax.lax.pmax(wanted.astype(jnp.int32), config.axes) > 0
     return jax.lax.cond(wanted, compute, lambda: nothing)
 
 
-def proposed(
+def draw_proposal(
     candidates: Candidates | Rows,
     entropy: Float[Array, "b c"],
     state: SamplerState,
@@ -396,22 +382,23 @@ def proposed(
 
 
 def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig) -> Bool[Array, "b r"]:
-    """The masked positions of the block that the commit rule takes, in the order of the scores."""
+    """Choose the masked positions of the block that the commit rule takes, in score order."""
     params, window = inputs.params, inputs.window
     masked = block_columns(state.masked, window, config)
-    if config.forced:
+    if config.variant.forced:
         return masked & (jnp.arange(config.length) == 0)
-    _, _, for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))
+    for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
     rank = commit_rules.ranks(disturbed(for_choice, proposal.scores, params.alg_temp), masked)
     taken = state.step - window.first_step
     share = params.ratios[taken]
     counts = commit_rules.commit_counts(masked, share)
     scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
+    probability = proposal.probability
     probable = jax.lax.cond(
         params.factor > 0,
-        lambda: commit_rules.longest_run(params.factor, rank, proposal.probability, masked),
-        lambda: commit_rules.above_threshold(params.threshold, params.decay, rank, proposal.probability, masked, holes),
+        lambda: commit_rules.longest_run(params.factor, rank, probability, masked),
+        lambda: commit_rules.above_threshold(params.threshold, params.decay, rank, probability, masked, holes),
     )
     within = commit_rules.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
     probable = jnp.where(params.entropy_bound >= 0, within, probable)
@@ -419,42 +406,16 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
     return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
 
 
-def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> SamplerState:
-    """Fill each hole after a stop token that has no mask before it, with that token; nothing there is read."""
-    canvas = inputs.canvas
-    is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids)) & canvas.holes & ~state.masked
-    if inputs.params.early_stop is not None:
-        is_stop &= inputs.params.early_stop
-    masks_before = jnp.cumsum(state.masked, axis=1) - state.masked
-    # Clear: as many masks before the stop token as before its hole, hence none between.
-    is_clear = is_stop & (masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1))
-    last = jax.lax.cummax(jnp.where(is_clear, jnp.arange(state.tokens.shape[1], dtype=jnp.int32), -1), axis=1)
-    ended = state.masked & (last >= canvas.hole_starts)
-    stops = jnp.take_along_axis(state.tokens, jnp.maximum(last, 0), axis=1)
-    return state._replace(
-        tokens=jnp.where(ended, stops, state.tokens),
-        masked=state.masked & ~ended,
-        commit_step=jnp.where(ended, state.step, state.commit_step),
-    )
-
-
-def rewrite(state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "b t"], mask_id: int) -> SamplerState:
-    """The state after a tokens hook: what is not a hole stays, MASK at a hole is open."""
-    tokens = jnp.where(holes, tokens, state.tokens).astype(jnp.int32)
-    masked = holes & (tokens == mask_id)
-    closed = jnp.where(state.masked, state.step, state.commit_step)
-    return state._replace(tokens=tokens, masked=masked, commit_step=jnp.where(masked, NEVER, closed))
-
-
 def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Array, "b r"], ...]:
-    """Three uniform numbers per position: for the token, for a random score, for the choice of positions.
+    """Return three uniform numbers per position: for its token, a random score, and the choice.
 
-    They depend on the row, the step and the position alone, not on padding or on what is decoded beside it:
+    They depend on the row, the step and the position alone, not on padding or neighbours:
     counter-based generation gives element (position, i) the same number whatever the width.
     """
 
     def of_row(key: Key[Array, ""], positions: Int[Array, "r"]) -> Float[Array, "r 3"]:
-        return jax.random.uniform(jax.random.fold_in(key, state.step), (state.tokens.shape[1], 3))[positions]
+        shape = state.tokens.shape[1], 3
+        return jax.random.uniform(jax.random.fold_in(key, state.step), shape)[positions]
 
     numbers = jax.vmap(of_row)(state.keys, positions)
     return numbers[..., 0], numbers[..., 1], numbers[..., 2]

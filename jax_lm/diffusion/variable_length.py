@@ -1,39 +1,222 @@
-"""Growth: steps over holes that find their own length, and the canvas that has room for that.
+"""Variable-length holes: a decided position may expand into two masks, or delete the rest of its hole.
 
-A step decides masked positions as any step does; then rows are moved together (`jax_lm.diffusion.extent`). Positions
-shift, so that every step recomputes every row.
+DreamOn (arXiv 2602.01326), where only decided positions count, deleting ends at the hole's end, and
+each hole is known by its number. A step decides masked positions as any step does; then the columns
+of each row move by one gather, so that shapes stay. As positions shift, every step recomputes every
+row.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.config import DreamConfig
-from jax_lm.diffusion import candidates, commit_rules
-from jax_lm.diffusion.candidates import SamplingParams
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.extent import Growth, resize
-from jax_lm.diffusion.step import NEVER, NO_HOOKS, BatchInputs, KVCache, SamplerState, StepConfig, evaluate, noise
+from jax_lm.diffusion import commit_rules
+from jax_lm.diffusion.candidates import SamplingParams, disturbed
+from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, require_context
+from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState
+from jax_lm.diffusion.step import Pass, StepConfig, Variant, evaluate, noise
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
 
 
-def growth_of(config: DreamConfig) -> Growth | None:
-    """The tokens by which holes of a checkpoint grow and shrink; ValueError if it names only one of them."""
+class Extent(NamedTuple):
+    """Length of each row, and its limits.
+
+    Attributes:
+        length: columns in use; those after them are padding.
+        limit: columns that the row may use.
+        budget: masks that may still be added.
+        hole: number of the hole of each column; -1 for given text and padding.
+    """
+
+    length: Int[Array, "b"]
+    limit: Int[Array, "b"]
+    budget: Int[Array, "b"]
+    hole: Int[Array, "b t"]
+
+    @classmethod
+    def of(cls, canvas: Canvas) -> "Extent":
+        """Return the extent of a canvas whose rows begin in the first column and have room.
+
+        The budget is the published one: twice the columns from the first hole on.
+        """
+        assert canvas.room is not None
+        number = np.where(canvas.holes, np.cumsum(canvas.first_columns, axis=1) - 1, -1)
+        length, first = canvas.attention_mask.sum(axis=1), np.argmax(canvas.holes, axis=1)
+        parts = length, canvas.room, 2 * (canvas.room - first), number
+        return cls(*(jnp.asarray(part, jnp.int32) for part in parts))
+
+    def present(self) -> Bool[Array, "b t"]:
+        """Return which columns are in use."""
+        return jnp.arange(self.hole.shape[1]) < self.length[:, None]
+
+    def layout(self, counts: list[int]) -> Layout:
+        """Return where the holes are, of which each row had `counts` at first."""
+        number, stopped = np.asarray(self.hole), np.asarray(self.length < self.limit)
+        return Layout(np.asarray(self.present()), number >= 0, number, counts, stopped.tolist())
+
+
+@dataclass(frozen=True)
+class VariableLength(Variant):
+    """Holes that find their own length.
+
+    Attributes:
+        expand_id: token that becomes two masks.
+        delete_id: token that deletes the masks after it in its hole.
+        tokens_per_step: positions that a step decides.
+    """
+
+    expand_id: int
+    delete_id: int
+    tokens_per_step: int = 1
+
+    @classmethod
+    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "VariableLength | None":
+        if canvas.room is None:
+            return None
+        options.require_growable()
+        if (growth := growth_of(config)) is None:
+            raise ValueError(f"canvas.room: must be None, as this checkpoint has no {EXPAND} token")
+        return replace(growth, tokens_per_step=options.tokens_per_step)
+
+    @property
+    def request(self) -> str:
+        return "holes that grow"
+
+    def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
+        return state if state.extra is not None else state._replace(extra=Extent.of(canvas))
+
+    def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
+        """Drop the schedule, which needs a number of tokens; the limit of steps is a safeguard.
+
+        A step decides at least one mask, and each initial or added mask is decided once.
+        """
+        masks, budget = np.asarray(state.masked).sum(axis=1), np.asarray(state.extra.budget)
+        steps, ratios = np.int32((masks + 2 * budget).max()), np.ones(1, np.float32)
+        return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
+
+    def passes(self, passes: list[Pass]) -> list[Pass]:
+        # The token that ends a text deletes here: `resize` ends rows.
+        return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
+
+    def may_expand(self, extent: Extent, masked: Bool[Array, "b t"]) -> Bool[Array, "b"]:
+        """Return which rows have room and budget even if the next step expands all it decides."""
+        decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
+        return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
+
+    def admit(self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None) -> Float[Array, "b r v"]:
+        """Rule the token for expanding out where a row may not grow."""
+        is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
+        is_ruled_out = is_expand & ~self.may_expand(state.extra, state.masked)[:, None, None]
+        return jnp.where(is_ruled_out, -jnp.inf, logits)
+
+    def advance(
+        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    ) -> tuple[SamplerState, KVCache]:
+        """Take one denoising step: decide positions, then expand and delete."""
+        columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
+        positions = jnp.broadcast_to(columns, state.tokens.shape)
+        canvas = inputs.canvas._replace(attention_mask=state.extra.present(), position_ids=positions)
+        evaluation, cache = evaluate(model, state, cache, inputs._replace(canvas=canvas), config)
+        proposal = evaluation.proposal
+        scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
+        decided = state.masked & (commit_rules.ranks(scores, state.masked) < self.tokens_per_step)
+        tokens, masked = jnp.where(decided, proposal.tokens, state.tokens), state.masked & ~decided
+        move = resize(state.extra, tokens, masked, decided, self)
+
+        def moved(values: Array, opened: int | bool | float, absent: int | bool | float) -> Array:
+            return jnp.where(move.is_open, opened, move.of(values, absent))
+
+        state = state._replace(
+            tokens=moved(tokens, config.mask_id, self.delete_id),
+            masked=moved(masked, True, False),
+            commit_step=moved(jnp.where(decided, state.step, state.commit_step), NEVER, -1),
+            confidence=moved(jnp.where(decided, proposal.probability, state.confidence), 0.0, 0.0),
+            step=state.step + 1,
+            forwards=state.forwards + 1,
+            extra=move.extent,
+        )
+        return state, cache
+
+
+class Move(NamedTuple):
+    """Where the columns of rows that change their length come from.
+
+    Attributes:
+        source: previous column of each column.
+        is_open: masks that an expanded position left.
+        extent: extent of the rows afterwards.
+    """
+
+    source: Int[Array, "b t"]
+    is_open: Bool[Array, "b t"]
+    extent: Extent
+
+    def of(self, values: Array, absent: int | bool | float) -> Array:
+        """Return the values of the columns where they are now."""
+        return jnp.where(self.extent.present(), jnp.take_along_axis(values, self.source, axis=1), absent)
+
+
+def resize(
+    extent: Extent,
+    tokens: Int[Array, "b t"],
+    masked: Bool[Array, "b t"],
+    decided: Bool[Array, "b t"],
+    growth: VariableLength,
+) -> Move:
+    """Move columns to where they are once the newly decided positions are expanded and deleted.
+
+    Args:
+        masked: remaining masks; those after a deleted position of their hole are deleted with it.
+        decided: positions that the step decided; tokens elsewhere do not count.
+    """
+    # E expands and D deletes, both just decided; M is a mask, x and y are given, . is padding.
+    #   tokens  [x, E, a, D, M, y, .]   the hole is columns 1 to 4
+    #   copies  [1, 2, 1, 0, 0, 1, 0]   D and the mask after it vanish, E leaves two masks
+    #   ends    [1, 3, 4, 4, 4, 5, 5]
+    #   source  [0, 1, 1, 2, 5, ...]    that is [x, M, M, a, y, ., .], of length 5
+    columns = jnp.arange(tokens.shape[1])
+    deleted, expanded = decided & (tokens == growth.delete_id), decided & (tokens == growth.expand_id)
+    last = jax.lax.cummax(jnp.where(deleted, columns, -1), axis=1)
+    # The last deleted position before a column is in its hole if any is.
+    same = jnp.take_along_axis(extent.hole, jnp.maximum(last, 0), axis=1) == extent.hole
+    gone = deleted | (masked & (last >= 0) & same)
+    copies = jnp.where(extent.present(), jnp.where(gone, 0, jnp.where(expanded, 2, 1)), 0)
+    ends = jnp.cumsum(copies, axis=1)
+    source = jax.vmap(lambda row: jnp.searchsorted(row, columns, side="right"))(ends)
+    source = jnp.minimum(source, tokens.shape[1] - 1)
+    extent = extent._replace(length=ends[:, -1], budget=extent.budget - jnp.sum(expanded, axis=1))
+    move = Move(source, jnp.zeros_like(masked), extent)
+    return Move(source, move.of(expanded, absent=False), extent._replace(hole=move.of(extent.hole, absent=-1)))
+
+
+def growth_of(config: DreamConfig) -> VariableLength | None:
+    """Return the tokens by which holes of a checkpoint grow and shrink, if it has them.
+
+    Raises:
+        ValueError: the checkpoint names only one of them.
+    """
     if config.expand_token_id is None:
         return None
     if config.eos_token_id is None:
         raise ValueError(f"config expand_token_id={config.expand_token_id}: needs eos_token_id, which deletes")
-    return Growth(config.expand_token_id, config.eos_token_id)
+    return VariableLength(config.expand_token_id, config.eos_token_id)
 
 
 def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int | None:
-    """The id for expanding, of config.json or by its name; TokenizerError if they say different things."""
+    """Return the id for expanding, from config.json or by its name.
+
+    Raises:
+        TokenizerError: the two disagree.
+    """
     by_name, by_config = tokenizer.expand_id, config.expand_token_id
     if by_config is not None and by_name != by_config:
         held = f"at {by_name}" if by_name is not None else "not at all"
@@ -41,8 +224,8 @@ def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int 
     return by_name
 
 
-def grows(growth: Growth | None, templates: Sequence[Template], options: GenerationOptions) -> bool:
-    """Tell whether the holes of templates find their own length; ValueError if they should and cannot."""
+def grows(growth: VariableLength | None, templates: Sequence[Template], options: GenerationOptions) -> bool:
+    """Whether the holes of templates find their own length. Raises ValueError if they should and cannot."""
     between = all(template.has_end for template in templates)
     if options.growth == "on" and growth is None:
         raise ValueError(f"growth='on': this checkpoint has no {EXPAND} token, which makes a hole grow")
@@ -51,100 +234,30 @@ def grows(growth: Growth | None, templates: Sequence[Template], options: Generat
     return options.growth != "off" and growth is not None and between
 
 
-def growing_canvas(
-    templates: Sequence[Template], tokenizer: DiffuCoderTokenizer, growth: Growth, limit: int, multiple_of: int
+def lay_out(
+    templates: Sequence[Template], tokenizer: DiffuCoderTokenizer, options: GenerationOptions, config: DreamConfig
 ) -> Canvas:
-    """Rows from the first column on, between the tokens that begin and end a text, with room on the right.
+    """Lay templates out: with room on the right where holes find their length, else left-padded.
 
-    Args:
-        limit: tokens that a hole may become, unless more are stated.
+    With room, each row stands between the tokens that begin and end a text, and each hole may take
+    `options.max_new_tokens`, or as many as it begins with.
+
+    Raises:
+        ValueError: no template, or one that does not fit the context.
     """
-    begin = tokenizer.begin_ids
-    rows = []
+    if not templates:
+        raise ValueError("templates=[]: must hold at least one")
+    growth, context = growth_of(config), config.max_position_embeddings
+    is_growing = grows(growth, templates, options)
+    # Before anything is encoded: a stated length may be more than memory holds.
+    require_context(max(template.width(tokenizer) for template in templates), context)
+    if not is_growing or growth is None:
+        return Canvas.padded(templates, tokenizer)
+    begin, rows, room = tokenizer.begin_ids, [], []
     for template in templates:
         ids, holes = template.encoded(tokenizer)
         rows.append(([*begin, *ids, growth.delete_id], [*[False] * len(begin), *map(bool, holes), False]))
-    spare = [sum(max(limit - length, 0) for length in template.lengths) for template in templates]
-    room = [len(ids) + more for (ids, _), more in zip(rows, spare, strict=True)]
-    return canvas_with_room(rows, room, -(-max(room) // multiple_of) * multiple_of, growth.delete_id)
-
-
-def canvas_with_room(
-    rows: Sequence[tuple[Sequence[int], Sequence[bool]]], room: Sequence[int], width: int, pad_id: int
-) -> Canvas:
-    """Lay rows out from the first column on: ids, and what of them are holes, which may become as long as `room`."""
-    tokens, is_hole = np.full((len(rows), width), pad_id, np.int32), np.zeros((len(rows), width), bool)
-    for place, (ids, holes) in enumerate(rows):
-        tokens[place, : len(ids)], is_hole[place, : len(ids)] = ids, holes
-    present = np.arange(width) < np.asarray([[len(ids)] for ids, _ in rows])
-    return Canvas(tokens, is_hole, present, np.asarray(room))
-
-
-def growing_config(config: StepConfig, options: GenerationOptions) -> StepConfig:
-    """Configure steps under which holes grow; ValueError for what does not go with them."""
-    options.require_growable()
-    if config.growth is None:
-        raise ValueError(f"canvas.room: must be None, as this checkpoint has no {EXPAND} token")
-    if config.hooks != NO_HOOKS or config.strict_reference:
-        raise ValueError("hooks, strict_reference: must not be given where holes grow")
-    return replace(config, growth=replace(config.growth, tokens_per_step=options.tokens_per_step))
-
-
-def growing_params(params: SamplingParams, state: SamplerState) -> SamplingParams:
-    """Settings without a schedule, which would need a number of tokens; the limit of steps is one of safety.
-
-    A step decides a mask at least, and each mask there was at first, or that the budget adds, is decided once.
-    """
-    assert state.extent is not None
-    masks, budget = np.asarray(state.masked).sum(axis=1), np.asarray(state.extent.budget)
-    steps, ratios = np.int32((masks + 2 * budget).max()), np.ones(1, np.float32)
-    return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
-
-
-def grow(
-    model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
-) -> tuple[SamplerState, KVCache]:
-    """One denoising step over rows of which holes find their own length: decide, then expand and delete."""
-    extent, growth = state.extent, config.growth
-    assert extent is not None
-    assert growth is not None
-    places = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
-    positions = jnp.broadcast_to(places, state.tokens.shape)
-    canvas = inputs.canvas._replace(attention_mask=extent.present(), position_ids=positions)
-    evaluation, cache = evaluate(model, state, cache, inputs._replace(canvas=canvas), config)
-    proposal = evaluation.proposal
-    _, _, for_choice = noise(state, positions)
-    scores = candidates.disturbed(for_choice, proposal.scores, inputs.params.alg_temp)
-    decided = state.masked & (commit_rules.ranks(scores, state.masked) < growth.tokens_per_step)
-    tokens, masked = jnp.where(decided, proposal.tokens, state.tokens), state.masked & ~decided
-    move = resize(extent, tokens, masked, decided, growth)
-
-    def moved(values: jnp.ndarray, opened: int | bool | float, absent: int | bool | float) -> jnp.ndarray:
-        return jnp.where(move.is_open, opened, move.of(values, absent))
-
-    state = state._replace(
-        tokens=moved(tokens, config.mask_id, growth.delete_id),
-        masked=moved(masked, True, False),
-        commit_step=moved(jnp.where(decided, state.step, state.commit_step), NEVER, -1),
-        confidence=moved(jnp.where(decided, proposal.probability, state.confidence), 0.0, 0.0),
-        step=state.step + 1,
-        forwards=state.forwards + 1,
-        extent=move.extent,
-    )
-    return state, cache
-
-
-def hole_counts(canvas: Canvas) -> list[int]:
-    """How many holes each row has."""
-    before = np.concatenate([np.zeros_like(canvas.holes[:, :1]), canvas.holes[:, :-1]], axis=1)
-    return (canvas.holes & ~before).sum(axis=1).tolist()
-
-
-def layout(
-    canvas: Canvas, state: SamplerState
-) -> tuple[Bool[np.ndarray, "b t"], Bool[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
-    """Which columns of a state are there, which belong to holes, and what tells these holes apart."""
-    if state.extent is None:
-        return canvas.attention_mask, canvas.holes, canvas.hole_starts
-    number = np.asarray(state.extent.hole)
-    return np.asarray(state.extent.present()), number >= 0, number
+        spare = sum(max(options.max_new_tokens - length, 0) for length in template.lengths)
+        room.append(len(rows[-1][0]) + spare)
+    require_context(max(room), context)
+    return Canvas.with_room(rows, room, -(-max(room) // WIDTH_BUCKET) * WIDTH_BUCKET, growth.delete_id)

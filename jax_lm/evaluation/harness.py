@@ -21,10 +21,10 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import chunks, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.likelihood import log_likelihood
 from jax_lm.host import terminal
-from jax_lm.inference import WIDTH_BUCKET, DiffuCoderInference
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.tokenizer import END_OF_TEXT, Message, pad_left
 

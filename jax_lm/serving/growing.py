@@ -15,8 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.step import NEVER, SamplerState
-from jax_lm.diffusion.variable_length import canvas_with_room
+from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.sequence import Sequence
 
@@ -72,13 +71,13 @@ class GrowingSequence:
 
     @property
     def settled(self) -> int:
-        """The column before which nothing of the hole can change or move any more."""
+        """Return the column before which the hole is final."""
         masks = np.flatnonzero(self.masked)
         return int(masks[0]) if len(masks) else self.hole.end
 
     @property
     def final(self) -> Bool[np.ndarray, "n"]:
-        """Which positions of the hole are decided, and will not move."""
+        """Return which positions of the hole are decided and will not move."""
         return np.arange(self.most) < self.settled - self.hole.start
 
     @property
@@ -87,20 +86,19 @@ class GrowingSequence:
         return self.is_done and self.hole.length < self.most
 
     def canvas(self, columns: int) -> Canvas:
-        """Lay it out from the first of so many columns on."""
+        """Lay the text out from the first of `columns` columns on."""
         row = [*self.tokens.tolist(), self.delete_id], [*self.masked.tolist(), False]
-        return canvas_with_room([row], [self.columns], columns, self.delete_id)
+        return Canvas.with_room([row], [self.columns], columns, self.delete_id)
 
     def take(self, state: SamplerState) -> None:
-        """Take over what a step made of the canvas."""
-        assert state.extent is not None
+        """Take the text and its hole from the state after a step."""
         # Without the token that ends the text.
-        length = int(state.extent.length[0]) - 1
+        length = int(state.extra.length[0]) - 1
         own = [
             np.asarray(part)[0, :length] for part in (state.tokens, state.masked, state.commit_step, state.confidence)
         ]
         self.tokens, self.masked, self.commit_step, self.confidence = own
-        self.hole = Block(self.hole.start, self.hole.start + int(np.sum(np.asarray(state.extent.hole[0]) >= 0)))
+        self.hole = Block(self.hole.start, self.hole.start + int(np.sum(np.asarray(state.extra.hole[0]) >= 0)))
         self.step, self.forwards = int(state.step), int(state.forwards)
         self.is_done = not self.masked.any()
 
@@ -141,7 +139,7 @@ class GrowingSlots:
         self.loops[sequence] = self.loop(sequence)
 
     def leave(self, sequence: GrowingSequence) -> None:
-        """Give up the slot, at any time."""
+        """Release the slot of a sequence, at any time."""
         del self.loops[sequence]
 
     def compile(self, size: int, sequence: GrowingSequence) -> None:
@@ -157,6 +155,6 @@ class GrowingSlots:
                 sequence.take(state)
 
     def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
-        """The states of a sequence from its beginning on."""
+        """Iterate over the states of a sequence from the start."""
         key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(sequence.canvas(self.columns), sequence.options, seed=key, every=self.every)

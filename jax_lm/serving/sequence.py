@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 
 from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, block_bounds
-from jax_lm.diffusion.drafts import Guesses
-from jax_lm.diffusion.step import NEVER
+from jax_lm.diffusion.drafts import DraftCanvases
+from jax_lm.diffusion.state import NEVER
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 
 TOP_K = 50
@@ -50,12 +50,10 @@ class Sequence:
         commit_step: step at which a column was decided; NEVER for masks, -1 for given tokens.
         confidence: probability of the token when it was decided.
         step: steps taken.
-        first_step: value of `step` when the current block began.
-        forwards: forward passes.
-        block: number of the current block.
-        guesses: draft canvases that the next forward pass verifies, as the slots made them.
-        keeps_logprobs: whether log-probabilities are kept.
-        logprobs: log-probabilities of decided columns; None if they are not kept.
+        forwards: model evaluations.
+        keeps_logprobs: whether what the model said of each column is kept.
+        logprobs: that, of the columns that are decided alone; None where it is not kept.
+        drafts: draft canvases that the next forward pass verifies.
 
     Raises:
         ValueError: settings in which the sequences of one batch cannot differ.
@@ -73,7 +71,7 @@ class Sequence:
     first_step: int = 0
     forwards: int = 0
     block: int = 0
-    guesses: Guesses | None = None
+    drafts: DraftCanvases | None = None
     keeps_logprobs: bool = False
     logprobs: TokenLogProbs | None = None
 
@@ -227,13 +225,6 @@ class Sequence:
     def reopen(self) -> None:
         """Undo the current block, whose KV cache was lost."""
         block = self.blocks[self.block]
-        self.mask(max(block.start, self.fixed), block.end)
-        self.step = self.first_step
-
-    def mask(self, start: int, end: int) -> None:
-        """Mask columns again."""
-        columns = slice(start, end)
-        self.masked[columns] = True
-        self.commit_step[columns] = NEVER
-        self.confidence[columns] = 0
-        self.guesses = None
+        columns = slice(max(block.start, self.fixed), block.end)
+        self.masked[columns], self.commit_step[columns], self.confidence[columns] = True, NEVER, 0
+        self.step, self.drafts = self.first_step, None

@@ -1,12 +1,12 @@
-"""Slots: places in a running batch, for sequences that share compiled steps though each is at a point of its own.
+"""Slots: places in a running batch, for sequences that share compiled steps though each is at its own step.
 
     slots = Slots(sampler, columns=128, is_cached=False, count=4, sizes=(1, 4), stop_ids=())
     slots.join(sequence)     # whenever `slots.has_room`
     slots.advance(steps=4)   # again, until sequence.is_done
 
-Each sequence is a batch of one under `jax.vmap` of the one `step`, so that what it becomes depends on it alone. What
-differs from one to the other (canvas, block, settings, randomness) is traced; a compilation is made for a number of
-sequences, a width, and for having a cache or not. Knows neither text nor queues.
+Each sequence is a batch of one under `jax.vmap` of the one `step`, so that its text depends on it alone. Canvas, block,
+settings and randomness are traced; a compilation is made per number of sequences, per width, and with or without a
+cache. Knows neither text nor queues.
 """
 
 from collections.abc import Iterable
@@ -22,18 +22,18 @@ from flax import nnx
 from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion.candidates import TokenLogProbs
-from jax_lm.diffusion.drafts import Drafted, Guesses, advance_rows, unbounded
-from jax_lm.diffusion.sampler import UNLIMITED, Sampler
-from jax_lm.diffusion.step import BatchInputs, CanvasArrays, KVCache, SamplerState, StepConfig, Window, skip_idle
+from jax_lm.diffusion.drafts import DraftCanvases, Drafts, advance_rows
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.state import NEVER, BatchInputs, CanvasArrays, KVCache, SamplerState, Window
+from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
 from jax_lm.options import BLOCK_LENGTH
 from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
 
 
 class SlotInputs(NamedTuple):
-    """State, guesses and inputs of a sequence for the compiled loop, or of several, stacked."""
+    """State and inputs of a sequence for the compiled loop, or of several, stacked."""
 
     state: SamplerState
-    guesses: Guesses | None
     inputs: BatchInputs
 
 
@@ -45,10 +45,10 @@ class Slots:
 
     Args:
         columns: width of every sequence's canvas; shorter ones are padded on the right.
-        count: sequences that there is room for; with a cache, what each needs is kept from block to block.
-        draft: steps that are guessed ahead, as in `jax_lm.options.GenerationOptions`; the same for all sequences.
-        sizes: numbers of sequences that there are compilations for; the smallest that holds a group is used. More may
-            be added to it later, none above `count`.
+        count: number of slots; with a cache, each keeps its keys and values from block to block.
+        draft: draft canvases of each sequence, as in `jax_lm.options.GenerationOptions`.
+        sizes: numbers of sequences with a compilation; the smallest that holds a group is used. More may be added
+            later, none above `count`.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Slots:
         self.begun: set[Sequence] = set()
         self.cache = KVCache()
         self.stop_ids, self.draft = stop_ids, draft
+        self.passes = self.slot_passes()
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -88,7 +89,7 @@ class Slots:
         self.held[self.held.index(None)] = sequence
 
     def leave(self, sequence: Sequence) -> None:
-        """Give up the slot, at any time."""
+        """Release the slot of a sequence, at any time."""
         self.held[self.held.index(sequence)] = None
         self.begun.discard(sequence)
 
@@ -106,8 +107,8 @@ class Slots:
         trial.join(sequence)
         # Both, whether or not the first leaves the second anything to do.
         if self.is_cached:
-            trial.run([sequence], trial.step_config(is_refresh=True), UNLIMITED, forwards=1)
-        trial.run([sequence], trial.step_config(is_refresh=False), 1)
+            trial.run([sequence], self.passes[0].config, NEVER, forwards=1)
+        trial.run([sequence], self.passes[-1].config, 1)
         self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
@@ -117,37 +118,34 @@ class Slots:
         if not self.is_cached and sequences:
             for sequence in sequences:
                 sequence.next_block()
-            self.run(sequences, self.step_config(is_refresh=False), steps)
+            self.run(sequences, self.passes[-1].config, steps)
         if not self.is_cached:
             return
         beginning = [each for each in sequences if each.is_between_blocks or each not in self.begun]
         for sequence in beginning:
             sequence.next_block()
         if beginning:
-            self.run(beginning, self.step_config(is_refresh=True), UNLIMITED, forwards=1)
+            self.run(beginning, self.passes[0].config, NEVER, forwards=1)
             self.begun.update(beginning)
         if going := [each for each in sequences if not each.is_between_blocks]:
-            self.run(going, self.step_config(is_refresh=False), steps)
+            self.run(going, self.passes[-1].config, steps)
 
-    def step_config(self, *, is_refresh: bool) -> StepConfig:
-        """Configure a compilation: of the whole canvas, or of a window of it."""
+    def slot_passes(self) -> list[Pass]:
+        """Return the passes over a block; with a cache, the refresh that begins it and steps of a window."""
         config = StepConfig(
             length=self.columns,
             rows=None,
             mask_id=self.sampler.mask_id,
             top_k=TOP_K,
             stop_ids=self.stop_ids,
-            checked=0 if is_refresh else self.draft,
-            guessed=self.draft,
-            top_tokens=TOP_LOGPROBS,
-            growth=self.sampler.growth,
+            variant=Drafts(self.draft) if self.draft else PLAIN,
         )
-        if not self.is_cached:
-            return config
-        return replace(config, length=BLOCK_LENGTH, rows=self.columns if is_refresh else BLOCK_LENGTH + 1)
+        rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
+        length = BLOCK_LENGTH if self.is_cached else self.columns
+        return config.variant.passes([Pass(replace(config, length=length, rows=count), 0) for count in rows])
 
-    def run(self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = UNLIMITED) -> None:
-        """One call of the compiled loop for some of the sequences, and what it decided back to them."""
+    def run(self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = NEVER) -> None:
+        """Call the compiled loop for some of the sequences, and hand them what it decided."""
         size = min(size for size in self.sizes if size >= len(sequences))
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         slots: np.ndarray | None = None
@@ -165,8 +163,8 @@ class Slots:
             self.cache = self.empty_cache()
         # The cache is given away: should the call fail, it is lost, and with it what the open blocks rest on.
         cache, self.cache = self.cache, KVCache()
-        drafted, self.cache = run_slots(self.sampler.graph, self.sampler.params, cache, slots, stacked, config)
-        state, guesses = drafted.rows, jax.tree.map(np.asarray, drafted.guesses)
+        state, self.cache = run_slots(self.sampler.graph, self.sampler.params, cache, slots, stacked, config)
+        drafts = jax.tree.map(np.asarray, state.extra)
         decided = [np.asarray(part) for part in (state.tokens, state.masked, state.commit_step, state.confidence)]
         counters = np.asarray(state.step), np.asarray(state.forwards)
         for row, sequence in enumerate(batch):
@@ -176,7 +174,7 @@ class Slots:
                 own = jax.tree.map(lambda part: np.asarray(part[row, 0])[:length], logprobs)  # noqa: B023 - now
                 sequence.take(*(part[row, 0, :length] for part in decided), logprobs=own)
                 sequence.step, sequence.forwards = (int(part[row]) for part in counters)
-                sequence.guesses = guesses and jax.tree.map(itemgetter(row), guesses)
+                sequence.drafts = drafts and jax.tree.map(itemgetter(row), drafts)
 
     def empty_cache(self) -> KVCache:
         """Zeros for all slots, committed to their devices as what a step returns is: else it would compile twice."""
@@ -184,7 +182,7 @@ class Slots:
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
     def inputs(self, sequence: Sequence, config: StepConfig, steps: int, forwards: int) -> SlotInputs:
-        """A sequence as a batch of one, padded on the right."""
+        """Return the inputs of a sequence as a batch of one, padded on the right."""
         padded = partial(padded_row, columns=self.columns)
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
@@ -208,20 +206,21 @@ class Slots:
             block=block,
             rows=block - 1 if is_window else 0,
             first_step=sequence.first_step,
-            until=min(sequence.step + steps, UNLIMITED),
-            forwards=min(sequence.forwards + forwards, UNLIMITED),
+            until=min(sequence.step + steps, NEVER),
+            forwards=min(sequence.forwards + forwards, NEVER),
         )
         inputs = BatchInputs(CanvasArrays(**canvas), window, sequence.params(self.columns))
-        guesses = None
+        drafts = None
         if self.draft:
-            # A canvas is never what the step from it makes: no guess at all.
-            own = Guesses(state["tokens"], state["masked"], state["step"])
-            guesses = sequence.guesses or jax.tree.map(lambda part: np.stack([part] * self.draft), own)
-        return SlotInputs(SamplerState(**state), guesses, inputs)
+            # No step confirms these: a canvas never equals the step from it.
+            own = DraftCanvases(state["tokens"], state["masked"], state["step"])
+            drafts = sequence.drafts or jax.tree.map(lambda part: np.stack([part] * self.draft), own)
+        return SlotInputs(SamplerState(**state, extra=drafts), inputs)
 
 
 def padded_row(values: np.ndarray, columns: int) -> np.ndarray:
-    """A batch of one of values by column, with zeros after them."""
+    """Return values by column as a batch of one, padded with zeros on the right."""
+    # columns == 5: in [1, 2, 3] out [[1, 2, 3, 0, 0]]
     return np.pad(values, (0, columns - len(values)))[None]
 
 
@@ -233,20 +232,19 @@ def run_slots(
     slots: Int[Array, "l"] | None,
     stacked: SlotInputs,
     config: StepConfig,
-) -> tuple[Drafted, KVCache]:
-    """Take steps as `sampler.run` does, for sequences that each have a state and inputs: all leaves have an axis more.
+) -> tuple[SamplerState, KVCache]:
+    """Take steps as `sampler.run` does, for sequences with a state and inputs each: all leaves have an axis more.
+
+    Returns when the first of the sequences has ended its block, or all have taken their steps.
 
     Args:
-        cache: of all slots.
-        slots: where in it each sequence has its own; None: as they come, all of it.
-
-    Returns:
-        When the first of the sequences has ended its block, or all have taken the steps that they may.
+        cache: cache of all slots.
+        slots: slot of each sequence in it; None is every slot in order.
     """
     model = nnx.merge(graph, params)
-    states, guesses, inputs = stacked
-    # Whoever wants log-probabilities takes those of each call's commits.
-    kept = TokenLogProbs.empty(states.tokens.shape, config.top_tokens)
+    states, inputs = stacked
+    # Log-probabilities of this call's commits; sequences that want them collect them.
+    kept = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
     states = states._replace(keys=jax.random.wrap_key_data(states.keys), logprobs=kept)
     window, columns = inputs.window, states.tokens.shape[-1]
 
@@ -256,26 +254,23 @@ def run_slots(
     def is_going(states: SamplerState) -> Bool[Array, "l"]:
         return is_open(states) & (states.step < window.until) & (states.forwards < window.forwards)
 
-    def skip(state: SamplerState, inputs: BatchInputs) -> SamplerState:
-        return skip_idle(state, inputs, config)
-
-    def goes_on(carry: tuple[Drafted, KVCache]) -> Bool[Array, ""]:
-        rows = carry[0].rows
+    def is_running(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
+        rows, _ = carry
         return jnp.any(is_going(rows)) & (jnp.sum(is_open(rows)) == jnp.sum(is_open(states)))
 
-    def advance(carry: tuple[Drafted, KVCache]) -> tuple[Drafted, KVCache]:
-        # A sequence that waits recomputes its window with what it holds: nothing of it changes but the cache's rows.
-        return advance_rows(model, *carry, inputs, config, is_going(carry[0].rows))
+    def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
+        # A sequence that waits recomputes its window unchanged: only the cache's rows are written.
+        return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 
     own = cache if slots is None else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
-    started = Drafted(jax.vmap(skip)(states, unbounded(inputs) if config.guessed else inputs), guesses)
-    drafted, own = jax.lax.while_loop(goes_on, advance, (started, own))
+    started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
+    rows, own = jax.lax.while_loop(is_running, advance, (started, own))
     if slots is None:
-        return drafted, own
+        return rows, own
     if config.rows != columns:
-        # A window is recomputed before it is read, and what lies outside of it is as it was.
-        return drafted, cache
-    return drafted, jax.tree.map(lambda part, new: part.at[slots].set(new, mode="drop"), cache, own)
+        # A window is recomputed before it is read, and columns outside it have not changed.
+        return rows, cache
+    return rows, jax.tree.map(lambda part, new: part.at[slots].set(new, mode="drop"), cache, own)
 
 
 @partial(jax.jit, static_argnames=("graph", "size", "columns"))

@@ -24,14 +24,17 @@ def run_generate(arguments: Generate) -> int:
     engine = DiffuCoderInference(
         arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
     )
+    lengths = []
+    if arguments.infills or template:
+        lengths = engine.hole_lengths(options.max_new_tokens, arguments.hole_length, options)
     if arguments.infills:
         prefix, suffix = arguments.prefix or "", arguments.suffix or ""
-        lengths = engine.hole_lengths(options.max_new_tokens, arguments.hole_length, options)
         template = Template.infilling(prefix, lengths[0], suffix)
         batch = engine.decode_hole(prefix, suffix, lengths, options, seed=arguments.seed)
     else:
         prompt = engine.chat_prompt(text) if arguments.chat else text
-        template = engine.template(text, options) if template else Template.completion(prompt, options.max_new_tokens)
+        parsed = template and Template.parse(text, lengths[0])
+        template = parsed or Template.completion(prompt, options.max_new_tokens)
         if arguments.watch and sys.stdout.isatty():
             watch(engine, template, options, arguments.seed, shows_given=shows_given(arguments))
             return 0
@@ -51,7 +54,7 @@ def show(engine: DiffuCoderInference, arguments: Generate, template: Template, b
     """Print the text or a JSON object; warnings and statistics go to standard error."""
     (row,) = batch.rows
     full = template.filled(row.holes)
-    doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
+    doubt = row.doubt(arguments.generation.temperature) if engine.is_builtin and not arguments.infills else None
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE
     if arguments.json:

@@ -8,8 +8,7 @@ from rich.live import Live
 from rich.text import Text
 
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.step import SamplerState
-from jax_lm.diffusion.variable_length import layout
+from jax_lm.diffusion.state import SamplerState
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.options import GenerationOptions
@@ -27,29 +26,28 @@ def watch(
 ) -> Generation:
     """Fill a template live in the terminal; returns the result."""
     console = Console(highlight=False)
-    canvas = engine.canvas([template], options)
     start = time.monotonic()
-    state = None
     with (
         compile_seconds() as compiled,
         Live(Text(FIRST_NOTE, style="dim"), console=console, refresh_per_second=20, vertical_overflow="crop") as live,
     ):
-        for state in engine.states(canvas, options, seed=seed):
+
+        def show(canvas: Canvas, state: SamplerState) -> None:
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
             note = f"step {int(state.step)}, {left} masks left  {legend()}"
             if not left:
                 note = footer(state, time.monotonic() - start, compiled())
             live.update(Group(text, Text(note, style="dim")))
-    assert state is not None
-    return next(engine.generations(canvas, state))
+
+        return engine.decode([template], options, seed=seed, on_state=show).rows[0]
 
 
 def canvas_text(
     state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
 ) -> Text:
-    """Return the first row: given text bold, holes up to their first stop token, glyphs for masks."""
-    present, holes, starts = (values[0] for values in layout(canvas, state))
+    """The first row: given text bold, each hole's tokens up to its first decided stop token, masks as glyphs."""
+    present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
     tokens, masked, confidence = (
         np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
     )

@@ -1,0 +1,217 @@
+"""What a step takes and returns: the state of the canvas, the cache, and the traced inputs of the compiled loop.
+
+Also the edits of a state that need no model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.models.dream import KeyValues
+
+NEVER = np.iinfo(np.int32).max
+"""The largest count of steps or forward passes: a commit step that has not come, or no limit."""
+
+
+class SamplerState(NamedTuple):
+    """The canvas between two steps.
+
+    Attributes:
+        tokens: ids, MASK at positions still to be decided.
+        masked: positions still to be decided.
+        commit_step: step at which a position was decided; NEVER for masks, -1 for given text.
+        confidence: probability of the token when it was decided (after temperature and filters);
+            0 for masks and given text.
+        step: steps taken.
+        forwards: forward passes so far; steps that commit nothing need none.
+        keys: one random key per row.
+        logprobs: log-probabilities of decided positions; None where none are kept.
+        extra: what the decoding method keeps between steps (`jax_lm.diffusion.step.Variant`);
+            None for plain denoising.
+    """
+
+    tokens: Int[Array, "b t"]
+    masked: Bool[Array, "b t"]
+    commit_step: Int[Array, "b t"]
+    confidence: Float[Array, "b t"]
+    step: Int[Array, ""]
+    forwards: Int[Array, ""]
+    keys: Key[Array, "b"]
+    logprobs: TokenLogProbs | None = None
+    extra: Any = None
+
+    def history(self, mask_id: int) -> Int[np.ndarray, "s b t"]:
+        """Return the canvas after each step, which follows from the commit steps.
+
+        A decided token never changes: [7, 8, 9] with commit steps [0, 2, 0] was [7, M, 9] after
+        steps 0 and 1, and [7, 8, 9] after step 2.
+        """
+        tokens, commit_step = np.asarray(self.tokens), np.asarray(self.commit_step)
+        steps = range(int(self.step))
+        return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in steps])
+
+    def rows(self) -> "SamplerState":
+        """Return each row as a batch of one at a step of its own, for `jax.vmap`; without `extra`."""
+        batch = len(self.tokens)
+        each = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}
+        alone = self._replace(extra=None, **each)
+        return jax.tree.map(lambda part: part[:, None], alone)._replace(**each)
+
+
+class KVCache(NamedTuple):
+    """Keys and values that a cache keeps from one step to the next; all None without one.
+
+    Attributes:
+        layers: keys and values of every position, per layer.
+        tail: for `dual`, the hidden row before the block as the last refresh left it.
+    """
+
+    layers: tuple[KeyValues, ...] | None = None
+    tail: Float[Array, "b 1 d"] | None = None
+
+
+class CanvasArrays(NamedTuple):
+    """The parts of a `Canvas` that do not change while it is filled, on the device."""
+
+    attention_mask: Bool[Array, "b t"] | Bool[Array, "b r t"]
+    position_ids: Int[Array, "b t"]
+    holes: Bool[Array, "b t"]
+    hole_starts: Int[Array, "b t"]
+
+    @classmethod
+    def of(cls, canvas: Canvas) -> "CanvasArrays":
+        """Copy the arrays of a canvas to the device."""
+        return cls(*(jnp.asarray(getattr(canvas, name)) for name in cls._fields))
+
+
+class Window(NamedTuple):
+    """Columns and rows that one call works on, and when to return.
+
+    Traced, not static, so that blocks of equal length share a compilation.
+
+    Attributes:
+        block: first column that may be committed.
+        rows: first row that is recomputed.
+        first_step: step at which the block began.
+        until: return before this step.
+        forwards: return after this many forward passes.
+    """
+
+    block: Int[Array, ""]
+    rows: Int[Array, ""]
+    first_step: Int[Array, ""]
+    until: Int[Array, ""]
+    forwards: Int[Array, ""]
+
+    @classmethod
+    def of(cls, **numbers: int) -> "Window":
+        """Make a window from a plain number for each field."""
+        return cls(**int32_arrays(numbers))
+
+    def updated(self, **numbers: int) -> "Window":
+        """Replace fields by plain numbers."""
+        return self._replace(**int32_arrays(numbers))
+
+
+def int32_arrays(numbers: dict[str, int]) -> dict[str, Any]:
+    """Convert plain numbers to arrays, so that another number compiles nothing."""
+    return {name: np.int32(number) for name, number in numbers.items()}
+
+
+class BatchInputs(NamedTuple):
+    """Traced inputs of a call of the compiled loop, besides state and cache."""
+
+    canvas: CanvasArrays
+    window: Window
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The reference's hooks, as functions that JAX can trace, and its choice of candidates.
+
+    Attributes:
+        tokens: (step, tokens [b, t], logits [b, r, v]) to tokens, after each step and once before
+            the first with step -1 and no logits (None). MASK at a hole opens it again, another
+            token closes it.
+        logits: (step, tokens [b, t], logits [b, r, v]) to logits, before they are filtered.
+        admits_mask: whether MASK itself is a candidate, as in the reference.
+    """
+
+    tokens: Callable | None = None
+    logits: Callable | None = None
+    admits_mask: bool = False
+
+
+NO_HOOKS = Hooks()
+
+
+class Proposal(NamedTuple):
+    """A token for each position of the block, and what decides whether it is committed.
+
+    Attributes:
+        tokens: the drawn token.
+        probability: its probability after temperature and filters.
+        scores: confidence by the measure of `alg`; larger is committed earlier.
+        entropy: entropy of the model's distribution, before temperature and filters; 0 unless the
+            commit rule reads it.
+    """
+
+    tokens: Int[Array, "b r"]
+    probability: Float[Array, "b r"]
+    scores: Float[Array, "b r"]
+    entropy: Float[Array, "b r"]
+
+
+class Evaluation(NamedTuple):
+    """Result of a forward pass over a canvas.
+
+    Attributes:
+        proposal: for the step that the canvas is at.
+        logprobs: log-probabilities of the proposed tokens; None where none are kept.
+        candidates: candidates of later steps; None unless `Variant.keeps_candidates`.
+        logits: logits of all rows, for hooks; else None.
+    """
+
+    proposal: Proposal
+    logprobs: TokenLogProbs | None
+    candidates: Candidates | None
+    logits: Float[Array, "b r v"] | None
+
+
+def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> SamplerState:
+    """Fill each hole after a stop token that has no mask before it; nothing there is read."""
+    # With stop token S in one hole: in [a, M, S, M, M] unchanged (a mask before S);
+    # in [a, b, S, M, M] out [a, b, S, S, S].
+    canvas = inputs.canvas
+    is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids)) & canvas.holes & ~state.masked
+    if inputs.params.early_stop is not None:
+        is_stop &= inputs.params.early_stop
+    masks_before = jnp.cumsum(state.masked, axis=1) - state.masked
+    # Clear: as many masks before the stop token as before its hole, hence none between.
+    is_clear = is_stop & (masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1))
+    columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
+    last = jax.lax.cummax(jnp.where(is_clear, columns, -1), axis=1)
+    ended = state.masked & (last >= canvas.hole_starts)
+    stops = jnp.take_along_axis(state.tokens, jnp.maximum(last, 0), axis=1)
+    return state._replace(
+        tokens=jnp.where(ended, stops, state.tokens),
+        masked=state.masked & ~ended,
+        commit_step=jnp.where(ended, state.step, state.commit_step),
+    )
+
+
+def rewrite(state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "b t"], mask_id: int) -> SamplerState:
+    """Apply the tokens that a hook returned: given text stays, MASK at a hole opens it."""
+    tokens = jnp.where(holes, tokens, state.tokens).astype(jnp.int32)
+    masked = holes & (tokens == mask_id)
+    closed = jnp.where(state.masked, state.step, state.commit_step)
+    commit_step = jnp.where(masked, NEVER, closed)
+    return state._replace(tokens=tokens, masked=masked, commit_step=commit_step)
