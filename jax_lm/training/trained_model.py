@@ -16,7 +16,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.vocabulary import add_expand_token
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
 from jax_lm.training.config import SftConfig
-from jax_lm.training.fitting import training_mesh
+from jax_lm.training.run_defaults import training_mesh
 
 
 @dataclass(frozen=True)
