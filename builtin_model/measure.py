@@ -22,8 +22,9 @@ from jax_lm.data.prompts import BuiltinTask, held_out_tasks
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import Problem, held_out_problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
-from jax_lm.inference import BUILTIN_SURENESS, DiffuCoderInference
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.results import BUILTIN_SURENESS
 from jax_lm.rewards.code import FENCE, extract_code
 from jax_lm.templates import Template
 from untrusted import Local

@@ -161,7 +161,7 @@ def test_it_is_the_published_algorithm(tiny, pace):
         state = decoded(model, prompt(seed), settings)
         assert tokens_of(state)[0].tolist() == tokens
         assert int(state.forwards) == int(state.step) == forwards
-        assert int(state.extra.begun[0]) == begun == -(-COLUMNS // settings.decoding.resolved.block_length)
+        assert int(state.extra.begun[0]) == begun == -(-COLUMNS // settings.decoding.settings.block_length)
         at_once, faster = max(at_once, most), faster + (forwards < COLUMNS)
     # Else the comparison says little.
     assert faster > 3

@@ -61,7 +61,7 @@ class BlockPipeline(Variant):
 
     @classmethod
     def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "BlockPipeline | None":
-        decoding = options.decoding.resolved
+        decoding = options.decoding.settings
         if decoding.cache != "causal":
             return None
         region, width = canvas.region, canvas.tokens.shape[1]

@@ -1,11 +1,14 @@
-"""Repair: rows under a constraint are decoded as usual, then again from the first token that breaks it.
+"""Decode answers that must meet a grammar.
 
-A text that meets the constraint stays. Otherwise the tokens before the first wrong one stay, that one is chosen among
-those that leave an end within the canvas, and everything after it is decoded again. Each repair decides at least one
-token for good, so that the last one ends with a text that meets the constraint.
+An answer is decoded as if there were no grammar, and repaired afterwards: tokens before the first
+error stay, the token there is chosen again among those that leave a valid end within the hole, and
+everything after it is decoded again. `Repair` is this loop for one answer, used by the server
+too; `meet` drives it for a batch. Every round decides at least one token for good, so that the
+loop ends, with an answer that meets the grammar.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +24,67 @@ from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 
-def constraints_of(canvas: Canvas, options: GenerationOptions, tokenizer: DiffuCoderTokenizer) -> list[Constraint]:
-    """Return the constraint of each row; none without a grammar. Raises ValueError for rows of several holes."""
+class Repair:
+    """Repairs one answer until it meets its constraint.
+
+        while (kept := repair.check(decoded_ids)) is not None:
+            # Mask the answer from token `kept` on, and compute candidates for that token.
+            token = repair.choose(key, log_probs, candidates)
+            # Decide token `kept`, and decode the rest of the answer again.
+
+    Attributes:
+        ids: tokens that stay.
+    """
+
+    def __init__(self, constraint: Constraint, temperature: float) -> None:
+        self.constraint, self.temperature = constraint, temperature
+        self.ids: list[int] = []
+
+    def check(self, ids: Int[np.ndarray, "t"]) -> int | None:
+        """Return how many tokens of a decoded answer stay; None if it meets the constraint."""
+        answer = self.constraint.answer(ids.tolist())
+        kept = self.constraint.find_error(answer, len(self.ids))
+        self.ids = answer[:kept]
+        return kept
+
+    def choose(
+        self, key: Key[Array, ""], log_probs: Float[np.ndarray, "c"], ids: Int[np.ndarray, "c"]
+    ) -> int:
+        """Decide the token after those that stay: draw candidates until one can be completed.
+
+        Without temperature, candidates are tried by their probability.
+        """
+        if self.temperature:
+            log_probs = log_probs + np.asarray(jax.random.gumbel(key, log_probs.shape))
+        order = np.argsort(-log_probs, kind="stable")
+        token = self.constraint.next_token(self.ids, ids[order].tolist())
+        self.ids = [*self.ids, token]
+        return token
+
+
+def constraints_of(
+    canvas: Canvas, options: GenerationOptions, tokenizer: DiffuCoderTokenizer
+) -> list[Constraint]:
+    """Return the constraint of each row, none without a grammar.
+
+    Raises:
+        ValueError: a row has several holes, or no valid text fits its hole.
+    """
     if options.grammar is None:
         return []
     grammar, constraints = find_grammar(options.grammar), []
-    for tokens, holes, present in zip(canvas.tokens, canvas.holes, canvas.attention_mask, strict=True):
-        start, end = np.flatnonzero(holes)[[0, -1]]
-        room = int(end - start) + 1
-        if not holes[start : end + 1].all():
+    for tokens, holes, present in zip(
+        canvas.tokens, canvas.holes, canvas.attention_mask, strict=True
+    ):
+        columns = np.flatnonzero(holes)
+        start, end = columns[0], columns[-1] + 1
+        if len(columns) < end - start:
             raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
-        texts = (tokens[:start][present[:start]], tokens[end + 1 :])
-        before, after = (tokenizer.decode(part.tolist(), skip_special_tokens=True) for part in texts)
-        constraints.append(Constraint(grammar, tokenizer, room, before, after))
+        before, after = (
+            tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+            for ids in (tokens[:start][present[:start]], tokens[end:])
+        )
+        constraints.append(Constraint(grammar, tokenizer, len(columns), before, after))
     return constraints
 
 
@@ -46,10 +97,10 @@ def constrained_states(
     seed: int | Key[Array, "b"] = 0,
     every: int | None = 1,
 ) -> Iterator[SamplerState]:
-    """Yield the states of `Sampler.stream`; with a grammar the last alone, as any token may be decoded again."""
+    """Yield the states of `Sampler.stream`; with a grammar only the last, as any token may be decoded again."""
     stop_ids = tokenizer.stop_ids
     if constraints := constraints_of(canvas, options, tokenizer):
-        state = sampler.generate(canvas, options.changed(grammar=None), seed=seed, stop_ids=stop_ids)
+        state = sampler.generate(canvas, options.with_settings(grammar=None), seed=seed, stop_ids=stop_ids)
         yield meet(sampler, canvas, state, constraints, options, stop_ids)
     else:
         yield from sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)

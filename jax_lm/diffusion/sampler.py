@@ -252,7 +252,7 @@ class Sampler:
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
             Window.of(block=region.start, rows=0, first_step=0, until=NEVER, forwards=NEVER),
-            SamplingParams.of(options.changed(top_p=None, min_p=None), region.length, region.length),
+            SamplingParams.of(options.with_settings(top_p=None, min_p=None), region.length, region.length),
         )
         candidates = run_evaluation(self.graph, self.params, state._replace(extra=None), inputs, config).candidates
         assert candidates is not None
@@ -281,7 +281,7 @@ def block_passes(canvas: Canvas, block: Block, done: list[Block], decoding: Deco
     #   window  the same refresh, steps of rows 7 to 11
     #   dual    the same refresh, steps of rows 8 to 11
     # The refresh is of rows 3 to 15 with freeze_prompt, and of rows 3 to 11 with refresh_every=2.
-    config, chosen = replace(config, length=block.length), decoding.resolved
+    config, chosen = replace(config, length=block.length), decoding.settings
     width = canvas.tokens.shape[1]
     if chosen.cache == "none":
         return config.variant.passes([Pass(config, 0)])

@@ -20,7 +20,6 @@ from jax_lm.diffusion.candidates import GUESSED_CANDIDATES
 from jax_lm.diffusion.constrained import Repair
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import NEVER
-from jax_lm.grammar.constraint import Constraint
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 READERS = 4
