@@ -266,11 +266,11 @@ def test_a_lost_block_is_done_again_without_its_guesses(golden_sampler):
     finish(slots, whole)
     slots.join(sequence)
     slots.advance(2)
-    slots.leave(one)
-    one.reopen()
-    assert one.drafts is None
-    finish(slots, one)
-    assert told(one) == told(whole)
+    slots.leave(sequence)
+    sequence.reopen()
+    assert sequence.drafts is None
+    finish(slots, sequence)
+    assert told(sequence) == told(whole)
 
 
 def test_a_server_with_guesses_answers_the_same(tiny_inference):
