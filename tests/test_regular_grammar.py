@@ -48,6 +48,25 @@ def test_ends_are_the_shortest():
     assert regular_grammar("regex", r"é+").completion("") == "é"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"), [(r"a(xyz)?", "axyz"), (r"-?[0-9]+(\.[0-9]+)?", "-0.5"), (r"(a|ab)c?|abcd", "abcd")]
+)
+def test_a_text_may_go_on_where_it_could_have_ended(pattern, text):
+    grammar = regular_grammar("regex", pattern)
+    assert grammar.completion(text) == ""
+    assert grammar.completion(text[:-1]) is not None
+
+
+def test_an_expression_must_be_valid_by_itself():
+    with pytest.raises(ValueError, match="regex='a\\)\\(b'"):
+        regular_grammar("regex", "a)(b")
+
+
+def test_a_schema_of_numbers_takes_fractions():
+    grammar = find_grammar('json_schema:{"type": "number"}')
+    assert [grammar.completion(text) for text in ("1", "0.5", "-2.25")] == ["", "", ""]
+
+
 def test_a_schema_is_kept_to():
     grammar = find_grammar(f"json_schema:{json.dumps(PERSON)}")
     for beginning in ("", '{"na', '{"name": "Bö', '{"name":"Bob","age":-1', '{"name":"Bob","age":3,"tags":["b"'):

@@ -35,17 +35,24 @@ def main(kind: str, text: str) -> None:
     try:
         if kind == "json_schema":
             text = library.json_schema.build_regex_from_schema(text)
-        index = library.Index(text, library.Vocabulary(END, letters))
+        vocabulary = library.Vocabulary(END, letters)
+        # An expression such as `a)(b` is invalid by itself, but not between the parentheses below.
+        library.Index(text, vocabulary)
+        # The library drops the moves of a final state: of `0(\.5)?` it accepts `0` alone. So the end
+        # is a byte of its own, which no state before it needs to be final for.
+        index = library.Index(rf"(?:{text})\x00", vocabulary)
     except ValueError as error:
         refuse(" ".join(str(error).split())[:200])
-    moves = [(state, ranges(steps)) for state, steps in index.get_transitions().items()]
+    final = set(index.get_final_states())
+    transitions = index.get_transitions().items()
+    ends = [state for state, steps in transitions if steps.get(0) in final]
+    moves = [
+        (state, ranges({byte: after for byte, after in steps.items() if byte}))
+        for state, steps in transitions
+    ]
     if sum(len(steps) for _, steps in moves) > MAX_MOVES:
         refuse(f"takes more than {MAX_MOVES:,} moves of an automaton")
-    automaton = {
-        "start": index.get_initial_state(),
-        "ends": list(index.get_final_states()),
-        "moves": moves,
-    }
+    automaton = {"start": index.get_initial_state(), "ends": ends, "moves": moves}
     json.dump(automaton, sys.stdout)
 
 
