@@ -19,7 +19,6 @@ from jaxtyping import Bool, Float, Int
 from jax_lm.diffusion.candidates import GUESSED_CANDIDATES
 from jax_lm.diffusion.constrained import Repair
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.state import NEVER
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 READERS = 4
@@ -81,9 +80,7 @@ class ConstrainedSequence(Sequence):
     def reopen_from(self, kept: int) -> None:
         """Keep this many tokens for good and mask those that follow."""
         self.kept = kept
-        columns = slice(self.fixed, self.hole.end)
-        self.masked[columns], self.commit_step[columns], self.confidence[columns] = True, NEVER, 0
-        self.drafts = None
+        self.mask(self.fixed, self.hole.end)
 
     def decide(
         self, token: int, log_probs: Float[np.ndarray, "v"], raw: Float[np.ndarray, "v"]

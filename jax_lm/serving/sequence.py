@@ -50,10 +50,12 @@ class Sequence:
         commit_step: step at which a column was decided; NEVER for masks, -1 for given tokens.
         confidence: probability of the token when it was decided.
         step: steps taken.
-        forwards: model evaluations.
-        keeps_logprobs: whether what the model said of each column is kept.
-        logprobs: that, of the columns that are decided alone; None where it is not kept.
+        first_step: value of `step` when the current block began.
+        forwards: forward passes.
+        block: number of the current block.
         drafts: draft canvases that the next forward pass verifies.
+        keeps_logprobs: whether log-probabilities are kept.
+        logprobs: log-probabilities of decided columns; None if they are not kept.
 
     Raises:
         ValueError: settings in which the sequences of one batch cannot differ.
@@ -225,6 +227,13 @@ class Sequence:
     def reopen(self) -> None:
         """Undo the current block, whose KV cache was lost."""
         block = self.blocks[self.block]
-        columns = slice(max(block.start, self.fixed), block.end)
-        self.masked[columns], self.commit_step[columns], self.confidence[columns] = True, NEVER, 0
-        self.step, self.drafts = self.first_step, None
+        self.mask(max(block.start, self.fixed), block.end)
+        self.step = self.first_step
+
+    def mask(self, start: int, end: int) -> None:
+        """Mask columns again."""
+        columns = slice(start, end)
+        self.masked[columns] = True
+        self.commit_step[columns] = NEVER
+        self.confidence[columns] = 0
+        self.drafts = None

@@ -46,7 +46,7 @@ def watch(
 def canvas_text(
     state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
 ) -> Text:
-    """The first row: given text bold, each hole's tokens up to its first decided stop token, masks as glyphs."""
+    """Return the first row: given text bold, holes up to their first stop token, glyphs for masks."""
     present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
     tokens, masked, confidence = (
         np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
