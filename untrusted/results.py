@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 from untrusted.cases import Case, Test
 from untrusted.printable import printable
 
-Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "sandbox_error"]
+Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "cannot_judge", "sandbox_error"]
 MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
@@ -118,7 +118,8 @@ class Result:
     def of(cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = "") -> "Result":
         """Add the results of its tests up."""
         outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
-        worst: Outcome = "sandbox_error" if "sandbox_error" in outcomes else outcomes[0] if outcomes else "passed"
+        certain = [outcome for outcome in outcomes if outcome != "cannot_judge"]
+        worst: Outcome = "sandbox_error" if "sandbox_error" in outcomes else [*certain, *outcomes, "passed"][0]
         return cls(worst, tuple(tests), stdout, stderr, tier, tier == "unsafe")
 
     @classmethod

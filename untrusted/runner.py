@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from untrusted.assertions import Call, call_of, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
 from untrusted.inside.wire import encode_literal, is_literal, matches
 from untrusted.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
-from untrusted.session import CancelledError, Child, Objects, SandboxFailureError, Session
+from untrusted.session import CancelledError, Child, SandboxFailureError, Session
 from untrusted.tiers import PACKAGES, SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
 
 logger = logging.getLogger(__name__)
@@ -96,14 +96,13 @@ def run(
     executor: ExecutorName = "auto",
     allow_unsafe: bool = False,
     packages: tuple[str, ...] = PACKAGES,
-    objects: Objects = "trusted",
     cancel: Cancel | None = None,
 ) -> Result:
     """Run a program against its tests on this machine; `Local` says what the settings mean.
 
     Raises SandboxUnavailableError where it cannot be contained.
     """
-    local = Local(executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, objects=objects)
+    local = Local(executor, allow_unsafe=allow_unsafe, workers=1, packages=packages)
     return local.run_many([Program(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
 
 
@@ -116,7 +115,6 @@ def answer_request(text: str) -> str:
         allow_unsafe=allow_unsafe,
         workers=request.get("workers"),
         packages=tuple(request.get("packages", PACKAGES)),
-        objects=request.get("objects", "trusted"),
     )
     return results_text(local.run_many([Program.from_json(program) for program in request["jobs"]]))
 
@@ -130,21 +128,16 @@ class Local:
         allow_unsafe: run without containment where there is none; every result says so.
         workers: programs at once; the number of cores if not given.
         packages: installed packages that programs and tests may import beside the standard library.
-        objects: whether an object that a test has made itself (`Celsius(20)`) decides by its own methods what plain
-            value it equals: `trusted` is Python's meaning, `strict` a border that no class can bend, for rewards.
     """
 
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
     workers: int | None = None
     packages: tuple[str, ...] = PACKAGES
-    objects: Objects = "trusted"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers}: must be at least 1")
-        if self.objects not in get_args(Objects):
-            raise ValueError(f"objects={self.objects!r}: must be one of {', '.join(get_args(Objects))}")
         package_folders(self.packages)
 
     def run_many(
@@ -155,7 +148,7 @@ class Local:
             return []
         tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
         workers = min(self.workers or os.cpu_count() or 1, len(programs))
-        with Pool(tier, workers, cancel, self.packages, self.objects) as pool:
+        with Pool(tier, workers, cancel, self.packages) as pool:
             futures = [pool.submit(program) for program in programs]
             for done, _ in enumerate(as_completed(futures), 1):
                 if on_progress:
@@ -172,12 +165,11 @@ class Pool:
         workers: int,
         cancel: Cancel | None = None,
         packages: tuple[str, ...] = PACKAGES,
-        objects: Objects = "trusted",
     ) -> None:
         self.tier = tier
         self.stop = threading.Event()
         start = functools.partial(
-            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages, objects
+            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages
         )
         self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
         self.free = list(self.sandboxes)
@@ -297,11 +289,12 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
 def run_statements(session: Session, job: dict[str, Any], statements: str, seconds: float) -> TestResult:
     """Run the statements of a test beside the program of a job."""
     sentinel = secrets.token_hex(16)
-    (program, tester), late = session.exchange(
-        [job, {"test": statements, "sentinel": sentinel, "trusts_objects": session.objects == "trusted"}], seconds
-    )
+    test = {"test": statements, "sentinel": sentinel, "code": job["code"]}
+    (program, tester), late = session.exchange([job, test], seconds)
     if tester.answer is not None and tester.answer.get("ended") == sentinel:
         return TestResult("passed")
+    if tester.answer is not None and "cannot" in tester.answer:
+        return failed(tester.answer["cannot"], "cannot_judge")
     # The program's own words say more than the tester's, who has only lost it.
     return reason_of(program if says_why(program, tester) else tester, late, seconds)
 

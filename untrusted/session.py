@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from untrusted.cases import MAX_OUTPUT
 from untrusted.inside.deferred import ON_MENTION
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
 """A busy host may take long to start an interpreter; that is not the program's fault."""
 CHUNK = 2**16
-Objects = Literal["trusted", "strict"]
 TICK = 0.1
 
 
@@ -73,11 +72,9 @@ class Session:
         tier: Tier,
         is_cancelled: Callable[[], Any] = lambda: False,
         packages: tuple[str, ...] = PACKAGES,
-        objects: Objects = "trusted",
     ) -> None:
         self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
         self.limits = Limits()
-        self.objects = objects
         # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
         self.folder = work_folder(packages) if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}

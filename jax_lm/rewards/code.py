@@ -45,7 +45,7 @@ def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
     from untrusted import Local, Program
 
-    return Local(objects="strict").run_many([Program(code, tuple(tests)) for code, tests in programs])
+    return Local().run_many([Program(code, tuple(tests)) for code, tests in programs])
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 Node = TypeVar("Node", bound=ast.AST)
 
 CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
+TYPE_OF, CALL_METHOD, CALLABLE = "__type_of__", "__call_method__", "__callable__"
 """Functions that a prepared test calls: after a check, for data as the test wrote it, on entry into a test function."""
 CONTEXTS = (
     *("raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex"),
@@ -228,6 +229,7 @@ class Prepare(ast.NodeTransformer):
         self.wrap(node)
         return node
 
+
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
         names = {name.id for target in node.targets for name in nodes_of(target) if isinstance(name, ast.Name)}
@@ -266,6 +268,28 @@ class Prepare(ast.NodeTransformer):
         return [node, counted(node)] if checks else node
 
 
+class Ask(ast.NodeTransformer):
+    """Has the program asked where Python would look at the class of a handle, and for methods by one message."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(func=ast.Name(id="type"), args=[_], keywords=[]):
+                node.func = at_place_of(ast.Name(TYPE_OF, ast.Load()), node.func)
+            case ast.Call(func=ast.Name(id="callable"), args=[_], keywords=[]):
+                node.func = at_place_of(ast.Name(CALLABLE, ast.Load()), node.func)
+            case ast.Call(func=ast.Attribute(value=subject, attr=name)) if not name.startswith("__"):
+                node.func = at_place_of(ast.Name(CALL_METHOD, ast.Load()), node.func)
+                node.args = [subject, at_place_of(ast.Constant(name), subject), *node.args]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
+            return node
+        return at_place_of(ast.Call(ast.Name(TYPE_OF, ast.Load()), [node.value], []), node)
+
+
 def replace_in(node: ast.AST, old: ast.expr, new: ast.expr) -> None:
     if isinstance(node, ast.Compare):
         node.left = new if node.left is old else node.left
@@ -299,6 +323,7 @@ def at_place_of(new: Node, old: ast.AST) -> Node:
 def prepare(tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: set[str]) -> ast.Module:
     """Prepare a test for being run: see `Prepare`; functions of `tests` say that they were entered."""
     Prepare(nodes, program).visit(tree)
+    Ask().visit(tree)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in tests:
             call = ast.Expr(ast.Call(ast.Name(ENTERED, ast.Load()), [ast.Constant(node.name)], []))

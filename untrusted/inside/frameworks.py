@@ -11,9 +11,9 @@ import sys
 import types
 from typing import Any
 
-from untrusted.inside.conversation import Conversation
-from untrusted.inside.deferred import asyncio, logging, tempfile
-from untrusted.inside.packages import is_genuine
+from untrusted.inside.deferred import asyncio, tempfile
+from untrusted.inside.handles import ask, is_theirs
+from untrusted.inside.patches import patch_there
 
 OPTIONS = (
     "--assert=plain", "--capture=sys", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib",
@@ -25,47 +25,19 @@ def do_nothing(*_: Any, **__: Any) -> None:
     """Stand in for the `main` of a framework."""
 
 
-def make_fit(test: Conversation, source: str) -> None:
-    """Make the frameworks that a test mentions fit for a program that lives elsewhere."""
+def make_fit(source: str) -> None:
+    """Take the `main` from the frameworks that a test mentions: what it would run is run afterwards."""
     if "unittest" in source:
-        import unittest.mock
+        import unittest
 
         unittest.main = do_nothing  # pyright: ignore[reportAttributeAccessIssue]
-        follow_patches(test, unittest.mock._patch, "__enter__", "__exit__")  # pyright: ignore[reportAttributeAccessIssue]
     if "pytest" in source and importlib.util.find_spec("pytest"):
         import pytest
 
         pytest.main = do_nothing  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def follow_patches(test: Conversation, kind: Any, enter: str, leave: str) -> None:
-    """Have what a test patches in a module of the standard library patched for the program too."""
-    entering, leaving = getattr(kind, enter), getattr(kind, leave)
-
-    def enter_both(self: Any) -> Any:
-        result = entering(self)
-        if is_patchable(self.target):
-            test.do("patch", self.target, self.attribute, getattr(self.target, self.attribute))
-        return result
-
-    def leave_both(self: Any, *error: Any) -> Any:
-        target = self.target
-        result = leaving(self, *error)
-        if is_patchable(target):
-            test.do("unpatch", target, self.attribute)
-        return result
-
-    setattr(kind, enter, enter_both)
-    setattr(kind, leave, leave_both)
-
-
-def is_patchable(target: Any) -> bool:
-    """Tell whether both ends have an object of their own that is this one."""
-    is_module = isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
-    return is_module or isinstance(target, logging.Logger)
-
-
-def run(test: Conversation, module: Any, tests: set[str], defined: set[str]) -> None:
+def run(module: Any, tests: set[str], defined: set[str]) -> None:
     """Run the tests of a module by pytest; raises AssertionError unless all of them passed.
 
     Args:
@@ -74,11 +46,11 @@ def run(test: Conversation, module: Any, tests: set[str], defined: set[str]) -> 
     import pytest
     from _pytest.monkeypatch import MonkeyPatch
 
-    follow_monkeypatch(test, MonkeyPatch)
+    follow_monkeypatch(MonkeyPatch)
     failures: list[str] = []
     passed: list[str] = []
     missing: set[str] = set()
-    own = part_of(test, module, defined)
+    own = part_of(module, defined)
 
     class Prepared(pytest.Module):
         def _getobj(self) -> Any:
@@ -125,11 +97,11 @@ def run(test: Conversation, module: Any, tests: set[str], defined: set[str]) -> 
         raise AssertionError(f"no test was run (pytest ended with {status})")
 
 
-def part_of(test: Conversation, module: Any, defined: set[str]) -> types.ModuleType:
+def part_of(module: Any, defined: set[str]) -> types.ModuleType:
     """Return a module that has of another one only what the test defines."""
     part = types.ModuleType(module.__name__)
     named = {name: value for name, value in vars(module).items() if name in defined}
-    part.__dict__.update((name, value) for name, value in named.items() if not test.is_theirs(value))
+    part.__dict__.update((name, value) for name, value in named.items() if not is_theirs(value))
     return part
 
 
@@ -154,7 +126,7 @@ def reason(report: Any) -> str:
     return next((line for line in text.splitlines() if line.strip()), "failed")
 
 
-def follow_monkeypatch(test: Conversation, kind: Any) -> None:
+def follow_monkeypatch(kind: Any) -> None:
     """Have what `monkeypatch` sets in a module of the standard library set for the program too."""
     set_here, undo_here = kind.setattr, kind.undo
     patched: list[tuple[Any, str]] = []
@@ -164,13 +136,12 @@ def follow_monkeypatch(test: Conversation, kind: Any) -> None:
         if isinstance(target, str):
             module, _, attribute = target.rpartition(".")
             target, name = sys.modules.get(module), attribute
-        if is_patchable(target):
+        if patch_there(target, name):
             patched.append((target, name))
-            test.do("patch", target, name, getattr(target, name))
 
     def undo_both(self: Any) -> None:
         undo_here(self)
         while patched:
-            test.do("unpatch", *patched.pop())
+            ask("unpatch", *patched.pop())
 
     kind.setattr, kind.undo = set_both, undo_both

@@ -1,195 +1,173 @@
-"""What one end of a conversation can have done to the objects of the other. Imports the standard library only."""
+"""What a test can have done to the objects of a program: one fixed list, carried out in the program's process.
 
+Standard library only.
+"""
+
+import collections
 import copy
 import importlib
+import math
 import operator
-import types
+import os
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from untrusted.inside.conversation import Conversation
 from untrusted.inside.deferred import asyncio, threading
+from untrusted.inside.handles import BINARY, COMPARISONS, IMMUTABLE, MUTABLE
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    name: getattr(operator, f"__{name}__")
-    for name in (
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "matmul",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    )
-} | {"divmod": divmod}
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, f"__{name}__") for name in (*BINARY, *COMPARISONS)},
+    **{f"i{name}": getattr(operator, f"__i{name}__") for name in BINARY},
+    "divmod": divmod,
+    "pow": pow,
 }
-IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
-    f"i{name}": getattr(operator, f"__i{name}__") for name in BINARY if name != "divmod"
+TAKE: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    int: int.__int__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    Fraction: lambda value: Fraction(value._numerator, value._denominator),
+    Decimal: Decimal,
+    list: lambda value: list(list.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    collections.deque: lambda value: collections.deque(collections.deque.__iter__(value), value.maxlen),
+    bytearray: lambda value: bytearray(bytearray.__iter__(value)),
+    **{
+        kind: lambda value, kind=kind: kind(dict.items(value))
+        for kind in (dict, collections.OrderedDict)
+    },
+    collections.Counter: lambda value: collections.Counter(dict(dict.items(value))),
+    collections.defaultdict: lambda value: collections.defaultdict(
+        value.default_factory, dict.items(value)
+    ),
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {**BINARY, **COMPARISONS, **IN_PLACE}
+"""How to take the plain value out of an object whose class derives from a plain type."""
 
 
-def special(_: Conversation, name: str, subject: Any, /, *arguments: Any, **keywords: Any) -> Any:
-    """Call a special method as Python would: on the class of the object."""
-    return getattr(type(subject), name)(subject, *arguments, **keywords)
+def content(subject: Any) -> Any:
+    """Take the plain value out of an object whose class derives from one."""
+    base = next(base for base in type(subject).__mro__ if base in IMMUTABLE or base in MUTABLE)
+    return TAKE[base](subject)
 
 
-def apply_operator(_: Conversation, name: str, left: Any, right: Any) -> Any:
-    return FUNCTIONS[name](left, right)
-
-
-def call(_: Conversation, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+def call(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
-def get_attribute(_: Conversation, subject: Any, name: str) -> Any:
-    return getattr(subject, name)
-
-
-def get_super(_: Conversation, kind: type, subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
-    """Call the method of a class on an object of a class below it."""
-    return getattr(kind, name)(subject, *arguments, **keywords)
-
-
-def get_and_call(_: Conversation, subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
 
-def get_item(_: Conversation, subject: Any, key: Any) -> Any:
-    return subject[key]
+def library(module: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function of the library that looks into the objects it is given."""
+    return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
 
-def set_attribute(_: Conversation, subject: Any, name: str, value: Any) -> None:
-    setattr(subject, name, value)
+def special(name: str) -> Callable[..., Any]:
+    """Make an operation that calls a special method as Python does: on the class."""
+
+    def method(subject: Any, /, *arguments: Any) -> Any:
+        return getattr(type(subject), name)(subject, *arguments)
+
+    return method
 
 
-def delete_attribute(_: Conversation, subject: Any, name: str) -> None:
-    delattr(subject, name)
+def leave(subject: Any, kind: Any, error: Any) -> bool:
+    return bool(type(subject).__exit__(subject, kind, error, None))
 
 
-def is_instance(_: Conversation, subject: Any, kind: Any) -> bool:
-    return isinstance(subject, kind)
+def apply(name: str, left: Any, right: Any, *modulo: Any) -> Any:
+    return OPERATORS[name](left, right, *modulo)
 
 
-def is_subclass(_: Conversation, subject: Any, kind: Any) -> bool:
-    return issubclass(subject, kind)
-
-
-def copied(_: Conversation, subject: Any, deep: bool) -> Any:
-    return copy.deepcopy(subject) if deep else copy.copy(subject)
-
+# Patches
 
 ORIGINALS: dict[tuple[int, str], Any] = {}
 
 
-def patch(_: Conversation, target: Any, name: str, value: Any) -> None:
-    """Replace an attribute of a module or a logger, as the other end has just done with its own."""
+def patch(target: Any, name: str, value: Any) -> None:
+    """Replace an attribute of a module or a logger, as the test has just done with its own."""
     ORIGINALS.setdefault((id(target), name), getattr(target, name))
     setattr(target, name, value)
 
 
-def unpatch(_: Conversation, target: Any, name: str) -> None:
+def unpatch(target: Any, name: str) -> None:
     if (id(target), name) in ORIGINALS:
         setattr(target, name, ORIGINALS.pop((id(target), name)))
 
 
-def repeat(_: Conversation, module: str, function: str, /, *arguments: Any, **keywords: Any) -> None:
-    """Call a function of a module, as the other end has just done for itself."""
-    getattr(importlib.import_module(module), function)(*arguments, **keywords)
+# Awaiting
 
 
-async def settle(awaitable: Any) -> tuple[bool, Any]:
-    """Await an object; returns whether it succeeded, and its value or exception."""
-    try:
-        return True, await awaitable
-    except BaseException as error:  # the exception is the outcome
-        return False, error
+class Tasks:
+    """What the test awaits, in an event loop of the program's own.
 
-
-async def first_of(tasks: list[Any], seconds: float) -> None:
-    if tasks:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    else:
-        await asyncio.sleep(0)
-
-
-def run_tasks(
-    peer: Conversation, started: dict[int, Any], cancelled: list[int], seconds: float
-) -> list[tuple[int, bool, Any]]:
-    """Let awaited objects go on until one is done or the time has passed; returns those that are done.
-
-    Args:
-        started: what is awaited anew, by number.
-        cancelled: what is awaited no more.
+    Attributes:
+        running: tasks by number.
     """
-    # One loop for good: what an object has made of it, a lock or a task, belongs to it.
-    loop = peer.loop = peer.loop or asyncio.new_event_loop()
-    peer.tasks |= {number: loop.create_task(settle(awaitable)) for number, awaitable in started.items()}
-    for number in cancelled:
-        if number in peer.tasks:
-            peer.tasks[number].cancel()
-    tasks = list(peer.tasks.values())
-    in_own_loop(loop, first_of(tasks, seconds))
-    done = [number for number, task in peer.tasks.items() if task.done()]
-    return [(number, *outcome(peer.tasks.pop(number))) for number in done]
+
+    loop: Any = None
+    running: dict[int, Any] = {}
 
 
-def outcome(task: Any) -> tuple[bool, Any]:
-    return (False, asyncio.CancelledError()) if task.cancelled() else task.result()
+async def settle(awaitable: Any) -> Any:
+    return await awaitable
 
 
-def in_own_loop(loop: Any, coroutine: Any) -> None:
+def start_task(awaitable: Any) -> int:
+    # One loop for good: a lock or a task that an object has made of it belongs to it.
+    Tasks.loop = Tasks.loop or asyncio.new_event_loop()
+    number = len(Tasks.running)
+    Tasks.running[number] = Tasks.loop.create_task(settle(awaitable))
+    return number
+
+
+def run_task(number: int, seconds: float) -> tuple[Any] | None:
+    """Let all tasks go on until one has ended; returns its result, or None if it has not ended in time."""
+    task = Tasks.running[number]
+    in_own_loop(asyncio.wait([task], timeout=seconds))
+    return (task.result(),) if task.done() else None
+
+
+def cancel_task(number: int) -> None:
+    Tasks.running[number].cancel()
+    in_own_loop(asyncio.wait([Tasks.running[number]], timeout=1))
+
+
+def in_own_loop(coroutine: Any) -> None:
     """Run a coroutine, in a thread of its own where another loop is running in this one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        loop.run_until_complete(coroutine)
+        Tasks.loop.run_until_complete(coroutine)
         return
-    thread = threading.Thread(target=loop.run_until_complete, args=(coroutine,))
+    thread = threading.Thread(target=Tasks.loop.run_until_complete, args=(coroutine,))
     thread.start()
     thread.join()
 
 
-WRAPPERS: dict[str, Callable[..., Any]] = {"static": staticmethod, "class": classmethod, "property": property}
-
-
-def subclass(
-    peer: Conversation, number: int, name: str, bases: list[type], attributes: dict[str, Any], metaclass: type | None
-) -> type:
-    """Make a class whose methods are the other end's; it stands for the class `number` of that end."""
-    namespace = {
-        key: WRAPPERS[value[0]](*value[1:]) if isinstance(value, tuple) and value and value[0] in WRAPPERS else value
-        for key, value in attributes.items()
-    }
-    namespace |= {"__module__": "__main__"}
-    keywords = {"metaclass": metaclass} if metaclass else {}
-    return peer.adopt(number, types.new_class(name, tuple(bases), keywords, lambda scope: scope.update(namespace)))
-
-
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "special": special,
-    "operator": apply_operator,
-    "call": call,
-    "get": get_attribute,
-    "get and call": get_and_call,
-    "super": get_super,
-    "item": get_item,
-    "set": set_attribute,
-    "delete": delete_attribute,
-    "isinstance": is_instance,
-    "issubclass": is_subclass,
-    "copy": copied,
-    "patch": patch,
-    "unpatch": unpatch,
-    "repeat": repeat,
-    "run tasks": run_tasks,
-    "subclass": subclass,
-}
+    # What a test writes.
+    "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_method,
+    "operator": apply, "contains": lambda subject, item: item in subject,
+    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
+    "len": len, "iter": iter, "next": next, "reversed": reversed, "length_hint": operator.length_hint,
+    "enter": special("__enter__"), "exit": leave, "aenter": special("__aenter__"),
+    "aexit": special("__aexit__"), "aiter": aiter, "anext": anext,
+    "isinstance": isinstance, "issubclass": issubclass, "type": type, "callable": callable,
+    # Texts and numbers.
+    "str": str, "repr": repr, "format": format, "bytes": bytes, "dir": dir, "hash": hash, "fspath": os.fspath,
+    "bool": bool, "int": int, "float": float, "complex": complex, "index": operator.index, "abs": abs,
+    "round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil,
+    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "content": content,
+    # Whole objects, and what a test does for the whole process.
+    "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
+    "library": library, "patch": patch, "unpatch": unpatch,
+    "start task": start_task, "run task": run_task, "cancel task": cancel_task,
+}  # fmt: skip
+"""What a test can have done, by name; `ProgramPeer` adds what concerns the program's own names."""

@@ -6,17 +6,24 @@ has won nothing but the right to answer. Imports the standard library only.
 
 import builtins
 import contextlib
+import functools
 import io
 import linecache
+import os
 import sys
 import traceback
 import types
 import warnings
+from importlib import import_module
 from typing import Any
 
+from untrusted.inside import foreign
 from untrusted.inside.channel import Channel
-from untrusted.inside.peer import Peer
-from untrusted.inside.wire import UnknownValueError, decode_literal, encode_literal
+from untrusted.inside.errors import build_error, describe_error, type_name
+from untrusted.inside.handles import IMMUTABLE, KINDS, MUTABLE
+from untrusted.inside.operations import OPERATIONS, TAKE
+from untrusted.inside.peer import Peer, environment
+from untrusted.inside.wire import decode_literal, encode_literal
 
 FILE = "program.py"
 PRINTED_LENGTH = 2**16
@@ -102,7 +109,7 @@ class TestInput(io.TextIOBase):
 
 
 class ProgramPeer(Peer):
-    """The program's end of the conversation: it keeps nothing from the test."""
+    """The program's end of the channel: it keeps nothing from the test."""
 
     side = "p"
 
@@ -110,6 +117,7 @@ class ProgramPeer(Peer):
         super().__init__(channel)
         self.namespace, self.outputs = namespace, outputs
         self.warned: list[Warning] = []
+        foreign.PEERS[:] = [self]
         sys.stdin = TestInput(self)
         builtins.input = self.ask_input
         warnings.simplefilter("always")
@@ -122,6 +130,45 @@ class ProgramPeer(Peer):
     def ask_input(self, prompt: object = "", /) -> str:
         return self.do("input", "input", str(prompt))
 
+    # Objects
+
+    def describe(self, value: Any) -> dict[str, Any]:
+        """Describe an object; the test learns of its class only what it derives from."""
+        kind = type(value)
+        if isinstance(value, BaseException):
+            return describe_error(value, self.encode, self.encode(kind))
+        if isinstance(value, type) and issubclass(value, BaseException):
+            bases = [base for base in value.__bases__ if issubclass(base, BaseException)]
+            return {"k": "error class", "n": value.__name__, "b": [self.encode(b) for b in bases]}
+        if isinstance(value, type):
+            return {"k": "class"}
+        base = next((base for base in kind.__mro__ if base in IMMUTABLE or base in MUTABLE), None)
+        if base in IMMUTABLE:
+            return {"k": "object", "b": base.__name__, "c": self.encode(TAKE[base](value))}
+        if base is not None:
+            return {"k": base.__name__}
+        return {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
+
+    def build(self, number: int, form: dict[str, Any]) -> Any:
+        if form["k"] == "error":
+            return build_error(form, self.decode, lambda error: self.adopt(number, error))
+        return foreign.build(self, number, form)
+
+    def encode_name(self, value: Any) -> dict[str, Any] | None:
+        name = type_name(value) if isinstance(value, type) else None
+        return {"t": "type", "v": name} if name else None
+
+    def decode_name(self, tag: Any, content: Any) -> Any:
+        if tag == "class":
+            return functools.reduce(getattr, content[1].split("."), import_module(content[0]))
+        if tag == "function":
+            return getattr(import_module(content[0]), content[1])
+        if tag == "module":
+            return import_module(content)
+        return super().decode_name(tag, content)
+
+    # Messages
+
     def extras(self) -> dict[str, Any]:
         for output in self.outputs.values():
             output.flush()
@@ -129,26 +176,45 @@ class ProgramPeer(Peer):
         if self.warned:
             warned, self.warned = self.warned, []
             said["warnings"] = [self.encode(warning) for warning in warned]
-        return said | super().extras()
+        if (environ := environment()) != self.environ:
+            self.environ, said["environ"] = environ, dict(os.environ)
+        return said
 
     def take_extras(self, message: dict[str, Any]) -> None:
         if "argv" in message:
             sys.argv[:] = message["argv"]
-        super().take_extras(message)
+        if "environ" in message:
+            os.environ.clear()
+            os.environ.update(message["environ"])
+            self.environ = environment()
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        if operation == "name":
-            return self.namespace[arguments[0]]
-        if operation == "main function":
-            own = [value for name, value in self.namespace.items() if is_main(name, value)]
-            return own[-1]
-        if operation == "follow logging":
-            follow_logging(self)
-            return None
-        if operation == "set name":
-            self.namespace[arguments[0]] = arguments[1]
-            return None
-        return super().carry_out(operation, arguments, keywords)
+        if operation in OPERATIONS:
+            return OPERATIONS[operation](*arguments, **keywords)
+        return getattr(self, operation.replace(" ", "_"))(*arguments)
+
+    # Operations that need this end
+
+    def name(self, name: str) -> Any:
+        return self.namespace[name]
+
+    def set_name(self, name: str, value: Any) -> None:
+        self.namespace[name] = value
+
+    def delete_name(self, name: str) -> None:
+        del self.namespace[name]
+
+    def main_function(self) -> Any:
+        """Find the function that a test means which calls none: the last of the program's own."""
+        return [value for name, value in self.namespace.items() if is_main(name, value)][-1]
+
+    def follow_logging(self) -> None:
+        follow_logging(self)
+
+    def serve(self) -> None:
+        """Answer until the test has ended."""
+        while True:
+            self.answer(self.receive())
 
 
 def follow_logging(peer: ProgramPeer) -> None:
@@ -263,5 +329,3 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
         output.take()
     ProgramPeer(channel, namespace, outputs).serve()
 
-
-__all__ = ["FILE", "ProgramPeer", "UnknownValueError", "describe_exception", "run"]

@@ -1,74 +1,97 @@
 """The test's process: runs a test's own code, while the program lives in another process.
 
-Names of the program are stand-ins here: calling one sends the arguments and returns what came back. So no object
-of the program is ever compared by its own word, no patched builtin is ever used, and the frames and the memory of the
-test are out of the program's reach. Imports the standard library only.
+Names of the program are handles here (`handles`): what the test does to them is done there. So no object of the program
+is ever compared by its own word, no patched builtin is ever used, and the frames and the memory of the test are out of
+the program's reach. The program can ask for little in return: see `Tester.carry_out`. Standard library only.
 """
 
-import abc
 import ast
 import builtins
+import dataclasses
+import enum
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable
-from decimal import Decimal
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from untrusted.inside import checks, frameworks
+from untrusted.inside import checks, frameworks, patches
 from untrusted.inside.channel import Channel
-from untrusted.inside.containers import items_of
+from untrusted.inside.containers import CONTAINERS, items_of
 from untrusted.inside.deferred import logging
-from untrusted.inside.operations import FUNCTIONS
-from untrusted.inside.packages import genuine_name, is_genuine
-from untrusted.inside.peer import ConversationError, Peer
+from untrusted.inside.errors import build_error, describe_error, named_type
+from untrusted.inside.handles import (
+    BINARY,
+    COMPARISONS,
+    CONVERSIONS,
+    KINDS,
+    Border,
+    CannotJudgeError,
+    ErrorClass,
+    Handle,
+    ask,
+    build_handle,
+    cannot_judge,
+    error_class,
+    facts_of,
+    is_theirs,
+)
+from untrusted.inside.packages import genuine_name, is_genuine, pure_name
+from untrusted.inside.peer import BorderError, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception
-from untrusted.inside.remotes import Remote
-from untrusted.inside.specials import CONVERSIONS
-from untrusted.inside.wire import is_array, is_number
 
 FILE = "test.py"
-VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest"}
+VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 """Modules whose classes would speak for the test: what equals everything, what skips, what fails."""
-INNARDS = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
-"""How the names begin by which an object leads to frames, globals and code."""
-SERVED: dict[str, slice] = {
-    **dict.fromkeys(("call", "get", "get and call", "item", "set", "delete", "copy"), slice(1)),
-    **dict.fromkeys(("special", "isinstance", "issubclass"), slice(1, 2)),
-    "operator": slice(1, 3),
-}
-"""What a program may have done to objects of the test, and which of the arguments must be one."""
 FORMATS = {"format", "format_map"}
 """Methods of text that read any attribute of what they are given."""
-SPECIALS = {f"__{prefix}{name}__" for name in FUNCTIONS for prefix in ("", "r")} | CONVERSIONS | {
+SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")} | {
     f"__{name}__" for name in (
-        "call", "getitem", "setitem", "delitem", "contains", "iter", "next", "reversed", "missing", "length_hint",
-        "enter", "exit", "aenter", "aexit", "aiter", "anext", "await", "hash", "str", "repr", "format", "bytes",
-        "fspath", "post_init", "invert",
+        *COMPARISONS, *CONVERSIONS, "divmod", "rdivmod", "len", "call", "getitem", "setitem", "delitem", "contains",
+        "iter", "next", "reversed", "missing", "length_hint", "enter", "exit", "aenter", "aexit", "aiter", "anext",
+        "hash", "str", "repr", "format", "bytes", "fspath",
     )
 }  # fmt: skip
 """Special methods that operators and statements call."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
-STEPS = {"__next__", "__anext__", "send", "throw", "asend", "athrow", "aclose"}
+STEPS = {"next", "anext", "send", "throw", "asend", "athrow", "aclose"}
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 """Functions that decide, and where they come from if a test uses them without saying so."""
+DOUBTFUL = {
+    "inspect": "looks into functions and classes", "dis": "looks into functions", "ast": "reads sources",
+    "gc": "counts references", "weakref": "waits for the end of objects", "sys": "", "traceback": "reads tracebacks",
+    "threading": "takes turns with the program in threads", "concurrent": "calls the program in threads",
+    "pickle": "takes objects apart", "dataclasses": "takes objects apart", "typing": "looks into annotations",
+    "tracemalloc": "measures memory", "importlib": "loads modules",
+}  # fmt: skip
+"""Modules that look at objects in ways which the border does not carry: a test that imports one and fails proves little."""
 
 
 class Tester(Peer):
-    """The test's end of the conversation: it gives nothing away and believes no object."""
+    """The test's end of the channel: it gives nothing away and believes no object.
 
-    side, is_strict = "t", True
+    Attributes:
+        doubts: what the test does that the border carries in part only: decided by the test alone, so that no program
+            can cause it. A test that fails all the same is not judged.
+        checked: how many checks were executed.
+        entered: names of the test functions that were entered.
+        complaint: the latest failed assertion of the test that the program has not handed on.
+    """
 
-    def __init__(self, channel: Channel, declares: bool) -> None:
+    side = "t"
+
+    def __init__(self, channel: Channel, source: str) -> None:
         super().__init__(channel)
+        Border.peer, Border.reason = self, ""
         self.output, self.errors = sys.stdout, sys.stderr
         self.argv = [PROGRAM_FILE]
-        self.declares = declares
+        self.reads_environment = "environ" in source or "getenv" in source
+        self.doubts: list[str] = []
         self.warned: list[Warning] = []
         self.original: dict[int, tuple[Any, list]] = {}
         self.changed: set[int] = set()
@@ -76,96 +99,130 @@ class Tester(Peer):
         self.entered: set[str] = set()
         self.complaint: AssertionError | None = None
 
-    # What the program must not have
+    # What crosses
 
-    def check_export(self, value: Any) -> None:
+    def doubt(self, reason: str) -> None:
+        """Note what the border carries in part only."""
+        if reason not in self.doubts:
+            self.doubts.append(reason)
+
+    def describe(self, value: Any) -> dict[str, Any]:
         if isinstance(value, types.FrameType | types.CodeType | types.TracebackType):
             raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
+        if isinstance(value, BaseException):
+            return describe_error(value, self.encode, self.encode(type(value)))
+        if isinstance(value, types.FunctionType):
+            if inspect.iscoroutinefunction(value):
+                self.doubt("hands a coroutine function to the program")
+            return {"k": "function", "n": value.__name__, "q": value.__qualname__, "d": value.__doc__}
+        if isinstance(value, type):
+            return self.describe_class(value)
+        kind = type(value)
+        if inspect.isawaitable(value):
+            self.doubt("hands an awaitable to the program")
+        if is_own(kind):
+            if dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__):
+                self.doubt(f"hands an object of its class {kind.__name__} to the program")
+            return {"k": "object", "class": self.encode(kind)}
+        specials = [name for name in SPECIALS if getattr(kind, name, None) is not None]
+        return {"k": "object", "n": kind.__name__, "s": specials}
+
+    def describe_class(self, kind: type) -> dict[str, Any]:
+        """Describe a class of the test: its bases, and the special methods that it has of its own."""
+        if issubclass(kind, enum.Enum) or dataclasses.is_dataclass(kind):
+            self.doubt(f"hands its class {kind.__name__} to the program")
+        bases = [base for base in kind.__bases__ if is_own(base) or issubclass(base, BaseException)]
+        folded = [
+            part for part in kind.__mro__ if part is not object and not any(issubclass(b, part) for b in bases)
+        ]
+        specials = {name for part in folded for name in vars(part) if name in SPECIALS and vars(part)[name]}
+        if issubclass(kind, BaseException):
+            specials -= {"__str__", "__repr__"} - set(vars(kind))
+        return {"k": "class", "n": kind.__name__, "b": [self.encode(b) for b in bases], "s": [*specials]}
+
+    def encode_name(self, value: Any) -> dict[str, Any] | None:
+        if isinstance(value, types.ModuleType) and is_genuine(value.__name__):
+            return {"t": "module", "v": value.__name__}
+        if isinstance(value, type) and (name := genuine_name(value)):
+            return {"t": "class", "v": name}
+        if isinstance(value, types.BuiltinFunctionType) and (name := pure_name(value)):
+            return {"t": "function", "v": name}
+        return {"t": "none"} if isinstance(value, types.TracebackType) else None
+
+    def build(self, number: int, form: dict[str, Any]) -> Any:
+        if form["k"] == "error":
+            return build_error(form, self.decode, lambda error: self.adopt(number, error))
+        if form["k"] == "error class":
+            return self.adopt(number, error_class(str(form["n"]), [self.decode(base) for base in form["b"]]))
+        return self.adopt(number, build_handle(form))
+
+    def decode_name(self, tag: Any, content: Any) -> Any:
+        kind = named_type(content) if tag == "type" and isinstance(content, str) else None
+        return super().decode_name(tag, content) if kind is None else kind
+
+    # What the program may ask for
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+        """Serve the program: standard input and the log; and of what the test has handed out itself calls,
+        attributes of instances, and the special methods that operators and statements call.
+        """
         if operation == "input":
             return read_input(*arguments)
         if operation == "log":
             return take_log(*arguments)
-        self.check_subject(operation, arguments)
-        if operation in ("get", "get and call", "set", "delete"):
-            self.check_attribute(operation, arguments[0], arguments[1])
-        if operation == "special" and (type(arguments[0]) is not str or arguments[0] not in SPECIALS):
-            raise ConversationError("a special method that no operator calls")
+        subject_at = 1 if operation == "special" else 0
+        if operation not in ("call", "get", "set", "special") or len(arguments) <= subject_at:
+            raise BorderError(f"operation {operation!r:.40}")
+        subject = arguments[subject_at]
+        if id(subject) not in self.own_numbers:
+            raise BorderError(f"{operation}: no object of the test")
+        if subject is str.format or subject is str.format_map:
+            raise BorderError("formatting by a text of the program's")
         try:
-            return super().carry_out(operation, arguments, keywords)
+            if operation == "call":
+                return subject(*arguments[1:], **keywords)
+            name = arguments[1 - subject_at]
+            if type(name) is not str:
+                raise BorderError("the name of an attribute is no text")
+            if operation == "special":
+                if name not in SPECIALS:
+                    raise BorderError("a special method that no operator calls")
+                return getattr(type(subject), name)(subject, *arguments[2:], **keywords)
+            self.check_attribute(operation, subject, name)
+            return getattr(subject, name) if operation == "get" else setattr(subject, name, arguments[2])
         except AssertionError as error:
             self.complaint = error
             raise
 
-    def check_subject(self, operation: str, arguments: list) -> None:
-        """Refuse to carry out an operation on anything but what the test has handed out itself.
-
-        A class, function or module that the program has named is none of that, nor is what is made of these; and a
-        genuine class that only came along with an object of it would make more.
-        """
-        if operation == "run tasks":
-            subjects = list(arguments[0].values())
-        elif operation in SERVED:
-            subjects = arguments[SERVED[operation]]
-        else:
-            raise ConversationError(f"operation {operation!r:.40}")
-        own = [subject for subject in subjects if id(subject) in self.own_numbers]
-        if not own or (operation == "run tasks" and len(own) < len(subjects)):
-            raise ConversationError(f"{operation}: no object of the test")
-        if operation in ("isinstance", "issubclass"):
-            return
-        for subject in own:
-            if isinstance(subject, type) and is_genuine(subject.__module__):
-                raise ConversationError(f"{operation}: a class that is not the test's own")
-            if subject is str.format or subject is str.format_map:
-                raise ConversationError("formatting by a text of the program's")
-
-    def check_attribute(self, operation: str, subject: Any, name: Any) -> None:
+    def check_attribute(self, operation: str, subject: Any, name: str) -> None:
         """Refuse ways into the test's frames, and the replacement of what checks."""
-        if type(name) is not str:
-            raise ConversationError("the name of an attribute is no text")
         kinds = (subject if isinstance(subject, type) else type(subject)).__mro__
-        if isinstance(subject, type) and hasattr(abc.ABCMeta, name) and not any(name in vars(kind) for kind in kinds):
-            raise AttributeError(f"{name!r} of the class of a class")
-        if name in FORMATS and str in kinds:
-            raise AttributeError(f"{name!r} of a text of the test")
-        if any(name in vars(kind) for kind in kinds if str(kind.__module__).partition(".")[0] in VERDICTS):
+        owners = [kind for kind in kinds if name in vars(kind)]
+        if any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners):
             raise AttributeError(f"the attribute {name!r:.40} of what checks")
-        if name.startswith(INNARDS) or isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType):
+        closed = isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType | types.GeneratorType)
+        if name.startswith("_") or closed or (name in FORMATS and str in kinds):
             raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
-        if operation in ("set", "delete"):
-            if isinstance(subject, type) and subject.__module__ == "__main__" and not hasattr(subject, name):
-                return
-            if isinstance(subject, type) or is_genuine(type(subject).__module__):
+        if isinstance(subject, type) and not any(is_own(owner) for owner in owners):
+            raise AttributeError(f"{name!r} of a class of the test")
+        if operation == "set":
+            if isinstance(subject, type) or not is_own(type(subject)):
                 raise AttributeError(f"a program cannot set {name!r:.40} of an object that is not the test's own")
             if callable(getattr(type(subject), name, None)):
                 raise AttributeError(f"a program cannot replace the method {name!r:.40} of the test")
 
-    def genuine(self, module: str, name: str) -> type:
-        if module.partition(".")[0] in VERDICTS:
-            raise ConversationError(f"the program answered with {module}.{name}")
-        found = super().genuine(module, name)
-        # By another module's name it might be one of those, and code objects make functions.
-        if genuine_name(found) != [module, name] or found is types.CodeType:
-            raise ConversationError(f"the program answered with {module}.{name}")
-        return found
-
-    def checked_error(self, error: BaseException, operation: str, arguments: tuple[Any, ...]) -> BaseException:
+    def checked_error(self, error: BaseException, operation: str) -> BaseException:
         """Let StopIteration end a loop only where an iterator was asked for its next item."""
         if isinstance(error, AssertionError):
             self.complaint = None
-        # Not by the text of an argument: an object of the program says what that is.
-        names = arguments[:1] if operation == "special" else arguments[1:2] if operation == "get and call" else ()
-        is_step = bool(names) and type(names[0]) is str and names[0] in STEPS
-        if isinstance(error, ENDS_LOOPS) and operation != "run tasks" and not is_step:
+        is_step = operation in STEPS or (operation == "call method" and self.step in STEPS) or operation == "run task"
+        if isinstance(error, ENDS_LOOPS) and not is_step:
             return RuntimeError(f"the program raised {type(error).__name__}")
         return error
 
     # What both ends share
 
-    def declare(self, stand_in: Any) -> Any:
-        return super().declare(stand_in) if self.declares else stand_in
+    step = ""
 
     def before_change(self, container: Any) -> None:
         self.original.setdefault(id(container), (container, items_of(container)))
@@ -177,25 +234,18 @@ class Tester(Peer):
         A function that returns nothing is meant to change its arguments, and then there is no other original.
         """
         self.changed = set()
+        if operation == "call method":
+            self.step = arguments[1].strip("_")
         try:
             result = super().do(operation, *arguments, **keywords)
         finally:
             warned, self.warned = self.warned, []
         for warning in warned:
             warnings.warn(warning, stacklevel=3)
-        if any(isinstance(argument, Remote) and self.is_tainted(argument) for argument in arguments[:2]):
-            self.spread_taint(result)
         if result is None:
             for key in self.changed:
                 self.original.pop(key, None)
         return result
-
-    def spread_taint(self, result: Any) -> None:
-        """Refuse a number from an object that has seen the operand it would be compared with, in whatever way."""
-        if self.is_theirs(result):
-            self.taint(result)
-        elif isinstance(result, int | float | complex | Decimal) or is_array(result) or is_number(result):
-            raise TypeError("the program's object has made a plain value of the test's operand")
 
     def as_written(self, value: Any) -> Any:
         """Return data as they were before the program changed them."""
@@ -209,13 +259,22 @@ class Tester(Peer):
         return type(value)(items) if type(value) in (list, set) else value
 
     def extras(self) -> dict[str, Any]:
-        news = super().extras()
+        news: dict[str, Any] = {}
+        if (environ := patches.environment()) != self.environ:
+            self.environ, news["environ"] = environ, dict(patches.os.environ)
         if sys.argv != self.argv:
             self.argv = news["argv"] = [str(word) for word in sys.argv]
         return news
 
     def take_extras(self, message: dict[str, Any]) -> None:
-        super().take_extras(message)
+        # Of the environment that it shares, and of no option that frameworks read there.
+        if self.reads_environment and isinstance(environ := message.get("environ"), dict):
+            kept = {name: value for name, value in patches.os.environ.items() if name.startswith(patches.OPTIONS)}
+            patches.os.environ.clear()
+            patches.os.environ.update(
+                {name: value for name, value in environ.items() if not name.startswith(patches.OPTIONS)} | kept
+            )
+            self.environ = patches.environment()
         self.warned += [self.decode(form) for form in message.get("warnings", ())]
         # The program has written it already; only a test that looks at what is printed needs it again.
         if sys.stdout is not self.output:
@@ -226,37 +285,55 @@ class Tester(Peer):
     # Names of the program
 
     def names(self) -> set[str]:
-        """Wait for the program to have been loaded; returns its names, which it says then."""
+        """Wait for the program to have been loaded; returns its names, which it sends then."""
         names = self.channel.receive()["names"]
         return {str(name) for name in names if not str(name).startswith("__")}
 
     def fetch(self, name: str) -> Any:
-        """Fetch one name of the program; what it imported under that name is imported anew."""
-        with self.lock:
-            self.send(lambda: {"do": "name", "arguments": [name], "keywords": {}})
-            while "do" in (reply := self.receive()):
-                self.answer(reply)
-        if "raised" in reply:
-            raise NameError(f"name {name!r} is not defined")
-        form = reply["value"]
-        tag = form.get("t") if isinstance(form, dict) else None
-        if tag == "module" and not is_genuine(form["v"]):
-            raise NameError(f"{name} is a module of the program")
-        if tag == "mine" and (genuine := genuine_function(name, form)) is not None:
-            return genuine
-        return self.decode(form)
+        """Fetch one name of the program."""
+        if name in self.imported:
+            return self.imported[name]
+        try:
+            value = self.do("name", name)
+        except KeyError:
+            raise NameError(f"name {name!r} is not defined") from None
+        if isinstance(value, Handle):
+            # A name in CapWords is a class's, and a test that calls it is about its objects.
+            facts_of(value)["named"] = name[:1].isupper() and "_" not in name
+        return value
+
+    imported: dict[str, Any]
 
     def note_check(self) -> None:
         self.checked += 1
 
 
-def genuine_function(name: str, form: dict[str, Any]) -> Any:
-    """Find the function of the standard library that the program has imported under its own name."""
-    home = form.get("home")
-    if not is_genuine(home) or str(home).partition(".")[0] in VERDICTS:
-        return None
-    found = getattr(importlib.import_module(str(home)), name, None)
-    return found if getattr(found, "__module__", None) == home else None
+BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class is the test's own."""
+    return getattr(kind, "__module__", None) == "__main__" and not is_theirs(kind)
+
+
+def genuine_imports(code: str) -> dict[str, Any]:
+    """Import what a program imports under its own names from the library, by its text and not by its word."""
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, Any] = {}
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                found[name] = (alias.name if alias.asname else name, None)
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            found |= {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
+        else:
+            for name in checks.names_of(checks.nodes_of(statement))[1]:
+                found.pop(name, None)
+    return found
 
 
 def write_parts(stream: Any, parts: Any) -> None:
@@ -273,7 +350,8 @@ def take_log(name: str, level: int, message: str, arguments: Any, function: str)
     """Log what the program has logged."""
     logger = logging.getLogger(name)
     if logger.isEnabledFor(level):
-        logger.handle(logger.makeRecord(name, level, PROGRAM_FILE, 0, message, tuple(arguments), None, function))
+        record = logger.makeRecord(name, level, PROGRAM_FILE, 0, message, tuple(arguments), None, function)
+        logger.handle(record)
 
 
 def read_input(kind: str, *arguments: Any) -> Any:
@@ -290,26 +368,22 @@ class TestModule(types.ModuleType):
 
     def __init__(self, name: str, tester: Tester, theirs: set[str]) -> None:
         super().__init__(name)
-        object.__setattr__(self, "_tester", tester)
-        object.__setattr__(self, "_theirs", theirs)
-        object.__setattr__(self, "_originals", {})
+        self.__dict__.update(_tester=tester, _theirs=theirs, _originals={})
 
     def __getattr__(self, name: str) -> Any:
-        if name in object.__getattribute__(self, "_theirs"):
-            return object.__getattribute__(self, "_tester").fetch(name)
+        if name in self.__dict__["_theirs"]:
+            return self.__dict__["_tester"].fetch(name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in object.__getattribute__(self, "_theirs"):
-            tester = object.__getattribute__(self, "_tester")
-            object.__getattribute__(self, "_originals").setdefault(name, tester.fetch(name))
-            tester.do("set name", name, value)
+        if name in self.__dict__["_theirs"]:
+            self.__dict__["_originals"].setdefault(name, self.__dict__["_tester"].fetch(name))
+            ask("set name", name, value)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        originals = object.__getattribute__(self, "_originals")
-        if name in originals:
-            object.__getattribute__(self, "_tester").do("set name", name, originals.pop(name))
+        if name in self.__dict__["_originals"]:
+            ask("set name", name, self.__dict__["_originals"].pop(name))
         if name in self.__dict__:
             super().__delattr__(name)
 
@@ -319,7 +393,7 @@ class ProgramModule(TestModule):
 
     @property
     def __all__(self) -> list[str]:
-        return sorted(name for name in object.__getattribute__(self, "_theirs") if not name.startswith("_"))
+        return sorted(name for name in self.__dict__["_theirs"] if not name.startswith("_"))
 
 
 class ProgramFinder:
@@ -376,53 +450,69 @@ def namespace(
     return found | {name: tester.fetch(name) for name in sorted(chosen)}
 
 
-def repeat_there(tester: Tester, module: Any, *names: str) -> None:
-    """Have the program do what a test does for the whole process, such as to seed random numbers."""
-    for name in names:
-        setattr(module, name, repeated(tester, module.__name__, name, getattr(module, name)))
+def type_of(value: Any) -> Any:
+    """Return the class of a value, in the program if it is there."""
+    return ask("type", value) if isinstance(value, Handle) else type(value)
 
 
-def repeated(tester: Tester, module: str, name: str, function: Callable[..., Any]) -> Callable[..., None]:
-    def both(*arguments: Any, **keywords: Any) -> None:
-        function(*arguments, **keywords)
-        tester.do("repeat", module, name, *arguments, **keywords)
+def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a method of an object, with one message if it is the program's."""
+    if isinstance(subject, Handle) and facts_of(subject)["kind"] != "coroutine":
+        made = ask("call method", subject, name, *arguments, **keywords)
+        if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
+            facts_of(made)["made"] = True
+        return made
+    return getattr(subject, name)(*arguments, **keywords)
 
-    return both
 
-
-def run_source(tester: Tester, source: str) -> None:
+def run_source(tester: Tester, source: str, code: str) -> None:
     """Run one test as Python would, and then what it defines for a framework, as that would; raises if it fails."""
     sys.argv = [PROGRAM_FILE]
     tree = ast.parse(source, FILE)
     theirs = tester.names()
+    tester.imported = {
+        name: value for name, place in genuine_imports(code).items() if (value := genuine(*place)) is not None
+    }
     # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester, theirs)
     sys.meta_path.append(ProgramFinder(tester, theirs))
-    scope = tester.scope = module.__dict__
+    scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
+    scope |= {checks.TYPE_OF: type_of, checks.CALL_METHOD: call_method, checks.CALLABLE: is_callable}
     nodes = checks.nodes_of(tree)
     read, defined = names = checks.names_of(nodes)
+    for name in sorted(checks.modules_imported(nodes) & {name for name in DOUBTFUL if DOUBTFUL[name]}):
+        tester.doubt(f"{DOUBTFUL[name]} ({name})")
     modules = modules_of(nodes, read - defined)
+    patches.prepare(source)
     scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, nodes, names, theirs, modules)}
-    if "log" in source:
-        tester.do("follow logging")
-    if "random" in source:
-        repeat_there(tester, importlib.import_module("random"), "seed", "setstate")
-    repeat_there(tester, sys, "setrecursionlimit")
-    if "numpy" in sys.modules:
-        repeat_there(tester, sys.modules["numpy"].random, "seed")
     tests = checks.test_names(tree)
-    frameworks.make_fit(tester, source)
+    frameworks.make_fit(source)
     program = (theirs & read) - defined - set(modules)
     exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
     if tests - tester.entered:
-        frameworks.run(tester, module, tests, defined)
+        frameworks.run(module, tests, defined)
     if not tester.checked and not tests and callable(check := scope.get("check")):
-        check(tester.do("main function"))
+        check(ask("main function"))
     if problem := tester.broken or tester.complaint:
         raise problem
     if not tester.checked:
         raise NoCheckError("no assertion was executed")
+
+
+def is_callable(value: Any) -> bool:
+    return ask("callable", value) if isinstance(value, Handle) else callable(value)
+
+
+def genuine(module: str, name: str | None) -> Any:
+    """Import a name of the library or of an allowed package; None for anything else, and for what would judge."""
+    if not is_genuine(module) or module.partition(".")[0] in VERDICTS:
+        return None
+    try:
+        found = importlib.import_module(module)
+        return found if name is None else getattr(found, name)
+    except (ImportError, AttributeError):
+        return None
 
 
 class NoCheckError(Exception):
@@ -437,9 +527,16 @@ def failing_line(error: BaseException, source: str) -> str:
 
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     """Run one test; the word that it passed is said here, where no code of the program runs."""
+    tester = Tester(Channel(peer), job["test"])
     try:
-        run_source(Tester(Channel(peer), job["trusts_objects"]), job["test"])
+        run_source(tester, job["test"], job["code"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
+        reason = Border.reason or (tester.doubts[0] if tester.doubts and not tester.broken else "")
+        if reason:
+            results.send({"cannot": f"the test {reason}" if not Border.reason else reason})
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
-        results.send({"ended": job["sentinel"]})
+        results.send({"cannot": Border.reason} if Border.reason else {"ended": job["sentinel"]})
+
+
+__all__ = ["KINDS", "CannotJudgeError", "ErrorClass", "cannot_judge", "run"]

@@ -1,0 +1,110 @@
+"""What a program has of the objects of a test: it calls what the test has handed out, and uses its instances.
+
+All of this runs in the program's process, which is nobody's to trust; what the test serves, `tester` decides.
+Standard library only.
+"""
+
+from typing import Any
+
+from untrusted.inside.peer import Peer
+
+PEERS: list[Peer] = []
+"""The program's end of the channel: there is one."""
+
+
+class ForeignClass(type):
+    """The class of the classes of a test."""
+
+    def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
+        if not PEERS[0].is_theirs(cls):
+            # A class of the program's own that derives from one of the test's.
+            return super().__call__(*arguments, **keywords)
+        return PEERS[0].do("call", cls, *arguments, **keywords)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return PEERS[0].do("get", cls, name)
+
+    def __iter__(cls) -> Any:
+        return PEERS[0].do("special", "__iter__", cls)
+
+    def __len__(cls) -> int:
+        return PEERS[0].do("special", "__len__", cls)
+
+    def __bool__(cls) -> bool:
+        return True
+
+
+class Foreign(metaclass=ForeignClass):
+    """An object of the test."""
+
+    def __getattr__(self, name: str) -> Any:
+        return PEERS[0].do("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        PEERS[0].do("set", self, name, value)
+
+    def __str__(self) -> str:
+        return PEERS[0].do("special", "__str__", self)
+
+    def __repr__(self) -> str:
+        return PEERS[0].do("special", "__repr__", self)
+
+    def __format__(self, form: str) -> str:
+        return PEERS[0].do("special", "__format__", self, form)
+
+
+class ForeignError(Foreign):
+    """An exception of a class of the test's own; mixed into its class here."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__") or name == "args":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __str__(self) -> str:
+        return PEERS[0].do("special", "__str__", self)
+
+
+def special(name: str) -> Any:
+    """Make a special method that the test carries out."""
+
+    def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        return PEERS[0].do("special", name, self, *arguments, **keywords)
+
+    return method
+
+
+def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
+    """Make the class that stands for one of the test's."""
+    own = [base for base in bases if base is not object]
+    is_error = any(issubclass(base, BaseException) for base in own)
+    if not any(isinstance(base, ForeignClass) for base in own):
+        own = [ForeignError if is_error else Foreign, *own]
+    members: dict[str, Any] = {method: special(method) for method in specials}
+    return ForeignClass(name, tuple(own), members | {"__module__": "__main__"})
+
+
+def build(peer: Peer, number: int, form: dict[str, Any]) -> Any:
+    """Build what stands for an object of the test."""
+    kind = form["k"]
+    if kind == "function":
+        return peer.adopt(number, function(form))
+    if kind == "class":
+        bases = [peer.decode(base) for base in form["b"]]
+        return peer.adopt(number, build_class(form["n"], bases, form["s"]))
+    cls = peer.decode(form["class"]) if "class" in form else build_class(form["n"], [], form["s"])
+    return peer.adopt(number, object.__new__(cls))
+
+
+def function(form: dict[str, Any]) -> Any:
+    """Make a function that has one of the test's called; a real one, as it may become a method."""
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return PEERS[0].do("call", call, *arguments, **keywords)
+
+    call.__name__, call.__qualname__, call.__doc__ = form["n"], form["q"], form["d"]
+    return call
+

@@ -1,0 +1,110 @@
+"""What a test does to the library for the whole process is done in the program too, and undone there.
+
+`mock.patch` and `monkeypatch` on modules, seeds, the recursion limit, the log; and functions of the library that look
+into an object are carried out where the object is. Standard library only.
+"""
+
+import importlib
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from untrusted.inside.deferred import logging
+from untrusted.inside.handles import Border, Handle, ask
+from untrusted.inside.packages import is_genuine
+from untrusted.inside.peer import environment
+
+OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
+"""How names of the environment begin that frameworks and Python read: the program's have no effect."""
+FORWARDED = {
+    "dataclasses": ("asdict", "astuple", "replace", "is_dataclass"),
+    "inspect": (
+        *("signature", "getfullargspec", "getdoc", "getmembers", "isclass", "isfunction", "ismethod"),
+        *("iscoroutinefunction", "isgeneratorfunction", "isabstract", "isgenerator", "isawaitable"),
+    ),
+    "json": ("dumps",),
+    "typing": ("get_type_hints", "get_origin", "get_args"),
+}
+"""Functions that look into the objects they are given, by module."""
+
+
+def prepare(source: str) -> None:
+    """Follow what a test mentions."""
+    for module, names in FORWARDED.items():
+        if module in source:
+            for name in names:
+                replace(module, name, looking_there)
+    repeated = [("random", "seed"), ("random", "setstate"), ("sys", "setrecursionlimit")]
+    for module, name in repeated:
+        if name in source:
+            replace(module, name, doing_both)
+    if "numpy" in sys.modules and "seed" in source:
+        replace("numpy.random", "seed", doing_both)
+    if "log" in source:
+        ask("follow logging")
+    if "mock" in source:
+        import unittest.mock
+
+        follow_mock(unittest.mock._patch)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def replace(module: str, name: str, make: Callable[..., Any]) -> None:
+    found = importlib.import_module(module)
+    setattr(found, name, make(module, name, getattr(found, name)))
+
+
+def looking_there(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that is carried out in the program where it is given an object of the program's."""
+
+    def look(*arguments: Any, **keywords: Any) -> Any:
+        if any(isinstance(value, Handle) for value in (*arguments, *keywords.values())):
+            return ask("library", module, name, *arguments, **keywords)
+        return function(*arguments, **keywords)
+
+    return look
+
+
+def doing_both(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*arguments: Any, **keywords: Any) -> None:
+        function(*arguments, **keywords)
+        ask("library", module, name, *arguments, **keywords)
+
+    return both
+
+
+def is_patchable(target: Any) -> bool:
+    """Whether both ends have an object of their own that is this one."""
+    is_module = isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
+    return is_module or isinstance(target, logging.Logger)
+
+
+def patch_there(target: Any, name: str) -> bool:
+    """Have the program patch an attribute as the test has just done; whether there is something to undo."""
+    if is_patchable(target):
+        ask("patch", target, name, getattr(target, name))
+        return True
+    return False
+
+
+def follow_mock(kind: Any) -> None:
+    """Have what `mock.patch` replaces in a module replaced in the program too."""
+    entering, leaving = kind.__enter__, kind.__exit__
+
+    def enter_both(self: Any) -> Any:
+        result = entering(self)
+        patch_there(self.target, self.attribute)
+        return result
+
+    def leave_both(self: Any, *error: Any) -> Any:
+        target = self.target
+        result = leaving(self, *error)
+        if is_patchable(target):
+            ask("unpatch", target, self.attribute)
+        return result
+
+    kind.__enter__, kind.__exit__ = enter_both, leave_both
+
+
+__all__ = ["OPTIONS", "Border", "environment", "os", "patch_there", "prepare"]
