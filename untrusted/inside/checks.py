@@ -72,6 +72,24 @@ def reads_annotations(nodes: list[ast.AST]) -> bool:
     return "get_type_hints" in names
 
 
+def asks_for_identity(nodes: list[ast.AST]) -> bool:
+    """Whether a test matches classes, or asks for the very object of a library or of an array's memory."""
+    modules = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    for node in nodes:
+        if isinstance(node, ast.MatchClass) or getattr(node, "attr", "") in ("shares_memory", "may_share_memory"):
+            return True
+        if isinstance(node, ast.Compare) and any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops):
+            sides = [side for side in node.comparators if isinstance(side, ast.Attribute)]
+            if any(root_of(side) in modules for side in sides):
+                return True
+    return False
+
+
 def test_names(tree: ast.Module) -> set[str]:
     """Collect what a framework would run: functions and classes named like tests, and subclasses of TestCase."""
     found = set()
@@ -268,6 +286,9 @@ class Prepare(ast.NodeTransformer):
         return [node, counted(node)] if checks else node
 
 
+STEPS = ("__next__", "__anext__")
+
+
 class Ask(ast.NodeTransformer):
     """Has the program asked where Python would look at the class of a handle, and for methods by one message."""
 
@@ -278,7 +299,7 @@ class Ask(ast.NodeTransformer):
                 node.func = at_place_of(ast.Name(TYPE_OF, ast.Load()), node.func)
             case ast.Call(func=ast.Name(id="callable"), args=[_], keywords=[]):
                 node.func = at_place_of(ast.Name(CALLABLE, ast.Load()), node.func)
-            case ast.Call(func=ast.Attribute(value=subject, attr=name)) if not name.startswith("__"):
+            case ast.Call(func=ast.Attribute(value=subject, attr=name)) if not name.startswith("__") or name in STEPS:
                 node.func = at_place_of(ast.Name(CALL_METHOD, ast.Load()), node.func)
                 node.args = [subject, at_place_of(ast.Constant(name), subject), *node.args]
         return node

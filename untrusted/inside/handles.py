@@ -52,7 +52,7 @@ KINDS: dict[str, type] = {
     **{kind.__name__: kind for kind in MUTABLE},
 }
 """What `isinstance` says of a handle, by what the program says of its object."""
-MISSING = ("__array", "__mro_entries__", "__set_name__", "__signature__", "__wrapped__", "__sizeof__")
+MISSING = ("__array", "__set_name__", "__sizeof__")
 STEPS = ("send", "throw", "close")
 SLICE = 0.005
 """Seconds for which what a test awaits goes on in the program before other tasks of the test have their turn."""
@@ -84,6 +84,11 @@ def cannot_judge(reason: str) -> CannotJudgeError:
 def is_theirs(value: Any) -> bool:
     """Whether a value stands for an object of the program."""
     return id(value) in Border.peer.their_numbers
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is plain data of the test's."""
+    return type(value) in PLAIN or wire.is_array(value) or wire.is_number(value)
 
 
 def facts_of(handle: Any) -> dict[str, Any]:
@@ -128,6 +133,8 @@ class Handle:
         if name == "__mro_entries__":
             raise cannot_judge("a class of the test derives from one of the program's")
         if name.startswith(MISSING):
+            if name == "__array__" and facts.get("made"):
+                raise cannot_judge("an object of the program is to be an array of numpy")
             raise AttributeError(name)
         if name == "__reduce_ex__":
             return object.__getattribute__(self, name)
@@ -182,7 +189,7 @@ class Handle:
         return ask("hash", self)
 
     def __instancecheck__(self, value: Any) -> bool:
-        return type(value) not in PLAIN and ask("isinstance", value, self)
+        return not is_plain(value) and ask("isinstance", value, self)
 
     def __subclasscheck__(self, kind: type) -> bool:
         return ask("issubclass", kind, self)
@@ -271,7 +278,7 @@ def comparison(name: str) -> Callable[..., Any]:
             return ask("operator", name, self, other)
         if (content := content_of(self)) is not NOTHING:
             return native(content, name)(other)
-        if type(other) not in PLAIN or not facts_of(self).get("made"):
+        if not is_plain(other) or not facts_of(self).get("made"):
             return NotImplemented
         # Plain Python might say otherwise of an object that the test has made; then neither is a verdict.
         if name not in ("eq", "ne") or ask("operator", name, self, other) is not (name == "ne"):
@@ -295,8 +302,8 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
         tainted = facts_of(self).get("tainted") or name.removeprefix("i") in LEARNING
         operands = (other, self) if reflected else (self, other)
         made = ask("operator", name, *operands, *modulo)
-        if is_theirs(other) or type(other) not in PLAIN:
-            return made
+        if is_theirs(other) or not is_plain(other):
+            return mark(made, self, tainted=False)
         if (content := content_of(self)) is not NOTHING:
             bare = f"r{name}" if reflected else name.removeprefix("i")
             expected = native(content, bare)(other, *modulo)

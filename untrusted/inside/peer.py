@@ -10,6 +10,7 @@ import array
 import collections
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,8 @@ class Peer:
             return {"t": "yours", "v": number}
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
             return self.encode_container(value)
+        if isinstance(value, types.TracebackType):
+            return None
         if (named := self.encode_name(value)) is not None:
             return named
         number = self.own_numbers.setdefault(id(value), len(self.own))

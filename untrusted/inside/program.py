@@ -117,6 +117,7 @@ class ProgramPeer(Peer):
         super().__init__(channel)
         self.namespace, self.outputs = namespace, outputs
         self.warned: list[Warning] = []
+        self.named: dict[int, list[str]] = {}
         foreign.PEERS[:] = [self]
         sys.stdin = TestInput(self)
         builtins.input = self.ask_input
@@ -155,17 +156,19 @@ class ProgramPeer(Peer):
         return foreign.build(self, number, form)
 
     def encode_name(self, value: Any) -> dict[str, Any] | None:
+        if id(value) in self.named:
+            return {"t": "named", "v": self.named[id(value)]}
         name = type_name(value) if isinstance(value, type) else None
         return {"t": "type", "v": name} if name else None
 
     def decode_name(self, tag: Any, content: Any) -> Any:
-        if tag == "class":
-            return functools.reduce(getattr, content[1].split("."), import_module(content[0]))
-        if tag == "function":
-            return getattr(import_module(content[0]), content[1])
-        if tag == "module":
-            return import_module(content)
-        return super().decode_name(tag, content)
+        if tag != "named":
+            return super().decode_name(tag, content)
+        found: Any = import_module(content[0])
+        if content[1]:
+            found = functools.reduce(getattr, content[1].split("."), found)
+        self.named[id(found)] = content
+        return found
 
     # Messages
 

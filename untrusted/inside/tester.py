@@ -8,7 +8,6 @@ the program's reach. The program can ask for little in return: see `Tester.carry
 import ast
 import builtins
 import dataclasses
-import enum
 import importlib
 import importlib.util
 import inspect
@@ -64,7 +63,7 @@ HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 """Functions that decide, and where they come from if a test uses them without saying so."""
 DOUBTFUL = {
     "inspect": "looks into functions and classes", "dis": "looks into functions", "ast": "reads sources",
-    "gc": "counts references", "weakref": "waits for the end of objects", "sys": "", "traceback": "reads tracebacks",
+    "gc": "counts references", "weakref": "waits for the end of objects", "traceback": "reads tracebacks",
     "threading": "takes turns with the program in threads", "concurrent": "calls the program in threads",
     "pickle": "takes objects apart", "dataclasses": "takes objects apart", "typing": "looks into annotations",
     "tracemalloc": "measures memory", "importlib": "loads modules",
@@ -76,6 +75,7 @@ class Tester(Peer):
     """The test's end of the channel: it gives nothing away and believes no object.
 
     Attributes:
+        named: what of the library the test has handed out, which the program may hand back.
         doubts: what the test does that the border carries in part only: decided by the test alone, so that no program
             can cause it. A test that fails all the same is not judged.
         checked: how many checks were executed.
@@ -93,6 +93,7 @@ class Tester(Peer):
         self.reads_environment = "environ" in source or "getenv" in source
         self.doubts: list[str] = []
         self.warned: list[Warning] = []
+        self.named: dict[tuple[str, ...], Any] = {}
         self.original: dict[int, tuple[Any, list]] = {}
         self.changed: set[int] = set()
         self.checked = 0
@@ -114,11 +115,15 @@ class Tester(Peer):
         if isinstance(value, types.FunctionType):
             if inspect.iscoroutinefunction(value):
                 self.doubt("hands a coroutine function to the program")
+            if any(isinstance(kind, type) and is_own(kind) for kind in value.__annotations__.values()):
+                self.doubt("hands a function with its own annotations to the program")
             return {"k": "function", "n": value.__name__, "q": value.__qualname__, "d": value.__doc__}
         if isinstance(value, type):
+            if self.whole is not value:
+                self.doubt(f"hands its class {value.__name__} to the program")
             return self.describe_class(value)
-        kind = type(value)
-        if inspect.isawaitable(value):
+        kind = self.whole = type(value)
+        if isinstance(value, types.CoroutineType) or kind.__module__.startswith("asyncio") or "Async" in kind.__name__:
             self.doubt("hands an awaitable to the program")
         if is_own(kind):
             if dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__):
@@ -129,8 +134,6 @@ class Tester(Peer):
 
     def describe_class(self, kind: type) -> dict[str, Any]:
         """Describe a class of the test: its bases, and the special methods that it has of its own."""
-        if issubclass(kind, enum.Enum) or dataclasses.is_dataclass(kind):
-            self.doubt(f"hands its class {kind.__name__} to the program")
         bases = [base for base in kind.__bases__ if is_own(base) or issubclass(base, BaseException)]
         folded = [
             part for part in kind.__mro__ if part is not object and not any(issubclass(b, part) for b in bases)
@@ -142,12 +145,14 @@ class Tester(Peer):
 
     def encode_name(self, value: Any) -> dict[str, Any] | None:
         if isinstance(value, types.ModuleType) and is_genuine(value.__name__):
-            return {"t": "module", "v": value.__name__}
-        if isinstance(value, type) and (name := genuine_name(value)):
-            return {"t": "class", "v": name}
-        if isinstance(value, types.BuiltinFunctionType) and (name := pure_name(value)):
-            return {"t": "function", "v": name}
-        return {"t": "none"} if isinstance(value, types.TracebackType) else None
+            name: Any = [value.__name__, ""]
+        elif isinstance(value, type):
+            name = genuine_name(value)
+        else:
+            name = pure_name(value) if isinstance(value, types.BuiltinFunctionType) else None
+        if name:
+            self.named[tuple(name)] = value
+        return {"t": "named", "v": name} if name else None
 
     def build(self, number: int, form: dict[str, Any]) -> Any:
         if form["k"] == "error":
@@ -157,6 +162,8 @@ class Tester(Peer):
         return self.adopt(number, build_handle(form))
 
     def decode_name(self, tag: Any, content: Any) -> Any:
+        if tag == "named" and tuple(content) in self.named:
+            return self.named[tuple(content)]
         kind = named_type(content) if tag == "type" and isinstance(content, str) else None
         return super().decode_name(tag, content) if kind is None else kind
 
@@ -200,7 +207,8 @@ class Tester(Peer):
         owners = [kind for kind in kinds if name in vars(kind)]
         if any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners):
             raise AttributeError(f"the attribute {name!r:.40} of what checks")
-        closed = isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType | types.GeneratorType)
+        closed = isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType)
+        closed |= isinstance(subject, types.GeneratorType) and name not in STEPS | {"close"}
         if name.startswith("_") or closed or (name in FORMATS and str in kinds):
             raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
         if isinstance(subject, type) and not any(is_own(owner) for owner in owners):
@@ -223,6 +231,7 @@ class Tester(Peer):
     # What both ends share
 
     step = ""
+    whole: Any = None
 
     def before_change(self, container: Any) -> None:
         self.original.setdefault(id(container), (container, items_of(container)))
@@ -481,9 +490,11 @@ def run_source(tester: Tester, source: str, code: str) -> None:
     scope |= {checks.TYPE_OF: type_of, checks.CALL_METHOD: call_method, checks.CALLABLE: is_callable}
     nodes = checks.nodes_of(tree)
     read, defined = names = checks.names_of(nodes)
-    for name in sorted(checks.modules_imported(nodes) & {name for name in DOUBTFUL if DOUBTFUL[name]}):
-        tester.doubt(f"{DOUBTFUL[name]} ({name})")
     modules = modules_of(nodes, read - defined)
+    for name in sorted(checks.modules_imported(nodes) & set(DOUBTFUL)):
+        tester.doubt(f"{DOUBTFUL[name]} ({name})")
+    if checks.asks_for_identity(nodes):
+        tester.doubt("asks for identity with an object of the library, matches classes, or looks into arrays")
     patches.prepare(source)
     scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, nodes, names, theirs, modules)}
     tests = checks.test_names(tree)
