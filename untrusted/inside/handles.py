@@ -91,6 +91,10 @@ def is_plain(value: Any) -> bool:
     return type(value) in PLAIN or wire.is_array(value) or wire.is_number(value)
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float | complex | Decimal) or wire.is_array(value) or wire.is_number(value)
+
+
 def facts_of(handle: Any) -> dict[str, Any]:
     """Return what the border knows of a handle's object.
 
@@ -140,7 +144,7 @@ class Handle:
             return object.__getattribute__(self, name)
         if name in STEPS and facts["kind"] == "coroutine":
             return getattr(driver(self), name)
-        return ask("get", self, name)
+        return spread(self, ask("get", self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         ask("set", self, name, value)
@@ -149,7 +153,7 @@ class Handle:
         ask("delete", self, name)
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
-        made = ask("call", self, *arguments, **keywords)
+        made = spread(self, ask("call", self, *arguments, **keywords))
         if facts_of(self).get("named") and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made
@@ -267,6 +271,16 @@ def mark(made: Any, source: Any, *, tainted: bool) -> Any:
         facts_of(made)["made"] = facts_of(source).get("made")
         if tainted:
             facts_of(made)["tainted"] = True
+    return made
+
+
+def spread(source: Any, made: Any) -> Any:
+    """Let no number pass that comes from an object which has seen an operand, in whatever way."""
+    facts = facts_of(source)
+    if facts.get("tainted") and not facts.get("made"):
+        if is_number(made):
+            raise refusal(source, "a number from what an operator has made")
+        return mark(made, source, tainted=True)
     return made
 
 

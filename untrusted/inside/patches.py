@@ -4,6 +4,7 @@
 into an object are carried out where the object is. Standard library only.
 """
 
+import abc
 import importlib
 import os
 import sys
@@ -19,7 +20,7 @@ from untrusted.inside.peer import environment
 OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
 """How names of the environment begin that frameworks and Python read: the program's have no effect."""
 FORWARDED = {
-    "dataclasses": ("asdict", "astuple", "replace", "is_dataclass"),
+    "dataclasses": ("asdict", "astuple", "fields", "replace", "is_dataclass"),
     "inspect": (
         *("signature", "getfullargspec", "getdoc", "getmembers", "isclass", "isfunction", "ismethod"),
         *("iscoroutinefunction", "isgeneratorfunction", "isabstract", "isgenerator", "isawaitable"),
@@ -32,6 +33,7 @@ FORWARDED = {
 
 def prepare(source: str) -> None:
     """Follow what a test mentions."""
+    abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
     for module, names in FORWARDED.items():
         if module in source:
             for name in names:
@@ -48,6 +50,15 @@ def prepare(source: str) -> None:
         import unittest.mock
 
         follow_mock(unittest.mock._patch)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the check of abstract classes, for which a handle would have the methods of every protocol."""
+
+    def check(kind: Any, value: Any) -> bool:
+        return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)
+
+    return check
 
 
 def replace(module: str, name: str, make: Callable[..., Any]) -> None:

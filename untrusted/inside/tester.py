@@ -38,6 +38,7 @@ from untrusted.inside.handles import (
     error_class,
     facts_of,
     is_theirs,
+    spread,
 )
 from untrusted.inside.packages import genuine_name, is_genuine, pure_name
 from untrusted.inside.peer import BorderError, Peer
@@ -62,11 +63,9 @@ STEPS = {"next", "anext", "send", "throw", "asend", "athrow", "aclose"}
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 """Functions that decide, and where they come from if a test uses them without saying so."""
 DOUBTFUL = {
-    "inspect": "looks into functions and classes", "dis": "looks into functions", "ast": "reads sources",
+    "inspect": "looks into functions and classes",
     "gc": "counts references", "weakref": "waits for the end of objects", "traceback": "reads tracebacks",
     "threading": "takes turns with the program in threads", "concurrent": "calls the program in threads",
-    "pickle": "takes objects apart", "dataclasses": "takes objects apart", "typing": "looks into annotations",
-    "tracemalloc": "measures memory", "importlib": "loads modules",
 }  # fmt: skip
 """Modules that look at objects in ways which the border does not carry: a test that imports one and fails proves little."""
 
@@ -467,7 +466,7 @@ def type_of(value: Any) -> Any:
 def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Call a method of an object, with one message if it is the program's."""
     if isinstance(subject, Handle) and facts_of(subject)["kind"] != "coroutine":
-        made = ask("call method", subject, name, *arguments, **keywords)
+        made = spread(subject, ask("call method", subject, name, *arguments, **keywords))
         if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made

@@ -8,7 +8,6 @@ an object. Imports the standard library only: both sides of the sandbox use it.
 import argparse
 import collections
 import datetime
-import functools
 import gc
 import importlib
 import math
@@ -16,7 +15,6 @@ import operator
 import re
 import sys
 import types
-import typing
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -68,14 +66,6 @@ def user_container(kind: type) -> Callable[[Any], Any]:
     return build
 
 
-def union_of(*kinds: Any) -> Any:
-    return typing.Union.__getitem__(kinds)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def alias_parts(alias: Any) -> list[Any]:
-    return [alias.__origin__, alias.__args__]
-
-
 SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (bytes.hex, bytes.fromhex),
     complex: (lambda number: [number.real, number.imag], lambda parts: complex(*parts)),
@@ -116,10 +106,6 @@ PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
     collections.UserDict: (lambda user: [user.data], user_container(collections.UserDict)),
     collections.UserList: (lambda user: [user.data], user_container(collections.UserList)),
     collections.UserString: (lambda user: [user.data], collections.UserString),
-    types.GenericAlias: (alias_parts, types.GenericAlias),
-    types.UnionType: (lambda union: list(union.__args__), lambda *kinds: functools.reduce(operator.or_, kinds)),
-    typing._GenericAlias: (alias_parts, typing._GenericAlias),  # pyright: ignore[reportAttributeAccessIssue]
-    typing._UnionGenericAlias: (lambda union: list(union.__args__), union_of),  # pyright: ignore[reportAttributeAccessIssue]
 }
 """Types whose values are made of others: how they are taken apart and put together."""
 
