@@ -1,19 +1,22 @@
-"""Run what a test defines for pytest and unittest, by pytest itself. Imports the standard library at its top only.
+"""Run what a test file defines for a framework: functions by ourselves, TestCases by unittest, the rest by pytest.
 
-A test is a file for its framework: its functions `test_*`, its classes and its fixtures are collected from the module
-that has run already. `unittest.main()` and `pytest.main()` in it do nothing: their work is done here, once.
+The file has run already. `unittest.main()` and `pytest.main()` in it do nothing: their work is done here, once. Imports
+the standard library at its top only.
 """
 
+import ast
 import importlib.util
 import inspect
 import os
-import sys
 import types
 from typing import Any
 
+from untrusted.inside import shim
+from untrusted.inside.channel import ChannelEndError
 from untrusted.inside.deferred import asyncio, tempfile
-from untrusted.inside.handles import ask, is_theirs
+from untrusted.inside.handles import CannotJudgeError, ask, cannot_judge, is_theirs
 from untrusted.inside.patches import patch_there
+from untrusted.inside.peer import BorderError
 
 OPTIONS = (
     "--assert=plain", "--capture=sys", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib",
@@ -21,20 +24,154 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def do_nothing(*_: Any, **__: Any) -> None:
-    """Stand in for the `main` of a framework."""
+def needs_pytest(nodes: list[ast.AST]) -> bool:
+    """Whether a test uses more of pytest than `shim` has."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pytest":
+            if node.attr not in shim.NAMES:
+                return True
+        elif isinstance(node, ast.Attribute) and node.attr in ("usefixtures", "pytestmark"):
+            return True
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pytest":
+            if any(alias.name not in shim.NAMES for alias in node.names):
+                return True
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            marks = [ast.unparse(mark) for mark in node.decorator_list]
+            known = any("parametrize" in mark for mark in marks) or any("patch" in mark for mark in marks)
+            names = {argument.arg for argument in node.args.args} - {"self", "cls", *shim.FIXTURES}
+            # Arguments may come from a decorator, of the function or of its class.
+            if names and not known and not any("parametrize" in m for m in class_marks(nodes, node)):
+                return True
+    return False
 
 
-def make_fit(source: str) -> None:
-    """Take the `main` from the frameworks that a test mentions: what it would run is run afterwards."""
+def class_marks(nodes: list[ast.AST], function: ast.AST) -> list[str]:
+    owners = [node for node in nodes if isinstance(node, ast.ClassDef) and function in node.body]
+    return [ast.unparse(mark) for owner in owners for mark in owner.decorator_list]
+
+
+def make_fit(source: str, nodes: list[ast.AST]) -> bool:
+    """Prepare the frameworks that a test mentions; returns whether it is for pytest itself.
+
+    Raises CannotJudgeError if that is not installed.
+    """
     if "unittest" in source:
         import unittest
 
-        unittest.main = do_nothing  # pyright: ignore[reportAttributeAccessIssue]
-    if "pytest" in source and importlib.util.find_spec("pytest"):
-        import pytest
+        unittest.main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
+    if not needs_pytest(nodes):
+        if "pytest" in source:
+            shim.install()
+        return False
+    if not importlib.util.find_spec("pytest"):
+        raise cannot_judge("the test needs pytest, which is not installed: pip install 'jax-diffucoder[test]'")
+    import pytest
 
-        pytest.main = do_nothing  # pyright: ignore[reportAttributeAccessIssue]
+    pytest.main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
+    return True
+
+
+# Our own runner
+
+
+def run_ourselves(scope: dict[str, Any], tests: set[str], defined: set[str]) -> None:
+    """Run test functions and classes; raises AssertionError unless all of them passed, and one at least."""
+    own = {name: value for name, value in scope.items() if name in defined and not is_theirs(value)}
+    passed = 0
+    prepare(own, "setup_module", types.ModuleType("test"))
+    for name in [name for name in scope if name in tests]:
+        value = scope[name]
+        if isinstance(value, type) and is_case(value):
+            passed += run_case(value)
+        elif isinstance(value, type):
+            passed += run_class(name, value)
+        elif callable(value):
+            passed += run_function(name, value, own, value, [])
+    prepare(own, "teardown_module", types.ModuleType("test"))
+    if not passed:
+        raise AssertionError("no test was run")
+
+
+def is_case(kind: type) -> bool:
+    return any(base.__name__ == "TestCase" and base.__module__ == "unittest.case" for base in kind.__mro__)
+
+
+def run_case(kind: Any) -> int:
+    """Run a TestCase; returns how many of its tests passed."""
+    import unittest
+
+    suite, result = unittest.defaultTestLoader.loadTestsFromTestCase(kind), unittest.TestResult()
+    wanted = suite.countTestCases()
+    suite.run(result)
+    for test, text in (*result.errors, *result.failures):
+        said = [line for line in text.splitlines() if line.strip()]
+        raise AssertionError(f"{getattr(test, '_testMethodName', test)}: {said[-1] if said else 'failed'}")
+    if result.unexpectedSuccesses or result.testsRun != wanted:
+        raise AssertionError(f"{kind.__name__}: not all tests passed")
+    return wanted - len(result.skipped)
+
+
+def run_class(name: str, kind: type) -> int:
+    """Run the tests of a class, each on an object of its own."""
+    members = {part: getattr(kind, part) for part in order_of(kind)}
+    prepare(members, "setup_class")
+    passed = 0
+    for part, value in members.items():
+        if isinstance(value, type) and part.startswith("Test"):
+            passed += run_class(f"{name}::{part}", value)
+        elif part.startswith("test") and callable(value):
+            made = kind()
+            methods = {other: getattr(made, other) for other in members}
+            marks = [*getattr(kind, "pytestmark", ())]
+            passed += run_function(f"{name}::{part}", methods[part], methods, value, marks)
+    prepare(members, "teardown_class")
+    return passed
+
+
+def order_of(kind: type) -> list[str]:
+    """List the members of a class and of the classes above it in the order of their definition."""
+    return list(dict.fromkeys(name for part in reversed(kind.__mro__[:-1]) for name in vars(part)))
+
+
+def prepare(scope: dict[str, Any], name: str, *arguments: Any) -> None:
+    """Call a preparation that a test defines, with as many arguments as it takes."""
+    function = scope.get(name)
+    if callable(function):
+        wanted = len(inspect.signature(function).parameters)
+        function(*arguments[:wanted])
+
+
+def run_function(name: str, function: Any, scope: dict[str, Any], marked: Any, marks: list[Any]) -> int:
+    """Run a test function for each of its cases; returns how many passed."""
+    marks = [*marks, *getattr(marked, "pytestmark", ())]
+    kind = "method" if inspect.ismethod(function) else "function"
+    passed = 0
+    for given, own in shim.cases_of(marks):
+        if shim.reason_to_skip([*marks, *own]):
+            continue
+        wanted = [part for part in inspect.signature(function).parameters if part in shim.FIXTURES]
+        may_fail = any(mark.name == "xfail" for mark in [*marks, *own])
+        try:
+            prepare(scope, f"setup_{kind}", function)
+            with shim.fixtures([part for part in wanted if part not in given]) as made:
+                outcome = function(**given, **made)
+                if inspect.iscoroutine(outcome):
+                    asyncio.run(outcome)
+            prepare(scope, f"teardown_{kind}", function)
+        except (CannotJudgeError, ChannelEndError, BorderError):
+            raise
+        except shim.Skipped:
+            continue
+        except BaseException as error:  # a test may raise anything
+            if not may_fail:
+                text = " ".join(str(error).split())
+                failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
+                raise failure.with_traceback(error.__traceback__) from None
+        passed += 1
+    return passed
+
+
+# pytest itself
 
 
 def run(module: Any, tests: set[str], defined: set[str]) -> None:
@@ -50,7 +187,9 @@ def run(module: Any, tests: set[str], defined: set[str]) -> None:
     failures: list[str] = []
     passed: list[str] = []
     missing: set[str] = set()
-    own = part_of(module, defined)
+    own = types.ModuleType(module.__name__)
+    named = {name: value for name, value in vars(module).items() if name in defined}
+    own.__dict__.update((name, value) for name, value in named.items() if not is_theirs(value))
 
     class Prepared(pytest.Module):
         def _getobj(self) -> Any:
@@ -97,14 +236,6 @@ def run(module: Any, tests: set[str], defined: set[str]) -> None:
         raise AssertionError(f"no test was run (pytest ended with {status})")
 
 
-def part_of(module: Any, defined: set[str]) -> types.ModuleType:
-    """Return a module that has of another one only what the test defines."""
-    part = types.ModuleType(module.__name__)
-    named = {name: value for name, value in vars(module).items() if name in defined}
-    part.__dict__.update((name, value) for name, value in named.items() if not is_theirs(value))
-    return part
-
-
 def run_pytest(plugin: Any) -> int:
     """Run pytest on an empty file, whose content a plugin provides; returns its exit status."""
     from _pytest.config import main
@@ -127,15 +258,15 @@ def reason(report: Any) -> str:
 
 
 def follow_monkeypatch(kind: Any) -> None:
-    """Have what `monkeypatch` sets in a module of the standard library set for the program too."""
+    """Have what `monkeypatch` sets in a module set in the program too."""
     set_here, undo_here = kind.setattr, kind.undo
     patched: list[tuple[Any, str]] = []
 
     def set_both(self: Any, target: Any, name: Any, *value: Any, **keywords: Any) -> None:
         set_here(self, target, name, *value, **keywords)
         if isinstance(target, str):
-            module, _, attribute = target.rpartition(".")
-            target, name = sys.modules.get(module), attribute
+            path, _, name = target.rpartition(".")
+            target = shim.resolve(path)
         if patch_there(target, name):
             patched.append((target, name))
 

@@ -58,6 +58,8 @@ SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i"
     )
 }  # fmt: skip
 """Special methods that operators and statements call."""
+PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
+"""Names that frameworks look for in a module: the program's have no meaning for them."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"next", "anext", "send", "throw", "asend", "athrow", "aclose"}
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
@@ -295,7 +297,7 @@ class Tester(Peer):
     def names(self) -> set[str]:
         """Wait for the program to have been loaded; returns its names, which it sends then."""
         names = self.channel.receive()["names"]
-        return {str(name) for name in names if not str(name).startswith("__")}
+        return {str(name) for name in names if not str(name).startswith("__")} - PREPARATIONS
 
     def fetch(self, name: str) -> Any:
         """Fetch one name of the program."""
@@ -495,13 +497,16 @@ def run_source(tester: Tester, source: str, code: str) -> None:
     if checks.asks_for_identity(nodes):
         tester.doubt("asks for identity with an object of the library, matches classes, or looks into arrays")
     patches.prepare(source)
+    by_pytest = frameworks.make_fit(source, nodes)
     scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, nodes, names, theirs, modules)}
     tests = checks.test_names(tree)
-    frameworks.make_fit(source)
     program = (theirs & read) - defined - set(modules)
     exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
     if tests - tester.entered:
-        frameworks.run(module, tests, defined)
+        if by_pytest:
+            frameworks.run(module, tests, defined)
+        else:
+            frameworks.run_ourselves(scope, tests, defined)
     if not tester.checked and not tests and callable(check := scope.get("check")):
         check(ask("main function"))
     if problem := tester.broken or tester.complaint:
