@@ -150,7 +150,7 @@ HONEST = {
 
 def outcomes(tier, trials, limits=PATIENT):
     """Run each program against its case; the programs share sandboxes."""
-    local = Local(tier, allow_unsafe=tier == "unsafe", workers=2, objects="strict")
+    local = Local(tier, allow_unsafe=tier == "unsafe", workers=2)
     results = local.run_many([Program(code, (case,), limits) for code, case in trials.values()])
     return dict(zip(trials, results, strict=True))
 

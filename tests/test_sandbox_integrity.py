@@ -34,7 +34,9 @@ FOUND = HELD + "assert f(double) == SECRET"
 ASK = """
 import sys
 def ask(operation, *forms, **keywords):
-    peer = sys.modules["untrusted.inside.remotes"].PEERS["p"]
+    if operation == "get and call":
+        return ask("call", ask("get", forms[0], forms[1]), *forms[2:], **keywords)
+    peer = sys.modules["untrusted.inside.foreign"].PEERS[0]
     forms = [form if isinstance(form, dict) else peer.encode(form) for form in forms]
     peer.send(lambda: {"do": operation, "arguments": forms, "keywords": keywords})
     while "do" in (reply := peer.receive()):
@@ -42,7 +44,7 @@ def ask(operation, *forms, **keywords):
     answer = reply.get("value")
     return answer | {"t": "yours"} if isinstance(answer, dict) and answer["t"] == "mine" else answer
 def named(*name):
-    return {"t": "class", "v": list(name)}
+    return {"t": "named", "v": list(name)}
 LEAK = "{0.__globals__[SECRET]}"
 """
 """What a program does that has taken over its process: it says what it likes on its channel."""
@@ -59,7 +61,7 @@ HACKS = {
     ),
     "the class of an object, called": (
         ASK + "def f(g, p):\n"
-        "    peer = sys.modules['untrusted.inside.remotes'].PEERS['p']\n"
+        "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
         "    kind = peer.encode(type(p))\n"
         "    maker = ask('call', kind, named('operator', 'methodcaller'), 'format')\n"
         "    return ask('call', ask('call', maker, g), LEAK)",
@@ -67,7 +69,7 @@ HACKS = {
     ),
     "the class of a mock, called": (
         ASK + "def f(g, m):\n"
-        "    peer = sys.modules['untrusted.inside.remotes'].PEERS['p']\n"
+        "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
         "    mock = ask('call', peer.encode(type(m)), wraps=named('operator', 'methodcaller'))\n"
         "    return ask('call', ask('call', mock, 'format', g), LEAK)",
         [HELD + "from unittest.mock import MagicMock\nassert f(double, MagicMock()) == SECRET"],
@@ -78,7 +80,7 @@ HACKS = {
     ),
     "classes below a class": (
         ASK + "def f(g, o):\n"
-        "    peer = sys.modules['untrusted.inside.remotes'].PEERS['p']\n"
+        "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
         "    kinds = ask('special', '__subclasses__', peer.encode(type(o)))\n"
         "    return ask('get', peer.encode(peer.decode(kinds)[0]), 'SECRET')",
         ["class Base: pass\nclass Hidden(Base):\n    SECRET = 'dfq-7731'\nassert f(3, Base()) == Hidden.SECRET"],

@@ -26,14 +26,18 @@ SABOTEURS = {"later runs", "descriptors", "exits", "limits"}
 """Classes of cheats that leave something behind for whoever runs next."""
 EXPOSED = {"output", "input", "files", "asyncio", "threads"}
 """Classes of honest programs that lean on what a process inherits."""
-LOST = {
-    "notes-and-traceback": "a traceback has no frames of the program",
-    "thread-local-and-event": "two threads of a test take turns at the border",
-    "temporary-modules-and-importlib": "a module that the program has made is no ModuleType for a test",
-    "np-views-and-identity": "arrays cross as copies: two do not share memory",
-    "del-and-weakref": "an object that a test drops lives on in the program",
+UNJUDGED = {
+    "arguments": 1,
+    "asynchronous": 5,
+    "exceptions": 2,
+    "functions": 5,
+    "objects": 9,
+    "types": 2,
+    "numpy": 2,
+    "cheats border": 2,
+    "cheats values": 1,
 }
-"""Honest pairs that lose a test at the border, and why."""
+"""How many honest programs of each battery need what the border cannot carry: 26 of 304, and 3 right solutions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,6 @@ class Trial:
     packages: tuple[str, ...]
     least: float
     most: float
-    objects: str = "trusted"
 
 
 def read_honest(path):
@@ -65,25 +68,24 @@ def read_cheats(path):
             limits = HANGING if cheat["class"] == "hanging" else BRIEF
             program = Program(cheat["program"], tests, limits)
             allowed = tuple(cheat.get("packages", packages))
-            objects = cheat.get("objects", "trusted")
-            yield Trial(cheat["name"], cheat["class"], program, allowed, 0.0, cheat.get("share", 0.0), objects)
+            yield Trial(cheat["name"], cheat["class"], program, allowed, 0.0, cheat.get("share", 0.0))
 
 
 BATTERIES = {path.stem: list(read_honest(path)) for path in sorted(FOLDER.glob("honest/*.toml"))}
 BATTERIES |= {f"cheats {path.stem}": list(read_cheats(path)) for path in sorted(FOLDER.glob("cheats/*.toml"))}
 HONEST = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 1]
-PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution" and trial.name not in LOST]
+PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution"]
 CHEATS = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 0]
 
 
 def run_trials(tier, trials):
-    """Run trials in one pool per border; returns each with its result."""
+    """Run trials in one pool per set of packages; returns each with its result."""
     groups = defaultdict(list)
     for trial in trials:
-        groups[trial.packages, trial.objects].append(trial)
+        groups[trial.packages].append(trial)
     results = []
-    for (packages, objects), group in groups.items():
-        executor = Local(tier, packages=packages, objects=objects, workers=2)
+    for packages, group in groups.items():
+        executor = Local(tier, packages=packages, workers=2)
         results += zip(group, executor.run_many([trial.program for trial in group]), strict=True)
     return results
 
@@ -98,14 +100,20 @@ def test_batteries_are_as_large_as_promised():
     assert len(names) == len(set(names))
     assert len(HONEST) >= 260
     assert len(CHEATS) >= 190
-    assert LOST.keys() < {trial.name for trial in HONEST}
-    assert len(LOST) <= 0.02 * len(HONEST)
     assert all(trial.program.tests for trial in HONEST + CHEATS)
 
 
 def misjudged(trial, result):
-    """Say what is wrong with a result, if anything."""
-    if trial.least <= result.share <= trial.most and result.outcome != "sandbox_error":
+    """Say what is wrong with a result, if anything.
+
+    An honest program passes, or cannot be judged with a reason. A cheat gains nothing: it has failed for certain, or
+    cannot be judged where no program can, by what the test does.
+    """
+    if trial.least == 1:
+        right = result.passed or (result.outcome == "cannot_judge" and result.detail)
+    else:
+        right = result.share <= trial.most and result.outcome != "sandbox_error"
+    if right:
         return None
     said = zip(result.tests, trial.program.tests, strict=True)
     passing = trial.most < 1
@@ -118,9 +126,17 @@ def misjudged(trial, result):
 def test_trials_score_what_they_are_worth(tier, battery, request):
     """Every twelfth in the first tier of this host, every thirtieth in another; all of them for a release."""
     every = 1 if request.config.getoption("--release") else 12 if tier == TIERS[0] else 30
-    trials = BATTERIES[battery][::every]
-    wrong = {trial.name: said for trial, result in run_trials(tier, trials) if (said := misjudged(trial, result))}
-    assert wrong.keys() == LOST.keys() & {trial.name for trial in trials}, wrong
+    results = run_trials(tier, BATTERIES[battery][::every])
+    wrong = {trial.name: said for trial, result in results if (said := misjudged(trial, result))}
+    assert not wrong, wrong
+    unjudged = [trial for trial, result in results if trial.least == 1 and not result.passed]
+    if request.config.getoption("--release"):
+        assert len(unjudged) <= UNJUDGED.get(battery, 0), [trial.name for trial in unjudged]
+    # No program can be judged by tests that the right one cannot be judged by.
+    right = {trial.program.tests: result.tests for trial, result in results if trial.kind == "solution"}
+    for trial, result in results:
+        if result.outcome == "cannot_judge" and trial.program.tests in right:
+            assert any(end.outcome == "cannot_judge" for end in right[trial.program.tests]), trial.name
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -133,7 +149,7 @@ def test_saboteurs_change_nobody_elses_score(tier, request):
     mixed = [trial for trials, count in chosen for trial in order.choices(trials, k=count // part)]
     order.shuffle(mixed)
     for trial, result in run_trials(tier, mixed):
-        assert result.share == trial.least, f"{trial.name}: {result.outcome} {result.detail}"
+        assert not misjudged(trial, result), f"{trial.name}: {result.outcome} {result.detail}"
 
 
 FORGED = """

@@ -14,6 +14,8 @@ from untrusted.cases import Case, Test
 from untrusted.printable import printable
 
 Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "cannot_judge", "sandbox_error"]
+UNJUDGED: tuple[Outcome, ...] = ("cannot_judge", "sandbox_error")
+"""Outcomes that say nothing about the program."""
 MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
@@ -80,12 +82,17 @@ class Program:
 
 @dataclass(frozen=True)
 class TestResult:
-    """How one test ended, and why in one line, which a terminal can show whatever the program said."""
+    """How one test ended, and why in one line, which a terminal can show whatever the program said.
+
+    Attributes:
+        border: whether test and program ran in processes of their own; a verdict without is the program's word.
+    """
 
     __test__ = False  # no test of pytest's
 
     outcome: Outcome
     detail: str = ""
+    border: bool = True
 
     def __post_init__(self) -> None:
         if self.outcome not in get_args(Outcome):
@@ -99,8 +106,9 @@ class Result:
 
     Attributes:
         outcome: `passed` if every test passed; untested if there was none and the program says that it ran to its
-            end; sandbox_error if the sandbox itself failed, which says nothing
-            about the program; else the outcome of the first test that did not pass.
+            end; sandbox_error if the sandbox itself failed; failed, timeout or out_of_memory as the first test that
+            did; cannot_judge if what is left needs what the border cannot carry. The first and the last say nothing
+            about the program.
         tests: one result per test; one for the program itself where there are no tests.
         stdout, stderr: the beginning of what it wrote, as it is: `printing.printable` makes it fit for a terminal.
         tier: how it was contained.
@@ -131,7 +139,10 @@ class Result:
     def from_json(cls, data: Any) -> "Result":
         """Read a result from plain data; raises ValueError where it is none."""
         try:
-            tests = tuple(TestResult(str(test["outcome"]), str(test["detail"])) for test in data["tests"])  # pyright: ignore[reportArgumentType]
+            tests = tuple(
+                TestResult(str(test["outcome"]), str(test["detail"]), test.get("border") is not False)  # pyright: ignore[reportArgumentType]
+                for test in data["tests"]
+            )
             result = cls.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
             return dataclasses.replace(result, unsafe=bool(data["unsafe"]))
         except (KeyError, TypeError) as error:

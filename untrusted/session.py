@@ -72,9 +72,10 @@ class Session:
         tier: Tier,
         is_cancelled: Callable[[], Any] = lambda: False,
         packages: tuple[str, ...] = PACKAGES,
+        same_process: bool = False,
     ) -> None:
         self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
-        self.limits = Limits()
+        self.limits, self.same_process = Limits(), same_process
         # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
         self.folder = work_folder(packages) if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
@@ -352,9 +353,11 @@ def open_input(content: bytes) -> int:
 
 
 def is_mentioned(package: str, job: dict[str, Any]) -> bool:
-    """Tell whether a job may import a package, or its test be one of a framework."""
-    text = job.get("test", "") if package == "pytest" else f"{job.get('code', '')} {job.get('test', '')}"
-    return package in text or (package == "pytest" and ("TestCase" in text or "def test" in text))
+    """Whether a job may import a package; pytest is needed for its fixtures alone."""
+    test = job.get("test", "")
+    if package == "pytest":
+        return package in test and ("fixture" in test or "caplog" in test)
+    return package in f"{job.get('code', '')} {test}"
 
 
 def parse_answer(child: Child) -> Any:

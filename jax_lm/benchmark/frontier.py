@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jax_lm.benchmark.settings import FrontierSetting, QualitySettings
-from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator, Journal, journal_settings, problem_executor
+from jax_lm.evaluation.attempts import TOO_LONG, UNJUDGED, Evaluator, Journal, journal_settings, problem_executor
 from jax_lm.evaluation.pass_at_k import wilson
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import choose_prompting

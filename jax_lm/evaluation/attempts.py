@@ -15,11 +15,14 @@ from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
 from jax_lm.templates import Template
 from untrusted import Limits, Local, Program
-from untrusted.results import Executor
+from untrusted.results import Executor, Result
 from untrusted.runner import choose_tier
 
 TOO_LONG = "too long"
-SANDBOX_ERROR = "sandbox_error"
+SANDBOX_ERROR, CANNOT_JUDGE = "sandbox_error", "cannot_judge"
+UNJUDGED = (SANDBOX_ERROR, CANNOT_JUDGE)
+NO_BORDER = ", in the program's process"
+"""What follows the tier of a verdict that is the program's own word."""
 COMPLETION = CompletionPrompting()
 MEMORY_BYTES = 2**30
 """numpy and the largest inputs of EvalPlus do not fit the sandbox's default of half as much."""
@@ -173,9 +176,14 @@ def execute_attempts(
     """Execute the programs of attempts, in order."""
     results = executor.run_many([attempt.job for attempt in attempts], on_progress=on_progress)
     return [
-        replace(attempt, outcome=result.outcome, detail=result.detail, tier=result.tier)
+        replace(attempt, outcome=result.outcome, detail=result.detail, tier=tier_of(result))
         for attempt, result in zip(attempts, results, strict=True)
     ]
+
+
+def tier_of(result: Result) -> str:
+    """Name how a program was contained, and whether its verdict has a border."""
+    return result.tier + (NO_BORDER if any(not test.border for test in result.tests) else "")
 
 
 def batch_seed(seed: int, number: int) -> int:
@@ -183,10 +191,10 @@ def batch_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0] >> 1)
 
 
-def problem_executor(executor: str, *, allow_unsafe: bool = False) -> Local:
+def problem_executor(executor: str, *, allow_unsafe: bool = False, same_process: bool = False) -> Local:
     """Choose where the programs of problems run on this machine; raises SandboxUnavailableError where nowhere."""
     tier = choose_tier(executor, allow_unsafe=allow_unsafe)
-    return Local(tier, allow_unsafe=allow_unsafe)
+    return Local(tier, allow_unsafe=allow_unsafe, same_process=same_process)
 
 
 class Journal(RunLog):

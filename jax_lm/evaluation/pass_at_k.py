@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_lm.evaluation.attempts import SANDBOX_ERROR
+from jax_lm.evaluation.attempts import UNJUDGED
 
 NINETY_FIVE = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
@@ -61,9 +61,9 @@ class Rate:
 def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rate]:
     """Estimate pass@k per group, then of all where there are several groups.
 
-    What the sandbox could not run does not count. A problem that is left with fewer than k samples is left out.
+    What the sandbox could not run or judge does not count. A problem that is left with fewer than k samples is left out.
     """
-    counted = [record for record in records if record["outcome"] != SANDBOX_ERROR]
+    counted = [record for record in records if record["outcome"] not in UNJUDGED]
     groups = sorted({record["group"] for record in counted}, reverse=True)
     found = []
     for group in [*groups, ALL] if len(groups) > 1 else groups:

@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 FENCE = "```"
 PYTHON = "python"
-SANDBOX_ERROR = "sandbox_error"
+UNJUDGED = ("cannot_judge", "sandbox_error")
+"""Outcomes that say nothing about the program: what the border cannot carry, and failures of the sandbox."""
 BINARY_THRESHOLD = 0.99
 
 
@@ -120,7 +121,8 @@ class Code(Reward):
     """The share of its tests that the code passes; 0 unless its format is right.
 
     The tests of a row are all that its `TEST_COLUMNS` hold. It does not apply to rows without tests. None also where
-    the sandbox could not run the program (`sandbox_error`): that is logged, and never a wrong answer.
+    the sandbox could not run the program (`sandbox_error`) or its tests need what the border cannot carry
+    (`cannot_judge`): that is logged, and never a wrong answer.
 
     Args:
         executor: runs all programs of a call; the local sandbox by default.
@@ -151,9 +153,12 @@ class Code(Reward):
         if len(results) != len(rows):
             raise ValueError(f"the executor returned {len(results)} results for {len(rows)} programs")
         for row, result in zip(rows, results, strict=True):
-            scores[row] = None if result.outcome == SANDBOX_ERROR else float(result.share)
-        if errors := scores.count(None):
-            logger.warning("reward %r: %d of %d programs not judged (%s)", self.name, errors, len(rows), SANDBOX_ERROR)
+            scores[row] = None if result.outcome in UNJUDGED else float(result.share)
+        for outcome in UNJUDGED:
+            if unjudged := [result for result in results if result.outcome == outcome]:
+                count, reason = len(unjudged), getattr(unjudged[0], "detail", "")
+                message = "reward %r: %d of %d programs not judged (%s%s)"
+                logger.warning(message, self.name, count, len(rows), outcome, f": {reason}" if reason else "")
         return scores
 
 

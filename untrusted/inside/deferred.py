@@ -23,5 +23,8 @@ logging: Any = Deferred("logging")
 tempfile: Any = Deferred("tempfile")
 threading: Any = Deferred("threading")
 
-ON_MENTION = ("asyncio", "calendar", "cmath", "csv", "hashlib", "heapq", "statistics", "tempfile", "uuid", "zoneinfo")
+ON_MENTION = (
+    "asyncio", "calendar", "cmath", "csv", "hashlib", "heapq", "statistics", "tempfile",
+    "unittest", "unittest.mock", "uuid", "zoneinfo",
+)
 """What the zygote imports as soon as a program or a test mentions it."""

@@ -8,6 +8,7 @@ import ast
 import importlib.util
 import inspect
 import os
+import traceback
 import types
 from typing import Any
 
@@ -60,11 +61,10 @@ def make_fit(source: str, nodes: list[ast.AST]) -> bool:
 
         unittest.main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
     if not needs_pytest(nodes):
-        if "pytest" in source:
-            shim.install()
+        shim.install()
         return False
     if not importlib.util.find_spec("pytest"):
-        raise cannot_judge("the test needs pytest, which is not installed: pip install 'jax-diffucoder[test]'")
+        raise cannot_judge("the test needs pytest, which is not installed: pip install pytest")
     import pytest
 
     pytest.main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
@@ -164,7 +164,7 @@ def run_function(name: str, function: Any, scope: dict[str, Any], marked: Any, m
             continue
         except BaseException as error:  # a test may raise anything
             if not may_fail:
-                text = " ".join(str(error).split())
+                text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
                 failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
                 raise failure.with_traceback(error.__traceback__) from None
         passed += 1

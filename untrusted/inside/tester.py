@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import linecache
 import sys
 import traceback
 import types
@@ -43,7 +44,7 @@ from untrusted.inside.handles import (
 from untrusted.inside.packages import genuine_name, is_genuine, pure_name
 from untrusted.inside.peer import BorderError, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
-from untrusted.inside.program import describe_exception
+from untrusted.inside.program import describe_exception, load_program
 
 FILE = "test.py"
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
@@ -409,17 +410,17 @@ class ProgramModule(TestModule):
 class ProgramFinder:
     """Takes every module that is not found elsewhere for the program."""
 
-    def __init__(self, tester: Tester, theirs: set[str]) -> None:
-        self.tester, self.theirs = tester, theirs
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if "." in name or name.startswith("_") or is_genuine(name):
+        if "." in name or name.startswith("_") or name in ("pytest", "numpy") or is_genuine(name):
             return None
         # No class of importlib.abc's: importing that makes every process dearer.
         return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return ProgramModule(spec.name, self.tester, self.theirs)
+        return self.module
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Leave the module as it is: its names are fetched when they are used."""
@@ -479,13 +480,14 @@ def run_source(tester: Tester, source: str, code: str) -> None:
     """Run one test as Python would, and then what it defines for a framework, as that would; raises if it fails."""
     sys.argv = [PROGRAM_FILE]
     tree = ast.parse(source, FILE)
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     theirs = tester.names()
     tester.imported = {
         name: value for name, place in genuine_imports(code).items() if (value := genuine(*place)) is not None
     }
     # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester, theirs)
-    sys.meta_path.append(ProgramFinder(tester, theirs))
+    sys.meta_path.append(ProgramFinder(ProgramModule("program", tester, theirs)))
     scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
     scope |= {checks.TYPE_OF: type_of, checks.CALL_METHOD: call_method, checks.CALLABLE: is_callable}
@@ -552,6 +554,27 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
         results.send({"cannot": Border.reason} if Border.reason else {"ended": job["sentinel"]})
+
+
+def run_together(job: dict[str, Any], results: Channel) -> None:
+    """Run a program and its test in this one process, as plain Python would; the program can answer what it likes."""
+    source = job["test"]
+    try:
+        scope = load_program(job["code"], job.get("prelude", ""))
+        sys.meta_path.append(ProgramFinder(sys.modules["__main__"]))
+        tree = ast.parse(source, FILE)
+        nodes, tests = checks.nodes_of(tree), checks.test_names(tree)
+        by_pytest = frameworks.make_fit(source, nodes)
+        exec(compile(tree, FILE, "exec"), scope)
+        if by_pytest and tests:
+            frameworks.run(sys.modules["__main__"], tests, checks.names_of(nodes)[1])
+        elif tests:
+            frameworks.run_ourselves(scope, tests, checks.names_of(nodes)[1])
+    except BaseException as error:  # whatever was raised, the test has not passed
+        cannot = {"cannot": Border.reason} if Border.reason else {}
+        results.send(describe_exception(error) | {"line": failing_line(error, source)} | cannot)
+    else:
+        results.send({"ended": job["sentinel"]})
 
 
 __all__ = ["KINDS", "CannotJudgeError", "ErrorClass", "cannot_judge", "run"]

@@ -212,6 +212,8 @@ def live(
         return program.run_script(job["code"], results)
     if "test" in job and peer is not None:
         tester.run(job, results, peer)
+    elif "test" in job:
+        tester.run_together(job, results)
     else:
         program.run(job, results, peer)
     sys.stdout.flush()

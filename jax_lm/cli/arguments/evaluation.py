@@ -163,6 +163,7 @@ class Evaluate:
     timeout: float | None = None
     executor: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
     allow_unsafe_exec: bool = False
+    same_process: bool = False
 
     IMPLIED: ClassVar = {
         "max_new_tokens": "512; 144 for builtin, infilling and the built-in model",

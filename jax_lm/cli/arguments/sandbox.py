@@ -65,7 +65,7 @@ class SandboxRun:
     expected: Path | None = None
     comparison: Literal["tolerant", "exact"] = "tolerant"
     packages: tuple[str, ...] = ("numpy",)
-    strict: bool = False
+    same_process: bool = False
     timeout: float = 5.0
     memory_mib: int = 512
     executor: ExecutorName = "auto"

@@ -98,11 +98,11 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
         executor=arguments.executor,
         allow_unsafe=arguments.allow_unsafe_exec,
         packages=arguments.packages,
-        objects="strict" if arguments.strict else "trusted",
+        same_process=arguments.same_process,
     )
     for number, test in enumerate(result.tests, 1):
         line = tests[number - 1][0] if tests else "the program"
-        reason = f"  # {test.detail}" if test.detail else ""
+        reason = f"  # {test.detail}" if test.detail else "" if test.border else "  # judged in the program's process"
         print(printable(f"{number:3d}  {test.outcome:13s}  {line}{reason}"))
     for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
         if text.strip():
