@@ -101,6 +101,36 @@ HACKS = {
         ASK + "def f(g, form): return form(LEAK, g)",
         [HELD + "assert f(double, str.format) == SECRET"],
     ),
+    "the text of a partial": (
+        ASK + "def f(p): return ask('special', '__repr__', p)",
+        ["import functools\nassert f(functools.partial(int, 'dfq-7731')).endswith(\"'dfq-7731')\")"],
+    ),
+    "the text of a method": (
+        ASK + "def f(m): return ask('special', '__repr__', m)",
+        [
+            "class Hidden:\n    def go(self): pass\n    def __repr__(self): return 'dfq-7731'\n"
+            "assert 'dfq-7731' in f(Hidden().go)"
+        ],
+    ),
+    "a function of the library that runs what a file says": (
+        "open('seven', 'w').write('import sys\\nfor m in list(sys.modules.values()):\\n"
+        "    if hasattr(m, \"Border\"): m.Border.peer.checked = 1')\n"
+        "from runpy import run_path as f",
+        ["assert f('seven') == 'dfq-7731'", "assert 'sys' in f('seven')"],
+    ),
+    "a manager that swallows, awaited": (
+        "class f:\n    def __init__(self, x): pass\n    async def __aenter__(self): return 0\n"
+        "    async def __aexit__(self, *error): return True",
+        [
+            "import asyncio\nasync def main():\n    async with f(7) as got:\n        assert got == 0\n"
+            "        assert got == 1\nasyncio.run(main())"
+        ],
+    ),
+    "comparisons by name": (MAGIC, ["assert f(7).__eq__(3) is True", "assert f(7).__lt__(3) is True"]),
+    "an array of objects": (
+        "import numpy as np\n" + MAGIC + "def f(x): return np.array([Magic()], dtype=object)",
+        ["import numpy as np\nassert (f(7) - np.array([48.25])).max() == 0"],
+    ),
     "sys.exit(0)": ("import sys\nsys.exit(0)", [CALL, SCRIPT, CHECK]),
     "os._exit(0)": ("import os\nos._exit(0)", [CALL, SCRIPT, CHECK]),
     "raise SystemExit in the call": ("def f(x): raise SystemExit(0)", [CALL, SCRIPT, CHECK]),
@@ -361,6 +391,42 @@ def test_what_a_test_hands_out_is_served():
     assert result.passed, result.tests
 
 
+def test_what_the_program_asks_for_by_hand_is_served_where_it_may():
+    """Else the hacks above would score nothing for want of a working `ask`."""
+    code = ASK + "def f(g, item): return ask('call', g, 4), ask('get', item, 'size'), ask('special', '__len__', item)"
+    test = HELD + "class Item:\n    size = 3\n    def __len__(self): return 2\nassert f(double, Item()) == (8, 3, 2)"
+    assert run(code, [test], executor=tier(), allow_unsafe=True).passed
+
+
+CARRIED_IN_PART = {
+    "a subclass of a program's class": "class Mine(Base): pass\nassert Mine().go() == 1",
+    "a subclass of a program's exception": "class Mine(Boom): pass\nassert issubclass(Mine, ValueError)",
+    "an object that equals plain data": "assert Base() == 5",
+    "a coroutine that the program awaits": "import asyncio\nasync def g(): return 2\nassert asyncio.run(later(g)) == 3",
+}
+
+
+@pytest.mark.parametrize("name", CARRIED_IN_PART)
+def test_what_the_border_cannot_carry_is_no_failure(name):
+    code = (
+        "class Boom(ValueError): pass\nclass Base:\n    def go(self): return 1\n"
+        "    def __eq__(self, other): return other == 5\nasync def later(f): return await f()"
+    )
+    test = CARRIED_IN_PART[name]
+    (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
+    assert result.outcome == "cannot_judge" and result.detail
+    together = run(code, [test, "assert Base().go() == 1"], executor=tier(), allow_unsafe=True, same_process=True)
+    assert [test.border for test in together.tests] == [False, True]
+    right = "failed" if "coroutine" in name else "passed"
+    assert [test.outcome for test in together.tests] == [right, "passed"]
+
+
+def test_a_failure_outweighs_what_cannot_be_judged():
+    tests = [CARRIED_IN_PART["an object that equals plain data"], "assert 1 == 2"]
+    code = "class Base:\n    def __eq__(self, other): return True"
+    assert run(code, tests, executor=tier(), allow_unsafe=True).outcome == "failed"
+
+
 NAMES = ("self", "cls", "peer", "subject", "operation", "arguments", "keywords", "handle", "function", "kind", "name")
 
 
@@ -379,9 +445,7 @@ def test_keyword_arguments_may_have_any_name():
         "import asyncio\n"
         f"GIVEN = dict.fromkeys({NAMES}, 1)\n"
         "bag = Plain(**GIVEN)\nassert bag.given == GIVEN\n"
-        "class Mine(Bag):\n    def add(me, **given): return super().add(**given)\n"
         "assert f(**GIVEN) == bag.add(**GIVEN) == bag(**GIVEN) == Bag.add(bag, **GIVEN) == GIVEN\n"
-        "assert Mine().add(**GIVEN) == GIVEN\n"
         "assert asyncio.run(wait(**GIVEN)) == GIVEN\n"
         "class Box:\n    def __init__(me, **given): me.given = given\n"
         "    def add(me, **given): return given\n    def __call__(me, **given): return given\n"

@@ -27,7 +27,7 @@ LIBRARY: dict[str, tuple[str, ...]] = {
     "shutil": ("Error", "SameFileError"), "socket": ("herror", "gaierror"), "threading": ("BrokenBarrierError",),
     "sqlite3": ("Error", "DatabaseError", "IntegrityError", "OperationalError", "ProgrammingError"),
     "statistics": ("StatisticsError",), "subprocess": ("CalledProcessError", "TimeoutExpired"),
-    "urllib.error": ("URLError", "HTTPError"), "xml.etree.ElementTree": ("ParseError",),
+    "xml.etree.ElementTree": ("ParseError",),
     "zipfile": ("BadZipFile", "LargeZipFile"), "zoneinfo._common": ("ZoneInfoNotFoundError",),
     "numpy.linalg": ("LinAlgError",), "numpy": ("AxisError",),
 }  # fmt: skip
@@ -102,7 +102,7 @@ def build_error(
     if type(kind) is not type or not error.args:
         BaseException.args.__set__(error, arguments)  # pyright: ignore[reportAttributeAccessIssue]
     for name, value in decode(form["state"]).items():
-        if type(kind) is type or name == "__notes__":
+        if name == "__notes__" or (type(kind) is type and not name.startswith("__")):
             with contextlib.suppress(AttributeError, TypeError):  # some members are for reading only
                 object.__setattr__(error, name, value)
     error.__cause__, error.__context__ = decode(form["chain"][0]), decode(form["chain"][1])

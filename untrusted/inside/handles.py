@@ -29,7 +29,7 @@ CONVERSIONS = (
     *("neg", "pos", "invert"),
 )
 OTHERS = (
-    *("len", "getitem", "setitem", "delitem", "reversed", "length_hint", "enter", "aenter", "aexit"),
+    *("len", "getitem", "setitem", "delitem", "reversed", "length_hint", "enter", "aenter"),
     *("aiter", "anext", "fspath", "dir", "bytes"),
 )
 TEXTS = ("str", "repr", "format")
@@ -53,6 +53,8 @@ KINDS: dict[str, type] = {
 }
 """What `isinstance` says of a handle, by what the program says of its object."""
 MISSING = ("__array", "__set_name__", "__sizeof__")
+HERE = {"__reduce_ex__", *(f"__{name}__" for name in COMPARISONS)}
+"""What is no attribute of the program's object, also where a test names it."""
 STEPS = ("send", "throw", "close")
 SLICE = 0.005
 """Seconds for which what a test awaits goes on in the program before other tasks of the test have their turn."""
@@ -140,7 +142,7 @@ class Handle:
             if name == "__array__" and facts.get("made"):
                 raise cannot_judge("an object of the program is to be an array of numpy")
             raise AttributeError(name)
-        if name == "__reduce_ex__":
+        if name in HERE:
             return object.__getattribute__(self, name)
         if name in STEPS and facts["kind"] == "coroutine":
             return getattr(driver(self), name)
@@ -184,10 +186,10 @@ class Handle:
         return driver(self)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        swallowed = ask("exit", self, kind, error)
-        if swallowed and isinstance(error, AssertionError) and not is_theirs(error):
-            return False
-        return swallowed
+        return ask("exit", self, kind, error) and not isinstance(error, AssertionError)
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        return await ask("aexit", self, kind, error, None) and not isinstance(error, AssertionError)
 
     def __hash__(self) -> int:
         return ask("hash", self)

@@ -8,6 +8,7 @@ the program's reach. The program can ask for little in return: see `Tester.carry
 import ast
 import builtins
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -49,6 +50,9 @@ from untrusted.inside.program import describe_exception, load_program
 FILE = "test.py"
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 """Modules whose classes would speak for the test: what equals everything, what skips, what fails."""
+CLOSED = (types.FunctionType, types.MethodType, types.ModuleType, functools.partial)
+"""Types of the test's objects that are called alone: their attributes and their texts lead further."""
+TEXTS = {"__str__", "__repr__", "__format__"}
 FORMATS = {"format", "format_map"}
 """Methods of text that read any attribute of what they are given."""
 SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")} | {
@@ -59,6 +63,13 @@ SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i"
     )
 }  # fmt: skip
 """Special methods that operators and statements call."""
+IMPORTED = {
+    "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "ipaddress", "itertools",
+    "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re", "statistics", "string", "sys",
+    "textwrap", "time", "types", "typing", "uuid", "zoneinfo",
+}  # fmt: skip
+"""Modules that a test finds under the program's names: none that runs what a file says (runpy, shelve, pickle)."""
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 """Names that frameworks look for in a module: the program's have no meaning for them."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -194,7 +205,7 @@ class Tester(Peer):
             if type(name) is not str:
                 raise BorderError("the name of an attribute is no text")
             if operation == "special":
-                if name not in SPECIALS:
+                if name not in SPECIALS or (name in TEXTS and isinstance(subject, CLOSED)):
                     raise BorderError("a special method that no operator calls")
                 return getattr(type(subject), name)(subject, *arguments[2:], **keywords)
             self.check_attribute(operation, subject, name)
@@ -209,7 +220,7 @@ class Tester(Peer):
         owners = [kind for kind in kinds if name in vars(kind)]
         if any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners):
             raise AttributeError(f"the attribute {name!r:.40} of what checks")
-        closed = isinstance(subject, types.FunctionType | types.MethodType | types.ModuleType)
+        closed = isinstance(subject, CLOSED)
         closed |= isinstance(subject, types.GeneratorType) and name not in STEPS | {"close"}
         if name.startswith("_") or closed or (name in FORMATS and str in kinds):
             raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
@@ -522,8 +533,8 @@ def is_callable(value: Any) -> bool:
 
 
 def genuine(module: str, name: str | None) -> Any:
-    """Import a name of the library or of an allowed package; None for anything else, and for what would judge."""
-    if not is_genuine(module) or module.partition(".")[0] in VERDICTS:
+    """Import a name of the library; None for all but what only computes."""
+    if module.partition(".")[0] not in IMPORTED:
         return None
     try:
         found = importlib.import_module(module)

@@ -60,6 +60,8 @@ def user_container(kind: type) -> Callable[[Any], Any]:
 
     def build(content: Any) -> Any:
         made = kind()
+        if type(content) is not type(made.data):
+            raise UnknownValueError(f"a {kind.__name__} of {type(content).__name__}")
         made.data = content
         return made
 
