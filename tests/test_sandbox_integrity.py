@@ -114,7 +114,7 @@ HACKS = {
     ),
     "a function of the library that runs what a file says": (
         "open('seven', 'w').write('import sys\\nfor m in list(sys.modules.values()):\\n"
-        "    if hasattr(m, \"Border\"): m.Border.peer.checked = 1')\n"
+        '    if hasattr(m, "Border"): m.Border.peer.checked = 1\')\n'
         "from runpy import run_path as f",
         ["assert f('seven') == 'dfq-7731'", "assert 'sys' in f('seven')"],
     ),
@@ -414,7 +414,8 @@ def test_what_the_border_cannot_carry_is_no_failure(name):
     )
     test = CARRIED_IN_PART[name]
     (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
-    assert result.outcome == "cannot_judge" and result.detail
+    assert result.outcome == "cannot_judge"
+    assert result.detail
     together = run(code, [test, "assert Base().go() == 1"], executor=tier(), allow_unsafe=True, same_process=True)
     assert [test.border for test in together.tests] == [False, True]
     right = "failed" if "coroutine" in name else "passed"

@@ -61,7 +61,7 @@ class Rate:
 def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rate]:
     """Estimate pass@k per group, then of all where there are several groups.
 
-    What the sandbox could not run or judge does not count. A problem that is left with fewer than k samples is left out.
+    What the sandbox could not run or judge does not count. A problem with fewer than k samples left is left out.
     """
     counted = [record for record in records if record["outcome"] not in UNJUDGED]
     groups = sorted({record["group"] for record in counted}, reverse=True)

@@ -247,7 +247,6 @@ class Prepare(ast.NodeTransformer):
         self.wrap(node)
         return node
 
-
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
         names = {name.id for target in node.targets for name in nodes_of(target) if isinstance(name, ast.Name)}

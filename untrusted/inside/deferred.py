@@ -17,14 +17,31 @@ class Deferred:
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._module), name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_module":
+            super().__setattr__(name, value)
+        else:
+            setattr(importlib.import_module(self._module), name, value)
+
 
 asyncio: Any = Deferred("asyncio")
 logging: Any = Deferred("logging")
 tempfile: Any = Deferred("tempfile")
 threading: Any = Deferred("threading")
+unittest: Any = Deferred("unittest")
 
 ON_MENTION = (
-    "asyncio", "calendar", "cmath", "csv", "hashlib", "heapq", "statistics", "tempfile",
-    "unittest", "unittest.mock", "uuid", "zoneinfo",
+    "asyncio",
+    "calendar",
+    "cmath",
+    "csv",
+    "hashlib",
+    "heapq",
+    "statistics",
+    "tempfile",
+    "unittest",
+    "unittest.mock",
+    "uuid",
+    "zoneinfo",
 )
 """What the zygote imports as soon as a program or a test mentions it."""

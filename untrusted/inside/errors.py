@@ -87,9 +87,7 @@ def describe_error(error: BaseException, encode: Callable[[Any], Any], kind: Any
     }
 
 
-def build_error(
-    form: dict[str, Any], decode: Callable[[Any], Any], adopt: Callable[[Any], Any]
-) -> BaseException:
+def build_error(form: dict[str, Any], decode: Callable[[Any], Any], adopt: Callable[[Any], Any]) -> BaseException:
     """Build the exception that `describe_error` has described; `adopt` gets it before the exceptions it leads to."""
     kind, arguments = decode(form["class"]), decode(form["args"])
     if not (isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(arguments, tuple)):

@@ -68,8 +68,8 @@ class ForeignError(Foreign):
         return PEERS[0].do("special", "__str__", self)
 
 
-def special(name: str) -> Any:
-    """Make a special method that the test carries out."""
+def served(name: str) -> Any:
+    """Make a served method that the test carries out."""
 
     def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
         return PEERS[0].do("special", name, self, *arguments, **keywords)
@@ -83,7 +83,7 @@ def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
     is_error = any(issubclass(base, BaseException) for base in own)
     if not any(isinstance(base, ForeignClass) for base in own):
         own = [ForeignError if is_error else Foreign, *own]
-    members: dict[str, Any] = {method: special(method) for method in specials}
+    members: dict[str, Any] = {method: served(method) for method in specials}
     return ForeignClass(name, tuple(own), members | {"__module__": "__main__"})
 
 
@@ -107,4 +107,3 @@ def function(form: dict[str, Any]) -> Any:
 
     call.__name__, call.__qualname__, call.__doc__ = form["n"], form["q"], form["d"]
     return call
-

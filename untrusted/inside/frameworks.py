@@ -5,6 +5,7 @@ the standard library at its top only.
 """
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from untrusted.inside import shim
 from untrusted.inside.channel import ChannelEndError
-from untrusted.inside.deferred import asyncio, tempfile
+from untrusted.inside.deferred import asyncio, tempfile, unittest
 from untrusted.inside.handles import CannotJudgeError, ask, cannot_judge, is_theirs
 from untrusted.inside.patches import patch_there
 from untrusted.inside.peer import BorderError
@@ -57,17 +58,13 @@ def make_fit(source: str, nodes: list[ast.AST]) -> bool:
     Raises CannotJudgeError if that is not installed.
     """
     if "unittest" in source:
-        import unittest
-
-        unittest.main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
+        unittest.main = shim.main
     if not needs_pytest(nodes):
-        shim.install()
+        shim.install_shim()
         return False
     if not importlib.util.find_spec("pytest"):
         raise cannot_judge("the test needs pytest, which is not installed: pip install pytest")
-    import pytest
-
-    pytest.main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
+    importlib.import_module("pytest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
     return True
 
 
@@ -78,16 +75,16 @@ def run_ourselves(scope: dict[str, Any], tests: set[str], defined: set[str]) -> 
     """Run test functions and classes; raises AssertionError unless all of them passed, and one at least."""
     own = {name: value for name, value in scope.items() if name in defined and not is_theirs(value)}
     passed = 0
-    prepare(own, "setup_module", types.ModuleType("test"))
+    call_preparation(own, "setup_module", types.ModuleType("test"))
     for name in [name for name in scope if name in tests]:
         value = scope[name]
         if isinstance(value, type) and is_case(value):
-            passed += run_case(value)
+            passed += run_testcase(value)
         elif isinstance(value, type):
             passed += run_class(name, value)
         elif callable(value):
             passed += run_function(name, value, own, value, [])
-    prepare(own, "teardown_module", types.ModuleType("test"))
+    call_preparation(own, "teardown_module", types.ModuleType("test"))
     if not passed:
         raise AssertionError("no test was run")
 
@@ -96,10 +93,8 @@ def is_case(kind: type) -> bool:
     return any(base.__name__ == "TestCase" and base.__module__ == "unittest.case" for base in kind.__mro__)
 
 
-def run_case(kind: Any) -> int:
+def run_testcase(kind: Any) -> int:
     """Run a TestCase; returns how many of its tests passed."""
-    import unittest
-
     suite, result = unittest.defaultTestLoader.loadTestsFromTestCase(kind), unittest.TestResult()
     wanted = suite.countTestCases()
     suite.run(result)
@@ -114,7 +109,7 @@ def run_case(kind: Any) -> int:
 def run_class(name: str, kind: type) -> int:
     """Run the tests of a class, each on an object of its own."""
     members = {part: getattr(kind, part) for part in order_of(kind)}
-    prepare(members, "setup_class")
+    call_preparation(members, "setup_class")
     passed = 0
     for part, value in members.items():
         if isinstance(value, type) and part.startswith("Test"):
@@ -124,7 +119,7 @@ def run_class(name: str, kind: type) -> int:
             methods = {other: getattr(made, other) for other in members}
             marks = [*getattr(kind, "pytestmark", ())]
             passed += run_function(f"{name}::{part}", methods[part], methods, value, marks)
-    prepare(members, "teardown_class")
+    call_preparation(members, "teardown_class")
     return passed
 
 
@@ -133,7 +128,7 @@ def order_of(kind: type) -> list[str]:
     return list(dict.fromkeys(name for part in reversed(kind.__mro__[:-1]) for name in vars(part)))
 
 
-def prepare(scope: dict[str, Any], name: str, *arguments: Any) -> None:
+def call_preparation(scope: dict[str, Any], name: str, *arguments: Any) -> None:
     """Call a preparation that a test defines, with as many arguments as it takes."""
     function = scope.get(name)
     if callable(function):
@@ -152,15 +147,15 @@ def run_function(name: str, function: Any, scope: dict[str, Any], marked: Any, m
         wanted = [part for part in inspect.signature(function).parameters if part in shim.FIXTURES]
         may_fail = any(mark.name == "xfail" for mark in [*marks, *own])
         try:
-            prepare(scope, f"setup_{kind}", function)
+            call_preparation(scope, f"setup_{kind}", function)
             with shim.fixtures([part for part in wanted if part not in given]) as made:
                 outcome = function(**given, **made)
                 if inspect.iscoroutine(outcome):
                     asyncio.run(outcome)
-            prepare(scope, f"teardown_{kind}", function)
+            call_preparation(scope, f"teardown_{kind}", function)
         except (CannotJudgeError, ChannelEndError, BorderError):
             raise
-        except shim.Skipped:
+        except shim.SkippedError:
             continue
         except BaseException as error:  # a test may raise anything
             if not may_fail:
@@ -266,7 +261,7 @@ def follow_monkeypatch(kind: Any) -> None:
         set_here(self, target, name, *value, **keywords)
         if isinstance(target, str):
             path, _, name = target.rpartition(".")
-            target = shim.resolve(path)
+            target = shim.dotted(path)
         if patch_there(target, name):
             patched.append((target, name))
 

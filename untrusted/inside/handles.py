@@ -15,7 +15,6 @@ from typing import Any
 
 from untrusted.inside import wire
 from untrusted.inside.deferred import asyncio
-from untrusted.inside.peer import Peer
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 BINARY = (
@@ -65,7 +64,7 @@ class CannotJudgeError(BaseException):
     """Raised where a test does what the border cannot carry; neither program nor test has failed."""
 
 
-class Border:
+class TestSide:
     """The test's end of the channel, which all handles use; there is one."""
 
     peer: Any = None
@@ -74,26 +73,26 @@ class Border:
 
 def ask(operation: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Have the program carry out an operation."""
-    return Border.peer.do(operation, *arguments, **keywords)
+    return TestSide.peer.do(operation, *arguments, **keywords)
 
 
 def cannot_judge(reason: str) -> CannotJudgeError:
     """Note for good that this test cannot be judged."""
-    Border.reason = Border.reason or reason
+    TestSide.reason = TestSide.reason or reason
     return CannotJudgeError(reason)
 
 
 def is_theirs(value: Any) -> bool:
     """Whether a value stands for an object of the program."""
-    return Border.peer is not None and id(value) in Border.peer.their_numbers
+    return TestSide.peer is not None and id(value) in TestSide.peer.their_numbers
 
 
-def is_plain(value: Any) -> bool:
+def is_plain_data(value: Any) -> bool:
     """Whether a value is plain data of the test's."""
     return type(value) in PLAIN or wire.is_array(value) or wire.is_number(value)
 
 
-def is_number(value: Any) -> bool:
+def is_any_number(value: Any) -> bool:
     return isinstance(value, int | float | complex | Decimal) or wire.is_array(value) or wire.is_number(value)
 
 
@@ -114,7 +113,7 @@ def content_of(handle: Any) -> Any:
     facts = facts_of(handle)
     if isinstance(handle, Valued) or facts["kind"] in CONTENTS:
         if facts.get("tainted"):
-            raise refusal(handle, "a comparison with what an operator has made")
+            raise no_verdict(handle, "a comparison with what an operator has made")
         return handle if isinstance(handle, Valued) else ask("content", handle)
     return NOTHING
 
@@ -122,7 +121,7 @@ def content_of(handle: Any) -> Any:
 CONTENTS = {kind.__name__ for kind in MUTABLE}
 
 
-def refusal(handle: Any, action: str) -> BaseException:
+def no_verdict(handle: Any, action: str) -> BaseException:
     """Refuse to let an object decide: of one that the test has made by the name of its class, that is no verdict."""
     if facts_of(handle).get("made"):
         return cannot_judge(f"{action}: an object of the program would decide it")
@@ -146,7 +145,7 @@ class Handle:
             return object.__getattribute__(self, name)
         if name in STEPS and facts["kind"] == "coroutine":
             return getattr(driver(self), name)
-        return spread(self, ask("get", self, name))
+        return unless_learnt(self, ask("get", self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         ask("set", self, name, value)
@@ -155,7 +154,7 @@ class Handle:
         ask("delete", self, name)
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
-        made = spread(self, ask("call", self, *arguments, **keywords))
+        made = unless_learnt(self, ask("call", self, *arguments, **keywords))
         if facts_of(self).get("named") and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made
@@ -195,7 +194,7 @@ class Handle:
         return ask("hash", self)
 
     def __instancecheck__(self, value: Any) -> bool:
-        return not is_plain(value) and ask("isinstance", value, self)
+        return not is_plain_data(value) and ask("isinstance", value, self)
 
     def __subclasscheck__(self, kind: type) -> bool:
         return ask("issubclass", kind, self)
@@ -208,11 +207,11 @@ class Handle:
 
     def __reduce_ex__(self, _: Any) -> Any:
         # What is pickled is a copy in the program, which stays there.
-        return restored, (Border.peer.their_numbers[id(ask("copy", self, True))],)
+        return restored, (TestSide.peer.their_numbers[id(ask("copy", self, True))],)
 
 
 def restored(number: int) -> Any:
-    return ask("copy", Border.peer.theirs[number], True)
+    return ask("copy", TestSide.peer.theirs[number], True)
 
 
 class Valued(Handle):
@@ -261,7 +260,7 @@ def conversion(name: str) -> Callable[..., Any]:
         if not facts_of(self).get("tainted"):
             return mark(made, self, tainted=False)
         if not is_theirs(made) or isinstance(made, Valued):
-            raise refusal(self, name)
+            raise no_verdict(self, name)
         return mark(made, self, tainted=True)
 
     return method
@@ -276,12 +275,12 @@ def mark(made: Any, source: Any, *, tainted: bool) -> Any:
     return made
 
 
-def spread(source: Any, made: Any) -> Any:
+def unless_learnt(source: Any, made: Any) -> Any:
     """Let no number pass that comes from an object which has seen an operand, in whatever way."""
     facts = facts_of(source)
     if facts.get("tainted") and not facts.get("made"):
-        if is_number(made):
-            raise refusal(source, "a number from what an operator has made")
+        if is_any_number(made):
+            raise no_verdict(source, "a number from what an operator has made")
         return mark(made, source, tainted=True)
     return made
 
@@ -294,11 +293,11 @@ def comparison(name: str) -> Callable[..., Any]:
             return ask("operator", name, self, other)
         if (content := content_of(self)) is not NOTHING:
             return native(content, name)(other)
-        if not is_plain(other) or not facts_of(self).get("made"):
+        if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
         # Plain Python might say otherwise of an object that the test has made; then neither is a verdict.
         if name not in ("eq", "ne") or ask("operator", name, self, other) is not (name == "ne"):
-            raise refusal(self, f"{name} with plain data")
+            raise no_verdict(self, f"{name} with plain data")
         return NotImplemented
 
     return method
@@ -318,16 +317,16 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
         tainted = facts_of(self).get("tainted") or name.removeprefix("i") in LEARNING
         operands = (other, self) if reflected else (self, other)
         made = ask("operator", name, *operands, *modulo)
-        if is_theirs(other) or not is_plain(other):
+        if is_theirs(other) or not is_plain_data(other):
             return mark(made, self, tainted=False)
         if (content := content_of(self)) is not NOTHING:
             bare = f"r{name}" if reflected else name.removeprefix("i")
             expected = native(content, bare)(other, *modulo)
             if expected is NotImplemented or not (made == expected):
-                raise refusal(self, name)
+                raise no_verdict(self, name)
             return mark(made, self, tainted=False)
         if not is_theirs(made) or isinstance(made, Valued):
-            raise refusal(self, name)
+            raise no_verdict(self, name)
         return mark(made, self, tainted=bool(tainted))
 
     return method
@@ -430,11 +429,9 @@ def build_handle(form: dict[str, Any]) -> Any:
         made = object.__new__(Handle)
     else:
         plain = next(plain for plain in IMMUTABLE if plain.__name__ == form["b"])
-        value = Border.peer.decode(content)
+        value = TestSide.peer.decode(content)
         if type(value) is not plain:
             raise TypeError("the content of an object is of another type")
         made = plain.__new__(cls, value)
     facts_of(made)["kind"] = kind if isinstance(kind, str) else "object"
     return made
-
-

@@ -1,6 +1,6 @@
 """What a test can have done to the objects of a program: one fixed list, carried out in the program's process.
 
-Standard library only.
+Standard call_library only.
 """
 
 import collections
@@ -37,14 +37,9 @@ TAKE: dict[type, Callable[[Any], Any]] = {
     set: lambda value: set(set.__iter__(value)),
     collections.deque: lambda value: collections.deque(collections.deque.__iter__(value), value.maxlen),
     bytearray: lambda value: bytearray(bytearray.__iter__(value)),
-    **{
-        kind: lambda value, kind=kind: kind(dict.items(value))
-        for kind in (dict, collections.OrderedDict)
-    },
+    **{kind: lambda value, kind=kind: kind(dict.items(value)) for kind in (dict, collections.OrderedDict)},
     collections.Counter: lambda value: collections.Counter(dict(dict.items(value))),
-    collections.defaultdict: lambda value: collections.defaultdict(
-        value.default_factory, dict.items(value)
-    ),
+    collections.defaultdict: lambda value: collections.defaultdict(value.default_factory, dict.items(value)),
 }
 """How to take the plain value out of an object whose class derives from a plain type."""
 
@@ -59,17 +54,17 @@ def call(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> A
     return function(*arguments, **keywords)
 
 
-def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+def call_attribute(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
 
-def library(module: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
-    """Call a function of the library that looks into the objects it is given."""
+def call_library(module: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function of the call_library that looks into the objects it is given."""
     return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
 
-def special(name: str) -> Callable[..., Any]:
-    """Make an operation that calls a special method as Python does: on the class."""
+def on_class(name: str) -> Callable[..., Any]:
+    """Make an operation that calls a on_class method as Python does: on the class."""
 
     def method(subject: Any, /, *arguments: Any) -> Any:
         return getattr(type(subject), name)(subject, *arguments)
@@ -77,7 +72,7 @@ def special(name: str) -> Callable[..., Any]:
     return method
 
 
-def leave(subject: Any, kind: Any, error: Any) -> bool:
+def exit_context(subject: Any, kind: Any, error: Any) -> bool:
     return bool(type(subject).__exit__(subject, kind, error, None))
 
 
@@ -104,15 +99,10 @@ def unpatch(target: Any, name: str) -> None:
 # Awaiting
 
 
-class Tasks:
-    """What the test awaits, in an event loop of the program's own.
-
-    Attributes:
-        running: tasks by number.
-    """
-
-    loop: Any = None
-    running: dict[int, Any] = {}
+LOOP: list[Any] = []
+"""The event loop in which the program awaits for the test, if there is one yet."""
+TASKS: list[Any] = []
+"""What it awaits there."""
 
 
 async def settle(awaitable: Any) -> Any:
@@ -120,23 +110,23 @@ async def settle(awaitable: Any) -> Any:
 
 
 def start_task(awaitable: Any) -> int:
-    # One loop for good: a lock or a task that an object has made of it belongs to it.
-    Tasks.loop = Tasks.loop or asyncio.new_event_loop()
-    number = len(Tasks.running)
-    Tasks.running[number] = Tasks.loop.create_task(settle(awaitable))
-    return number
+    """Begin to await an object; returns the number of its task."""
+    if not LOOP:
+        # One loop for good: a lock or a task that an object has made of it belongs to it.
+        LOOP.append(asyncio.new_event_loop())
+    TASKS.append(LOOP[0].create_task(settle(awaitable)))
+    return len(TASKS) - 1
 
 
 def run_task(number: int, seconds: float) -> tuple[Any] | None:
     """Let all tasks go on until one has ended; returns its result, or None if it has not ended in time."""
-    task = Tasks.running[number]
-    in_own_loop(asyncio.wait([task], timeout=seconds))
-    return (task.result(),) if task.done() else None
+    in_own_loop(asyncio.wait([TASKS[number]], timeout=seconds))
+    return (TASKS[number].result(),) if TASKS[number].done() else None
 
 
 def cancel_task(number: int) -> None:
-    Tasks.running[number].cancel()
-    in_own_loop(asyncio.wait([Tasks.running[number]], timeout=1))
+    TASKS[number].cancel()
+    in_own_loop(asyncio.wait([TASKS[number]], timeout=1))
 
 
 def in_own_loop(coroutine: Any) -> None:
@@ -144,21 +134,21 @@ def in_own_loop(coroutine: Any) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        Tasks.loop.run_until_complete(coroutine)
+        LOOP[0].run_until_complete(coroutine)
         return
-    thread = threading.Thread(target=Tasks.loop.run_until_complete, args=(coroutine,))
+    thread = threading.Thread(target=LOOP[0].run_until_complete, args=(coroutine,))
     thread.start()
     thread.join()
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     # What a test writes.
-    "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_method,
+    "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_attribute,
     "operator": apply, "contains": lambda subject, item: item in subject,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
     "len": len, "iter": iter, "next": next, "reversed": reversed, "length_hint": operator.length_hint,
-    "enter": special("__enter__"), "exit": leave, "aenter": special("__aenter__"),
-    "aexit": special("__aexit__"), "aiter": aiter, "anext": anext,
+    "enter": on_class("__enter__"), "exit": exit_context, "aenter": on_class("__aenter__"),
+    "aexit": on_class("__aexit__"), "aiter": aiter, "anext": anext,
     "isinstance": isinstance, "issubclass": issubclass, "type": type, "callable": callable,
     # Texts and numbers.
     "str": str, "repr": repr, "format": format, "bytes": bytes, "dir": dir, "hash": hash, "fspath": os.fspath,
@@ -167,7 +157,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "content": content,
     # Whole objects, and what a test does for the whole process.
     "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
-    "library": library, "patch": patch, "unpatch": unpatch,
+    "library": call_library, "patch": patch, "unpatch": unpatch,
     "start task": start_task, "run task": run_task, "cancel task": cancel_task,
 }  # fmt: skip
 """What a test can have done, by name; `ProgramPeer` adds what concerns the program's own names."""

@@ -6,16 +6,14 @@ into an object are carried out where the object is. Standard library only.
 
 import abc
 import importlib
-import os
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 from untrusted.inside.deferred import logging
-from untrusted.inside.handles import Border, Handle, ask
+from untrusted.inside.handles import Handle, TestSide, ask
 from untrusted.inside.packages import is_genuine
-from untrusted.inside.peer import environment
 
 OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
 """How names of the environment begin that frameworks and Python read: the program's have no effect."""
@@ -31,7 +29,7 @@ FORWARDED = {
 """Functions that look into the objects they are given, by module."""
 
 
-def prepare(source: str) -> None:
+def follow_test(source: str) -> None:
     """Follow what a test mentions."""
     abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
     for module, names in FORWARDED.items():
@@ -47,9 +45,7 @@ def prepare(source: str) -> None:
     if "log" in source:
         ask("follow logging")
     if "mock" in source:
-        import unittest.mock
-
-        follow_mock(unittest.mock._patch)  # pyright: ignore[reportAttributeAccessIssue]
+        follow_mock(importlib.import_module("unittest.mock")._patch)
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +89,7 @@ def is_patchable(target: Any) -> bool:
 
 def patch_there(target: Any, name: str) -> bool:
     """Have the program patch an attribute as the test has just done; whether there is something to undo."""
-    if Border.peer is not None and is_patchable(target):
+    if TestSide.peer is not None and is_patchable(target):
         ask("patch", target, name, getattr(target, name))
         return True
     return False
@@ -116,6 +112,3 @@ def follow_mock(kind: Any) -> None:
         return result
 
     kind.__enter__, kind.__exit__ = enter_both, leave_both
-
-
-__all__ = ["OPTIONS", "Border", "environment", "os", "patch_there", "prepare"]

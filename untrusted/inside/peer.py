@@ -16,14 +16,7 @@ from typing import Any
 
 from untrusted.inside import wire
 from untrusted.inside.channel import Channel, ChannelEndError
-from untrusted.inside.containers import (
-    CONTAINERS,
-    Shared,
-    SharedContainers,
-    fill,
-    hold_same,
-    items_of,
-)
+from untrusted.inside.containers import CONTAINERS, Shared, SharedContainers, fill, hold_same, items_of
 
 DEEPEST = 20_000
 """Levels of calls while a message is written or read: values may be nested as deeply as a program can make them."""

@@ -331,4 +331,3 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     for output in outputs.values():
         output.take()
     ProgramPeer(channel, namespace, outputs).serve()
-

@@ -17,6 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from untrusted.inside.deferred import tempfile
 from untrusted.inside.handles import ask
 from untrusted.inside.patches import patch_there
 
@@ -25,23 +26,23 @@ Captured = namedtuple("Captured", "out err")
 Param = namedtuple("Param", "values marks")
 
 
-class Failed(AssertionError):
+class FailedError(AssertionError):
     """Raised by `fail`, and where an expected exception is missing."""
 
 
-class Skipped(BaseException):
+class SkippedError(BaseException):
     """Raised by `skip`."""
 
 
 def fail(reason: str = "", pytrace: bool = True) -> None:
-    raise Failed(reason)
+    raise FailedError(reason)
 
 
 def skip(reason: str = "", **_: Any) -> None:
-    raise Skipped(reason)
+    raise SkippedError(reason)
 
 
-fail.Exception, skip.Exception = Failed, Skipped  # type: ignore[attr-defined]
+fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
 
 
 class ExceptionInfo:
@@ -64,7 +65,7 @@ class ExceptionInfo:
     def match(self, pattern: Any) -> bool:
         """Raise unless the text of the exception has a match."""
         if not re.search(pattern, str(self.value)):
-            raise Failed(f"{str(self.value)!r} does not match {pattern!r}")
+            raise FailedError(f"{str(self.value)!r} does not match {pattern!r}")
         return True
 
 
@@ -79,7 +80,7 @@ class Raises:
 
     def __exit__(self, kind: Any, error: Any, _: Any) -> bool:
         if kind is None:
-            raise Failed(f"did not raise {self.expected}")
+            raise FailedError(f"did not raise {self.expected}")
         if not issubclass(kind, self.expected):
             return False
         self.info.value = error
@@ -152,11 +153,8 @@ class Mark:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
-        if isinstance(marked, types.FunctionType | type) and self.name != "parametrize":
-            arguments = ()
-        elif self.arguments and isinstance(marked, types.FunctionType | type):
-            arguments = ()
-        else:
+        is_bare = not self.arguments and self.name == "parametrize"
+        if is_bare or not isinstance(marked, types.FunctionType | type):
             return Mark(self.name, arguments, keywords)
         marked.pytestmark = [*vars(marked).get("pytestmark", ()), self]
         return marked
@@ -219,7 +217,7 @@ class MonkeyPatch:
     def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
         if value is MISSING:
             path, _, attribute = target.rpartition(".")
-            target, name, value = resolve(path), attribute, name
+            target, name, value = dotted(path), attribute, name
         old = vars(target).get(name, MISSING) if isinstance(target, type) else getattr(target, name, MISSING)
         if old is MISSING and raising and not hasattr(target, name):
             raise AttributeError(f"{target!r} has no attribute {name!r}")
@@ -252,7 +250,8 @@ class MonkeyPatch:
         self.delitem(os.environ, name, raising)
 
     def chdir(self, path: Any) -> None:
-        self.undoing.append(lambda old=os.getcwd(): os.chdir(old))
+        old = os.getcwd()
+        self.undoing.append(lambda: os.chdir(old))
         os.chdir(path)
 
     @contextlib.contextmanager
@@ -268,7 +267,7 @@ class MonkeyPatch:
             self.undoing.pop()()
 
 
-def resolve(path: str) -> Any:
+def dotted(path: str) -> Any:
     """Import what a dotted path names."""
     first, *rest = path.split(".")
     found: Any = importlib.import_module(first)
@@ -289,10 +288,7 @@ def fixtures(names: list[str]) -> Iterator[dict[str, Any]]:
         made: dict[str, Any] = {}
         for name in names:
             if name == "tmp_path":
-                import pathlib
-                import tempfile
-
-                made[name] = pathlib.Path(tempfile.mkdtemp())
+                made[name] = importlib.import_module("pathlib").Path(tempfile.mkdtemp())
             elif name == "monkeypatch":
                 made[name] = MonkeyPatch()
                 stack.callback(made[name].undo)
@@ -310,7 +306,7 @@ def main(*_: Any, **__: Any) -> None:
     """Do nothing: what it would run is run afterwards."""
 
 
-def install() -> None:
+def install_shim() -> None:
     """Let `import pytest` find what is here."""
     module = types.ModuleType("pytest")
     module.__dict__.update({name: globals()[name] for name in NAMES})

@@ -9,15 +9,13 @@ import ast
 import builtins
 import dataclasses
 import functools
-import importlib
-import importlib.util
 import inspect
 import linecache
+import os
 import sys
 import traceback
 import types
 import warnings
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 from untrusted.inside import checks, frameworks, patches
@@ -29,21 +27,18 @@ from untrusted.inside.handles import (
     BINARY,
     COMPARISONS,
     CONVERSIONS,
-    KINDS,
-    Border,
-    CannotJudgeError,
-    ErrorClass,
     Handle,
+    TestSide,
     ask,
     build_handle,
-    cannot_judge,
     error_class,
     facts_of,
     is_theirs,
-    spread,
+    unless_learnt,
 )
+from untrusted.inside.names import ProgramFinder, ProgramModule, TestModule, genuine_imports, modules_of, namespace
 from untrusted.inside.packages import genuine_name, is_genuine, pure_name
-from untrusted.inside.peer import BorderError, Peer
+from untrusted.inside.peer import BorderError, Peer, environment
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception, load_program
 
@@ -63,25 +58,16 @@ SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i"
     )
 }  # fmt: skip
 """Special methods that operators and statements call."""
-IMPORTED = {
-    "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "ipaddress", "itertools",
-    "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re", "statistics", "string", "sys",
-    "textwrap", "time", "types", "typing", "uuid", "zoneinfo",
-}  # fmt: skip
-"""Modules that a test finds under the program's names: none that runs what a file says (runpy, shelve, pickle)."""
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 """Names that frameworks look for in a module: the program's have no meaning for them."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"next", "anext", "send", "throw", "asend", "athrow", "aclose"}
-HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
-"""Functions that decide, and where they come from if a test uses them without saying so."""
 DOUBTFUL = {
     "inspect": "looks into functions and classes",
     "gc": "counts references", "weakref": "waits for the end of objects", "traceback": "reads tracebacks",
     "threading": "takes turns with the program in threads", "concurrent": "calls the program in threads",
 }  # fmt: skip
-"""Modules that look at objects in ways which the border does not carry: a test that imports one and fails proves little."""
+"""Modules that look at objects in ways which the border does not carry: a test that imports one may fail for that."""
 
 
 class Tester(Peer):
@@ -100,7 +86,7 @@ class Tester(Peer):
 
     def __init__(self, channel: Channel, source: str) -> None:
         super().__init__(channel)
-        Border.peer, Border.reason = self, ""
+        TestSide.peer, TestSide.reason = self, ""
         self.output, self.errors = sys.stdout, sys.stderr
         self.argv = [PROGRAM_FILE]
         self.reads_environment = "environ" in source or "getenv" in source
@@ -148,9 +134,7 @@ class Tester(Peer):
     def describe_class(self, kind: type) -> dict[str, Any]:
         """Describe a class of the test: its bases, and the special methods that it has of its own."""
         bases = [base for base in kind.__bases__ if is_own(base) or issubclass(base, BaseException)]
-        folded = [
-            part for part in kind.__mro__ if part is not object and not any(issubclass(b, part) for b in bases)
-        ]
+        folded = [part for part in kind.__mro__ if part is not object and not any(issubclass(b, part) for b in bases)]
         specials = {name for part in folded for name in vars(part) if name in SPECIALS and vars(part)[name]}
         if issubclass(kind, BaseException):
             specials -= {"__str__", "__repr__"} - set(vars(kind))
@@ -282,8 +266,8 @@ class Tester(Peer):
 
     def extras(self) -> dict[str, Any]:
         news: dict[str, Any] = {}
-        if (environ := patches.environment()) != self.environ:
-            self.environ, news["environ"] = environ, dict(patches.os.environ)
+        if (environ := environment()) != self.environ:
+            self.environ, news["environ"] = environ, dict(os.environ)
         if sys.argv != self.argv:
             self.argv = news["argv"] = [str(word) for word in sys.argv]
         return news
@@ -291,12 +275,12 @@ class Tester(Peer):
     def take_extras(self, message: dict[str, Any]) -> None:
         # Of the environment that it shares, and of no option that frameworks read there.
         if self.reads_environment and isinstance(environ := message.get("environ"), dict):
-            kept = {name: value for name, value in patches.os.environ.items() if name.startswith(patches.OPTIONS)}
-            patches.os.environ.clear()
-            patches.os.environ.update(
+            kept = {name: value for name, value in os.environ.items() if name.startswith(patches.OPTIONS)}
+            os.environ.clear()
+            os.environ.update(
                 {name: value for name, value in environ.items() if not name.startswith(patches.OPTIONS)} | kept
             )
-            self.environ = patches.environment()
+            self.environ = environment()
         self.warned += [self.decode(form) for form in message.get("warnings", ())]
         # The program has written it already; only a test that looks at what is printed needs it again.
         if sys.stdout is not self.output:
@@ -338,26 +322,6 @@ def is_own(kind: type) -> bool:
     return getattr(kind, "__module__", None) == "__main__" and not is_theirs(kind)
 
 
-def genuine_imports(code: str) -> dict[str, Any]:
-    """Import what a program imports under its own names from the library, by its text and not by its word."""
-    try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    found: dict[str, Any] = {}
-    for statement in body:
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                name = alias.asname or alias.name.partition(".")[0]
-                found[name] = (alias.name if alias.asname else name, None)
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            found |= {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
-        else:
-            for name in checks.names_of(checks.nodes_of(statement))[1]:
-                found.pop(name, None)
-    return found
-
-
 def write_parts(stream: Any, parts: Any) -> None:
     """Write what the program has written: texts, and bytes in hexadecimal."""
     for part in parts:
@@ -385,102 +349,15 @@ def read_input(kind: str, *arguments: Any) -> Any:
     return sys.stdin.readline(*arguments) if kind == "readline" else sys.stdin.read(*arguments)
 
 
-class TestModule(types.ModuleType):
-    """The module `__main__` of a test: what a test sets there by name (`mock.patch`) is set in the program too."""
-
-    def __init__(self, name: str, tester: Tester, theirs: set[str]) -> None:
-        super().__init__(name)
-        self.__dict__.update(_tester=tester, _theirs=theirs, _originals={})
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.__dict__["_theirs"]:
-            return self.__dict__["_tester"].fetch(name)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__["_theirs"]:
-            self.__dict__["_originals"].setdefault(name, self.__dict__["_tester"].fetch(name))
-            ask("set name", name, value)
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if name in self.__dict__["_originals"]:
-            ask("set name", name, self.__dict__["_originals"].pop(name))
-        if name in self.__dict__:
-            super().__delattr__(name)
-
-
-class ProgramModule(TestModule):
-    """The program, imported by a test under whatever name it has there."""
-
-    @property
-    def __all__(self) -> list[str]:
-        return sorted(name for name in self.__dict__["_theirs"] if not name.startswith("_"))
-
-
-class ProgramFinder:
-    """Takes every module that is not found elsewhere for the program."""
-
-    def __init__(self, module: types.ModuleType) -> None:
-        self.module = module
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if "." in name or name.startswith("_") or name in ("pytest", "numpy") or is_genuine(name):
-            return None
-        # No class of importlib.abc's: importing that makes every process dearer.
-        return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return self.module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Leave the module as it is: its names are fetched when they are used."""
-
-
-def modules_of(nodes: list[ast.AST], free: set[str]) -> dict[str, Any]:
-    """Import the modules that a test uses without saying so: it means the genuine ones."""
-    found = {name: importlib.import_module(name) for name in free if checks.is_module_name(nodes, name)}
-    if "np" in free and checks.attributes_of(nodes, "np") and importlib.util.find_spec("numpy"):
-        found["np"] = importlib.import_module("numpy")
-    return found
-
-
-def namespace(
-    tester: Tester, nodes: list[ast.AST], names: tuple[set[str], set[str]], theirs: set[str], found: dict[str, Any]
-) -> dict[str, Any]:
-    """Collect the names of the program that the test sees.
-
-    A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) - 2) < 1e-6` means
-    Python's abs, `sum(10, 15) == 25` the program's sum. So do modules, and functions that decide.
-    """
-    read, defined = names
-    free = read - defined
-    if checks.reads_annotations(nodes):
-        free |= theirs - defined
-    known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
-    imports = any(not is_genuine(module) for module in checks.modules_imported(nodes))
-    chosen = free & (theirs - known)
-    if not chosen and not imports:
-        chosen = (free & theirs) - set(found)
-    found = found | {
-        name: getattr(importlib.import_module(HELPERS[name]), name)
-        for name in free & theirs & set(HELPERS)
-        if name not in chosen
-    }
-    # A name that the test both reads and defines may be the program's where it is read first.
-    chosen |= read & defined & (theirs - known)
-    return found | {name: tester.fetch(name) for name in sorted(chosen)}
-
-
 def type_of(value: Any) -> Any:
     """Return the class of a value, in the program if it is there."""
     return ask("type", value) if isinstance(value, Handle) else type(value)
 
 
-def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Call a method of an object, with one message if it is the program's."""
     if isinstance(subject, Handle) and facts_of(subject)["kind"] != "coroutine":
-        made = spread(subject, ask("call method", subject, name, *arguments, **keywords))
+        made = unless_learnt(subject, ask("call method", subject, name, *arguments, **keywords))
         if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made
@@ -493,15 +370,13 @@ def run_source(tester: Tester, source: str, code: str) -> None:
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     theirs = tester.names()
-    tester.imported = {
-        name: value for name, place in genuine_imports(code).items() if (value := genuine(*place)) is not None
-    }
+    tester.imported = genuine_imports(code)
     # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
-    module = sys.modules["__main__"] = TestModule("__main__", tester, theirs)
-    sys.meta_path.append(ProgramFinder(ProgramModule("program", tester, theirs)))
+    module = sys.modules["__main__"] = TestModule("__main__", tester.fetch, theirs)
+    sys.meta_path.append(ProgramFinder(ProgramModule("program", tester.fetch, theirs)))
     scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
-    scope |= {checks.TYPE_OF: type_of, checks.CALL_METHOD: call_method, checks.CALLABLE: is_callable}
+    scope |= {checks.TYPE_OF: type_of, checks.CALL_METHOD: method_call, checks.CALLABLE: is_callable}
     nodes = checks.nodes_of(tree)
     read, defined = names = checks.names_of(nodes)
     modules = modules_of(nodes, read - defined)
@@ -509,9 +384,9 @@ def run_source(tester: Tester, source: str, code: str) -> None:
         tester.doubt(f"{DOUBTFUL[name]} ({name})")
     if checks.asks_for_identity(nodes):
         tester.doubt("asks for identity with an object of the library, matches classes, or looks into arrays")
-    patches.prepare(source)
+    patches.follow_test(source)
     by_pytest = frameworks.make_fit(source, nodes)
-    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester, nodes, names, theirs, modules)}
+    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester.fetch, nodes, names, theirs, modules)}
     tests = checks.test_names(tree)
     program = (theirs & read) - defined - set(modules)
     exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
@@ -532,17 +407,6 @@ def is_callable(value: Any) -> bool:
     return ask("callable", value) if isinstance(value, Handle) else callable(value)
 
 
-def genuine(module: str, name: str | None) -> Any:
-    """Import a name of the library; None for all but what only computes."""
-    if module.partition(".")[0] not in IMPORTED:
-        return None
-    try:
-        found = importlib.import_module(module)
-        return found if name is None else getattr(found, name)
-    except (ImportError, AttributeError):
-        return None
-
-
 class NoCheckError(Exception):
     """A test that has come to its end without having checked anything."""
 
@@ -559,15 +423,15 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     try:
         run_source(tester, job["test"], job["code"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        reason = Border.reason or (tester.doubts[0] if tester.doubts and not tester.broken else "")
+        reason = TestSide.reason or (tester.doubts[0] if tester.doubts and not tester.broken else "")
         if reason:
-            results.send({"cannot": f"the test {reason}" if not Border.reason else reason})
+            results.send({"cannot": f"the test {reason}" if not TestSide.reason else reason})
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
-        results.send({"cannot": Border.reason} if Border.reason else {"ended": job["sentinel"]})
+        results.send({"cannot": TestSide.reason} if TestSide.reason else {"ended": job["sentinel"]})
 
 
-def run_together(job: dict[str, Any], results: Channel) -> None:
+def run_in_one(job: dict[str, Any], results: Channel) -> None:
     """Run a program and its test in this one process, as plain Python would; the program can answer what it likes."""
     source = job["test"]
     try:
@@ -582,10 +446,7 @@ def run_together(job: dict[str, Any], results: Channel) -> None:
         elif tests:
             frameworks.run_ourselves(scope, tests, checks.names_of(nodes)[1])
     except BaseException as error:  # whatever was raised, the test has not passed
-        cannot = {"cannot": Border.reason} if Border.reason else {}
+        cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
         results.send(describe_exception(error) | {"line": failing_line(error, source)} | cannot)
     else:
         results.send({"ended": job["sentinel"]})
-
-
-__all__ = ["KINDS", "CannotJudgeError", "ErrorClass", "cannot_judge", "run"]

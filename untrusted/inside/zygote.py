@@ -213,7 +213,7 @@ def live(
     if "test" in job and peer is not None:
         tester.run(job, results, peer)
     elif "test" in job:
-        tester.run_together(job, results)
+        tester.run_in_one(job, results)
     else:
         program.run(job, results, peer)
     sys.stdout.flush()

@@ -1,0 +1,149 @@
+"""Which names a test sees: the program's, what the program imports from the library, builtins, and the test's own.
+
+Standard library only.
+"""
+
+import ast
+import importlib
+import importlib.util
+import types
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from untrusted.inside import checks
+from untrusted.inside.handles import ask
+from untrusted.inside.packages import is_genuine
+
+IMPORTED = {
+    "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "ipaddress", "itertools",
+    "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re", "statistics", "string", "sys",
+    "textwrap", "time", "types", "typing", "uuid", "zoneinfo",
+}  # fmt: skip
+"""Modules that a test finds under the program's names: none that runs what a file says (runpy, shelve, pickle)."""
+HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
+"""Functions that decide, and where they come from if a test uses them without saying so."""
+
+
+Fetch = Callable[[str], Any]
+"""Fetches a name of the program."""
+
+
+def genuine_imports(code: str) -> dict[str, Any]:
+    """Import what a program imports under its own names from the library, by its text and not by its word."""
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, tuple[str, str | None]] = {}
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                found[name] = (alias.name if alias.asname else name, None)
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            found |= {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
+        else:
+            for name in checks.names_of(checks.nodes_of(statement))[1]:
+                found.pop(name, None)
+    values = {name: genuine(*place) for name, place in found.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def genuine(module: str, name: str | None) -> Any:
+    """Import a name of the library; None for all but what only computes."""
+    if module.partition(".")[0] not in IMPORTED:
+        return None
+    try:
+        found = importlib.import_module(module)
+        return found if name is None else getattr(found, name)
+    except (ImportError, AttributeError):
+        return None
+
+
+class TestModule(types.ModuleType):
+    """The module `__main__` of a test: what a test sets there by name (`mock.patch`) is set in the program too."""
+
+    def __init__(self, name: str, fetch: Fetch, theirs: set[str]) -> None:
+        super().__init__(name)
+        self.__dict__.update(_fetch=fetch, _theirs=theirs, _originals={})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__["_theirs"]:
+            return self.__dict__["_fetch"](name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__["_theirs"]:
+            self.__dict__["_originals"].setdefault(name, self.__dict__["_fetch"](name))
+            ask("set name", name, value)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__["_originals"]:
+            ask("set name", name, self.__dict__["_originals"].pop(name))
+        if name in self.__dict__:
+            super().__delattr__(name)
+
+
+class ProgramModule(TestModule):
+    """The program, imported by a test under whatever name it has there."""
+
+    @property
+    def __all__(self) -> list[str]:
+        return sorted(name for name in self.__dict__["_theirs"] if not name.startswith("_"))
+
+
+class ProgramFinder:
+    """Takes every module that is not found elsewhere for the program."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if "." in name or name.startswith("_") or name in ("pytest", "numpy") or is_genuine(name):
+            return None
+        # No class of importlib.abc's: importing that makes every process dearer.
+        return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return self.module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Leave the module as it is: its names are fetched when they are used."""
+
+
+def modules_of(nodes: list[ast.AST], free: set[str]) -> dict[str, Any]:
+    """Import the modules that a test uses without saying so: it means the genuine ones."""
+    found = {name: importlib.import_module(name) for name in free if checks.is_module_name(nodes, name)}
+    if "np" in free and checks.attributes_of(nodes, "np") and importlib.util.find_spec("numpy"):
+        found["np"] = importlib.import_module("numpy")
+    return found
+
+
+def namespace(
+    fetch: Fetch, nodes: list[ast.AST], names: tuple[set[str], set[str]], theirs: set[str], found: dict[str, Any]
+) -> dict[str, Any]:
+    """Collect the names of the program that the test sees.
+
+    A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) - 2) < 1e-6` means
+    Python's abs, `sum(10, 15) == 25` the program's sum. So do modules, and functions that decide.
+    """
+    read, defined = names
+    free = read - defined
+    if checks.reads_annotations(nodes):
+        free |= theirs - defined
+    known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
+    imports = any(not is_genuine(module) for module in checks.modules_imported(nodes))
+    chosen = free & (theirs - known)
+    if not chosen and not imports:
+        chosen = (free & theirs) - set(found)
+    found = found | {
+        name: getattr(importlib.import_module(HELPERS[name]), name)
+        for name in free & theirs & set(HELPERS)
+        if name not in chosen
+    }
+    # A name that the test both reads and defines may be the program's where it is read first.
+    chosen |= read & defined & (theirs - known)
+    return found | {name: fetch(name) for name in sorted(chosen)}
