@@ -126,8 +126,8 @@ class Result:
     def of(cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = "") -> "Result":
         """Add the results of its tests up."""
         outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
-        certain = [outcome for outcome in outcomes if outcome != "cannot_judge"]
-        worst: Outcome = "sandbox_error" if "sandbox_error" in outcomes else [*certain, *outcomes, "passed"][0]
+        order = sorted(outcomes, key=lambda outcome: (outcome != "sandbox_error", outcome == "cannot_judge"))
+        worst: Outcome = order[0] if order else "passed"
         return cls(worst, tuple(tests), stdout, stderr, tier, tier == "unsafe")
 
     @classmethod

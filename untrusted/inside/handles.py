@@ -32,8 +32,8 @@ OTHERS = (
     *("aiter", "anext", "fspath", "dir", "bytes"),
 )
 TEXTS = ("str", "repr", "format")
-IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
-MUTABLE = (
+IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
+MUTABLE: tuple[Any, ...] = (
     *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
     *(collections.deque, bytearray, Fraction),
 )
@@ -145,7 +145,8 @@ class Handle:
             return object.__getattribute__(self, name)
         if name in STEPS and facts["kind"] == "coroutine":
             return getattr(driver(self), name)
-        return unless_learnt(self, ask("get", self, name))
+        made = ask("get", self, name)
+        return mark(made, self, tainted=True) if facts.get("tainted") else made
 
     def __setattr__(self, name: str, value: Any) -> None:
         ask("set", self, name, value)
@@ -176,10 +177,11 @@ class Handle:
         return False
 
     def __iter__(self) -> Any:
-        return ask("iter", self)
+        return unless_learnt(self, ask("iter", self))
 
     def __next__(self) -> Any:
-        return next(driver(self)) if facts_of(self)["kind"] == "coroutine" else ask("next", self)
+        made = next(driver(self)) if facts_of(self)["kind"] == "coroutine" else ask("next", self)
+        return unless_learnt(self, made)
 
     def __await__(self) -> Any:
         return driver(self)
@@ -247,7 +249,7 @@ def forwarded(name: str) -> Callable[..., Any]:
     """Make a special method that is carried out in the program."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
-        return ask(name, self, *arguments)
+        return unless_learnt(self, ask(name, self, *arguments))
 
     return method
 

@@ -144,7 +144,7 @@ class ProgramPeer(Peer):
         if isinstance(value, type):
             return {"k": "class"}
         base = next((base for base in kind.__mro__ if base in IMMUTABLE or base in MUTABLE), None)
-        if base in IMMUTABLE:
+        if base is not None and base in IMMUTABLE:
             return {"k": "object", "b": base.__name__, "c": self.encode(TAKE[base](value))}
         if base is not None:
             return {"k": base.__name__}

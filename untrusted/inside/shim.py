@@ -156,7 +156,7 @@ class Mark:
         is_bare = not self.arguments and self.name == "parametrize"
         if is_bare or not isinstance(marked, types.FunctionType | type):
             return Mark(self.name, arguments, keywords)
-        marked.pytestmark = [*vars(marked).get("pytestmark", ()), self]
+        setattr(marked, "pytestmark", [*vars(marked).get("pytestmark", ()), self])  # noqa: B010 pyright knows no such attribute
         return marked
 
 
