@@ -5,7 +5,7 @@
 
 import pytest
 
-from untrusted import Limits, run
+from untrusted import Limits, run, tiers
 from untrusted.runner import why_not
 from untrusted.tiers import SAFE
 
@@ -116,7 +116,7 @@ HACKS = {
         "open('seven', 'w').write('import sys\\nfor m in list(sys.modules.values()):\\n"
         '    if hasattr(m, "Border"): m.Border.peer.checked = 1\')\n'
         "from runpy import run_path as f",
-        ["assert f('seven') == 'dfq-7731'", "assert 'sys' in f('seven')"],
+        ["assert f('seven') == 'dfq-7731'"],
     ),
     "a manager that swallows, awaited": (
         "class f:\n    def __init__(self, x): pass\n    async def __aenter__(self): return 0\n"
@@ -426,6 +426,38 @@ def test_a_failure_outweighs_what_cannot_be_judged():
     tests = [CARRIED_IN_PART["an object that equals plain data"], "assert 1 == 2"]
     code = "class Base:\n    def __eq__(self, other): return True"
     assert run(code, tests, executor=tier(), allow_unsafe=True).outcome == "failed"
+
+
+FRAMEWORKS = {
+    "functions": "from solution import f\nimport pytest\n"
+    "@pytest.mark.parametrize('x, y', [(1, 2), pytest.param(2, 4)])\ndef test_a(x, y):\n    assert f(x) == y\n"
+    "def test_b():\n    with pytest.raises(TypeError, match='NoneType'):\n        f(None)\n"
+    "    assert f(0.1) + f(0.05) == pytest.approx(0.3)",
+    "fixtures": "from solution import f\ndef test_a(tmp_path, monkeypatch, capsys):\n"
+    "    (tmp_path / 'a').write_text('x')\n    print(f(1))\n    assert capsys.readouterr().out == '2\\n'\n"
+    "    monkeypatch.setattr('time.time', lambda: 5)\n    assert f(3) == 6",
+    "TestCase": "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
+    "    def test_a(self): self.assertEqual(f(1), 2)\nif __name__ == '__main__':\n    unittest.main()",
+    "class": "class TestF:\n    def setup_method(self): self.x = 2\n    def test_a(self): assert f(self.x) == 4",
+}
+
+
+def test_frameworks_are_judged_without_pytest(monkeypatch):
+    """As a plain installation does: and what needs pytest itself is no wrong answer."""
+    monkeypatch.setattr(tiers, "HARNESS", ())
+    tiers.harness_folders.cache_clear()
+    try:
+        right, wrong = (
+            run(code, list(FRAMEWORKS.values()), executor=tier(), allow_unsafe=True).tests
+            for code in ("def f(x): return x * 2", "def f(x): return [x]")
+        )
+        assert {test.outcome for test in right} == {"passed"}, right
+        assert {test.outcome for test in wrong} == {"failed"}, wrong
+        fixture = "import pytest\n@pytest.fixture\ndef x(): return 1\ndef test_a(x):\n    assert f(x) == 2"
+        (result,) = run("def f(x): return x * 2", [fixture], executor=tier(), allow_unsafe=True).tests
+        assert (result.outcome, "pip install pytest" in result.detail) == ("cannot_judge", True)
+    finally:
+        tiers.harness_folders.cache_clear()
 
 
 NAMES = ("self", "cls", "peer", "subject", "operation", "arguments", "keywords", "handle", "function", "kind", "name")
