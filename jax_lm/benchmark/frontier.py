@@ -40,7 +40,7 @@ def frontier_point(name: str, setting: FrontierSetting, records: Collection[Reco
     Raises:
         ValueError: no attempt counts.
     """
-    counted = [record for record in records if record["outcome"] != SANDBOX_ERROR]
+    counted = [record for record in records if record["outcome"] not in UNJUDGED]
     if not counted:
         raise ValueError(f"{name}: the sandbox could run no program")
     passed = sum(record["outcome"] == "passed" for record in counted)

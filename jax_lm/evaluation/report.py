@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax_lm.evaluation.attempts import SANDBOX_ERROR
+from jax_lm.evaluation.attempts import CANNOT_JUDGE, NO_BORDER, SANDBOX_ERROR
 from jax_lm.evaluation.pass_at_k import Rate, rates, wilson
 from jax_lm.reports.charts import bar_chart
 from jax_lm.reports.document import Document, Section
@@ -112,6 +112,10 @@ def evaluation_metadata(settings: Mapping[str, Any], records: Collection[Record]
         metadata["time"] = f"{seconds:.1f} s of decoding, {average}"
     if errors := sum(record["outcome"] == SANDBOX_ERROR for record in records):
         metadata["not counted"] = f"{errors} programs that the sandbox could not run; starting again retries them"
+    if unjudged := sum(record["outcome"] == CANNOT_JUDGE for record in records):
+        metadata["not judged"] = f"{unjudged} programs whose tests need one process with them (--same-process)"
+    if without := sum(record["tier"].endswith(NO_BORDER) for record in records):
+        metadata["without a border"] = f"{without} verdicts are the program's own word (--same-process)"
     return metadata
 
 

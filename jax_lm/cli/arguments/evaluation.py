@@ -128,6 +128,8 @@ class Evaluate:
         timeout: seconds for the tests of one program; by default what the suite needs (5 to 60).
         executor: isolation of programs; auto is bubblewrap, or else Landlock.
         allow_unsafe_exec: run programs without isolation if the host has none.
+        same_process: judge tests that need one process with the program in its process; the report
+            counts these verdicts.
     """
 
     FIRST: ClassVar = (

@@ -52,7 +52,8 @@ class SandboxRun:
         comparison: tolerant compares tokens line by line, and numbers within 1e-6; exact compares the
             text, except for one newline at its end.
         packages: installed packages that the program and tests may import.
-        strict: ignore comparison methods of the program's objects, as for rewards.
+        same_process: judge tests that need one process with the program in its process, still
+            contained; such a verdict is the program's own word, and is marked.
         timeout: seconds of wall-clock time per test.
         memory_mib: limit of the address space in MiB.
         executor: isolation; auto is bubblewrap, or else Landlock, and refuses to run if neither works.

@@ -27,7 +27,9 @@ def run_eval(arguments: Evaluate) -> int:
     if arguments.timeout is not None:
         problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
     # A missing sandbox should be reported before the model has written programs.
-    executor = problem_executor(arguments.executor, allow_unsafe=arguments.allow_unsafe_exec)
+    executor = problem_executor(
+        arguments.executor, allow_unsafe=arguments.allow_unsafe_exec, same_process=arguments.same_process
+    )
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
     engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
