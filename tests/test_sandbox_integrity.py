@@ -316,6 +316,10 @@ HACKS = {
         "    def __str__(self): return '__next__'\nf = F()",
         ["for got, want in zip(map(f, [1, 2, 3]), [1, 4, 9]):\n    assert got == want"],
     ),
+    "the exit of a test, by its own callback": (
+        "def f(leave):\n    leave(0)",
+        ["import sys\nassert True\nf(sys.exit)\nassert f(3) == 4"],
+    ),
     "the exit of a test": (
         "def f(x): raise KeyboardInterrupt",
         ["try:\n    f(1)\nexcept Exception:\n    pass", SCRIPT],
@@ -426,6 +430,15 @@ def test_a_failure_outweighs_what_cannot_be_judged():
     tests = [CARRIED_IN_PART["an object that equals plain data"], "assert 1 == 2"]
     code = "class Base:\n    def __eq__(self, other): return True"
     assert run(code, tests, executor=tier(), allow_unsafe=True).outcome == "failed"
+
+
+def test_a_test_may_end_itself():
+    for end in ("sys.exit(0)", "sys.exit()", "raise SystemExit"):
+        assert run(
+            "def f(x): return x", [f"import sys\nassert f(3) == 3\n{end}"], executor=tier(), allow_unsafe=True
+        ).passed
+    failing = "import sys\nassert f(3) == 3\nsys.exit(1)"
+    assert not run("def f(x): return x", [failing], executor=tier(), allow_unsafe=True).passed
 
 
 FRAMEWORKS = {

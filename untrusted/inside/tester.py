@@ -389,7 +389,11 @@ def run_source(tester: Tester, source: str, code: str) -> None:
     scope |= {checks.ENTERED: tester.entered.add, **namespace(tester.fetch, nodes, names, theirs, modules)}
     tests = checks.test_names(tree)
     program = (theirs & read) - defined - set(modules)
-    exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
+    try:
+        exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
+    except SystemExit as end:
+        if end.code not in (None, 0) or not is_own_end(end):
+            raise
     if tests - tester.entered:
         if by_pytest:
             frameworks.run(module, tests, defined)
@@ -405,6 +409,13 @@ def run_source(tester: Tester, source: str, code: str) -> None:
 
 def is_callable(value: Any) -> bool:
     return ask("callable", value) if isinstance(value, Handle) else callable(value)
+
+
+def is_own_end(error: SystemExit) -> bool:
+    """Whether a test has ended itself: neither the program nor a callback that the program has called."""
+    border = Peer.do.__code__.co_filename
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not is_theirs(error) and border not in frames
 
 
 class NoCheckError(Exception):
