@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from untrusted.inside import checks
-from untrusted.inside.handles import ask
+from untrusted.inside.handles import Handle, ask, facts_of, unless_learnt
 from untrusted.inside.packages import is_genuine
 
 IMPORTED = {
@@ -147,3 +147,25 @@ def namespace(
     # A name that the test both reads and defines may be the program's where it is read first.
     chosen |= read & defined & (theirs - known)
     return found | {name: fetch(name) for name in sorted(chosen)}
+
+
+# What a prepared test calls in the place of Python's own (`checks.Ask`)
+
+
+def type_of(value: Any) -> Any:
+    """Return the class of a value, in the program if it is there."""
+    return ask("type", value) if isinstance(value, Handle) else type(value)
+
+
+def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a method of an object, with one message if it is the program's."""
+    if isinstance(subject, Handle) and facts_of(subject)["kind"] != "coroutine":
+        made = unless_learnt(subject, ask("call method", subject, name, *arguments, **keywords))
+        if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
+            facts_of(made)["made"] = True
+        return made
+    return getattr(subject, name)(*arguments, **keywords)
+
+
+def is_callable(value: Any) -> bool:
+    return ask("callable", value) if isinstance(value, Handle) else callable(value)

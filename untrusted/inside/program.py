@@ -88,6 +88,16 @@ class BinaryTee(io.RawIOBase):
         self.text.below.buffer.flush()
 
 
+def write_parts(stream: Any, parts: Any) -> None:
+    """Write what the program has written: texts, and bytes in hexadecimal."""
+    for part in parts:
+        if isinstance(part, list):
+            stream.flush()
+            stream.buffer.write(bytes.fromhex(part[0]))
+        else:
+            stream.write(str(part))
+
+
 class TestInput(io.TextIOBase):
     """Standard input as the test has it at the moment."""
 
@@ -203,9 +213,6 @@ class ProgramPeer(Peer):
 
     def set_name(self, name: str, value: Any) -> None:
         self.namespace[name] = value
-
-    def delete_name(self, name: str) -> None:
-        del self.namespace[name]
 
     def main_function(self) -> Any:
         """Find the function that a test means which calls none: the last of the program's own."""

@@ -34,13 +34,22 @@ from untrusted.inside.handles import (
     error_class,
     facts_of,
     is_theirs,
-    unless_learnt,
 )
-from untrusted.inside.names import ProgramFinder, ProgramModule, TestModule, genuine_imports, modules_of, namespace
+from untrusted.inside.names import (
+    ProgramFinder,
+    ProgramModule,
+    TestModule,
+    genuine_imports,
+    is_callable,
+    method_call,
+    modules_of,
+    namespace,
+    type_of,
+)
 from untrusted.inside.packages import genuine_name, is_genuine, pure_name
 from untrusted.inside.peer import BorderError, Peer, environment
 from untrusted.inside.program import FILE as PROGRAM_FILE
-from untrusted.inside.program import describe_exception, load_program
+from untrusted.inside.program import describe_exception, load_program, write_parts
 
 FILE = "test.py"
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
@@ -322,16 +331,6 @@ def is_own(kind: type) -> bool:
     return getattr(kind, "__module__", None) == "__main__" and not is_theirs(kind)
 
 
-def write_parts(stream: Any, parts: Any) -> None:
-    """Write what the program has written: texts, and bytes in hexadecimal."""
-    for part in parts:
-        if isinstance(part, list):
-            stream.flush()
-            stream.buffer.write(bytes.fromhex(part[0]))
-        else:
-            stream.write(str(part))
-
-
 def take_log(name: str, level: int, message: str, arguments: Any, function: str) -> None:
     """Log what the program has logged."""
     logger = logging.getLogger(name)
@@ -347,21 +346,6 @@ def read_input(kind: str, *arguments: Any) -> Any:
     if kind == "bytes":
         return sys.stdin.buffer.read()
     return sys.stdin.readline(*arguments) if kind == "readline" else sys.stdin.read(*arguments)
-
-
-def type_of(value: Any) -> Any:
-    """Return the class of a value, in the program if it is there."""
-    return ask("type", value) if isinstance(value, Handle) else type(value)
-
-
-def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
-    """Call a method of an object, with one message if it is the program's."""
-    if isinstance(subject, Handle) and facts_of(subject)["kind"] != "coroutine":
-        made = unless_learnt(subject, ask("call method", subject, name, *arguments, **keywords))
-        if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
-            facts_of(made)["made"] = True
-        return made
-    return getattr(subject, name)(*arguments, **keywords)
 
 
 def run_source(tester: Tester, source: str, code: str) -> None:
@@ -405,10 +389,6 @@ def run_source(tester: Tester, source: str, code: str) -> None:
         raise problem
     if not tester.checked:
         raise NoCheckError("no assertion was executed")
-
-
-def is_callable(value: Any) -> bool:
-    return ask("callable", value) if isinstance(value, Handle) else callable(value)
 
 
 def is_own_end(error: SystemExit) -> bool:
