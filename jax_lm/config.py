@@ -62,37 +62,65 @@ class DreamConfig:
     model_type: str = "Dream"
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        )
         for name in (*sizes, "num_key_value_heads", "max_position_embeddings"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"config {name}={value!r}: must be a positive integer")
         if self.num_hidden_layers > MAX_LAYERS:
-            raise ValueError(f"config num_hidden_layers={self.num_hidden_layers}: must be at most {MAX_LAYERS}")
+            raise ValueError(
+                f"config num_hidden_layers={self.num_hidden_layers}: must be at most {MAX_LAYERS}"
+            )
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < float("inf")
+            ):
                 raise ValueError(f"config {name}={value!r}: must be a positive number")
         if not isinstance(self.tie_word_embeddings, bool):
-            raise ValueError(f"config tie_word_embeddings={self.tie_word_embeddings!r}: must be true or false")
+            raise ValueError(
+                f"config tie_word_embeddings={self.tie_word_embeddings!r}: must be true or false"
+            )
         # The rotary embedding splits a head into two halves, so its dimension must be even.
         heads, groups = f"num_attention_heads={self.num_attention_heads}", self.num_key_value_heads
         if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
-            raise ValueError(f"config hidden_size={self.hidden_size}: must be {heads} times an even head dimension")
+            raise ValueError(
+                f"config hidden_size={self.hidden_size}: "
+                f"must be {heads} times an even head dimension"
+            )
         if self.num_attention_heads % groups:
             raise ValueError(f"config num_key_value_heads={groups}: must divide {heads}")
         # Special tokens.
         mask_id = self.mask_token_id
         if mask_id is not None and (type(mask_id) is not int or not 0 <= mask_id < self.vocab_size):
-            raise ValueError(f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}")
+            raise ValueError(
+                f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}"
+            )
         expand_id = self.expand_token_id
         others = (mask_id, self.eos_token_id)
-        if expand_id is not None and (type(expand_id) is not int or not 0 <= expand_id < self.vocab_size):
-            raise ValueError(f"config expand_token_id={expand_id!r}: must be an id below {self.vocab_size}")
+        if expand_id is not None and (
+            type(expand_id) is not int or not 0 <= expand_id < self.vocab_size
+        ):
+            raise ValueError(
+                f"config expand_token_id={expand_id!r}: must be an id below {self.vocab_size}"
+            )
         if expand_id is not None and expand_id in others:
-            raise ValueError(f"config expand_token_id={expand_id}: must differ from mask_token_id and eos_token_id")
+            raise ValueError(
+                f"config expand_token_id={expand_id}: "
+                "must differ from mask_token_id and eos_token_id"
+            )
         if self.model_type not in MODEL_TYPES:
-            raise ValueError(f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}")
+            raise ValueError(
+                f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -107,36 +135,55 @@ class DreamConfig:
         """
         fields = dict(fields)
         if (kind := fields.get("model_type", "Dream")) not in MODEL_TYPES:
-            raise ValueError(f"config model_type={kind!r}: only {' and '.join(MODEL_TYPES)} are supported")
+            raise ValueError(
+                f"config model_type={kind!r}: only {' and '.join(MODEL_TYPES)} are supported"
+            )
         # transformers 5 writes the fields of the rotary embedding into an object.
         rope = fields.pop("rope_parameters", None) or {}
         if rope.get("rope_type", "default") != "default":
-            raise ValueError(f"config rope_parameters={rope!r}: only rope_type 'default' is supported")
+            raise ValueError(
+                f"config rope_parameters={rope!r}: only rope_type 'default' is supported"
+            )
         if "rope_theta" in rope:
             fields.setdefault("rope_theta", rope["rope_theta"])
         if set(fields.pop("layer_types", None) or ()) - {"full_attention"}:
             raise ValueError("config layer_types: only full_attention is supported")
         for name, allowed in FIXED_FIELDS.items():
             if name in fields and (value := fields.pop(name)) not in allowed:
-                raise ValueError(f"config {name}={value!r}: only {' or '.join(map(repr, allowed))} is supported")
+                raise ValueError(
+                    f"config {name}={value!r}: only {' or '.join(map(repr, allowed))} is supported"
+                )
         head_dim = fields.pop("head_dim", None)
         known = set(cls.__dataclass_fields__)
         # An unknown field may change the computation, so it is an error, not a warning.
         if unknown := sorted(set(fields) - known - INERT_FIELDS):
-            raise ValueError(f"config field {unknown[0]!r} is not known and may change the model; not loading it")
-        required = [field.name for field in cls.__dataclass_fields__.values() if field.default is MISSING]
+            raise ValueError(
+                f"config field {unknown[0]!r} is not known and may change the model; not loading it"
+            )
+        required = [
+            field.name for field in cls.__dataclass_fields__.values() if field.default is MISSING
+        ]
         if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         config = cls(**{name: value for name, value in fields.items() if name in known})
         if head_dim not in (None, config.head_dim):
-            raise ValueError(f"config head_dim={head_dim}: only hidden_size / num_attention_heads is supported")
+            raise ValueError(
+                f"config head_dim={head_dim}: only hidden_size / num_attention_heads is supported"
+            )
         return config
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""
-        fixed = {name: FIXED_FIELDS[name][0] for name in ("hidden_act", "rope_scaling", "use_sliding_window")}
+        fixed = {
+            name: FIXED_FIELDS[name][0]
+            for name in ("hidden_act", "rope_scaling", "use_sliding_window")
+        }
         # expand_token_id is our extension; it is only written for models that have the token.
-        fields = {name: value for name, value in asdict(self).items() if name != "expand_token_id" or value is not None}
+        fields = {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "expand_token_id" or value is not None
+        }
         return {"architectures": ARCHITECTURES[self.model_type]} | fixed | fields
 
     def update_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +201,9 @@ class DreamConfig:
             return {name: value for name, value in fields.items() if name in inert} | self.to_dict()
         # Only changed values are written, so that all other fields stay as the source has them.
         before = asdict(DreamConfig.from_dict(fields))
-        return fields | {name: value for name, value in asdict(self).items() if value != before[name]}
+        return fields | {
+            name: value for name, value in asdict(self).items() if value != before[name]
+        }
 
 
 def set_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:

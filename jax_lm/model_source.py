@@ -40,7 +40,9 @@ class ModelSource:
     @property
     def base(self) -> NamedBase:
         """The name of the model, with its fingerprint."""
-        return replace(self.name, fingerprint=self.name.fingerprint or folder_fingerprint(self.folder))
+        return replace(
+            self.name, fingerprint=self.name.fingerprint or folder_fingerprint(self.folder)
+        )
 
 
 def find_model(
@@ -64,21 +66,26 @@ def find_model(
     if adapter is None:
         folder = huggingface.resolve(BUILTIN_MODEL if model is None else model)
         if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
-            raise CheckpointError(f"model {str(model)!r} is an adapter: give it as adapter, and its base as model")
+            raise CheckpointError(
+                f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"
+            )
         return ModelSource(folder, base_name(model))
     # An adapter, on the given model or on the base that it names.
     stored = peft.read_adapter(huggingface.resolve(adapter, kind="adapter", files=peft.FILES))
     name = base_name(model) if model is not None else stored.base
     if model is None and not (stored.base.name and stored.base.fingerprint):
         raise ValueError(
-            f"adapter {str(adapter)!r} was trained on {name}, which nothing proves: name the model as well"
+            f"adapter {str(adapter)!r} was trained on {name}, which nothing proves: "
+            "name the model as well"
         )
     try:
         folder = huggingface.resolve(model) if model is not None else base_folder(name)
     except CheckpointError as error:
         if model is not None:
             raise
-        raise CheckpointError(f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model") from None
+        raise CheckpointError(
+            f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model"
+        ) from None
     source = ModelSource(folder, replace(name, fingerprint=None), stored)
     return source if allow_other_base else check_base(source)
 
@@ -99,15 +106,27 @@ def check_base(source: ModelSource) -> ModelSource:
         if base.fingerprint != expected.fingerprint:
             prints = f"fingerprints {expected.fingerprint} and {base.fingerprint}"
             raise CheckpointError(
-                f"{adapter} was trained on {expected}, and {source.name} has other weights ({prints})"
+                f"{adapter} was trained on {expected}, and {source.name} has other weights "
+                f"({prints})"
             )
         return replace(source, name=base)
     # Two different hub ids are two models. A folder may hold the weights of any model.
-    hub_ids = [name.name for name in (expected, source.name) if name.name and huggingface.HUB_ID.fullmatch(name.name)]
+    hub_ids = [
+        name.name
+        for name in (expected, source.name)
+        if name.name and huggingface.HUB_ID.fullmatch(name.name)
+    ]
     if len(hub_ids) == 2 and hub_ids[0].casefold() != hub_ids[1].casefold():
         advice = "if these are the same weights, name a folder that holds them"
-        raise CheckpointError(f"{adapter} was trained on {expected}, not on {source.name}; {advice}")
-    logger.warning("%s says that it was trained on %s; nothing proves that this is %s", adapter, expected, source.name)
+        raise CheckpointError(
+            f"{adapter} was trained on {expected}, not on {source.name}; {advice}"
+        )
+    logger.warning(
+        "%s says that it was trained on %s; nothing proves that this is %s",
+        adapter,
+        expected,
+        source.name,
+    )
     return source
 
 
@@ -130,7 +149,9 @@ def base_folder(name: NamedBase) -> Path:
 
 def folder_fingerprint(folder: Path) -> str:
     """Compute the fingerprint of the weights in a folder."""
-    shapes = parameter_shapes(DreamForCausalLM.read_config(folder), int8=DreamForCausalLM.is_int8(folder))
+    shapes = parameter_shapes(
+        DreamForCausalLM.read_config(folder), int8=DreamForCausalLM.is_int8(folder)
+    )
     checkpoint = open_checkpoint(folder)
     # Tensors that the model does not use are not part of the fingerprint.
     if missing := sorted(shapes.keys() - checkpoint.stored.keys()):

@@ -33,7 +33,12 @@ GROWTHS = ("auto", "on", "off")
 PRESETS: dict[str, dict[str, Any]] = {
     "exact": {},
     "fast": {"cache": "window", "block_length": BLOCK_LENGTH},
-    "turbo": {"commit": "threshold", "threshold": 0.9, "cache": "window", "block_length": BLOCK_LENGTH},
+    "turbo": {
+        "commit": "threshold",
+        "threshold": 0.9,
+        "cache": "window",
+        "block_length": BLOCK_LENGTH,
+    },
 }
 
 # Defaults of the settings of `Decoding`. They are not defaults of the dataclass, where None means
@@ -146,7 +151,9 @@ class Decoding:
         if not settings.entropy_bound >= 0:
             raise ValueError(f"entropy_bound={settings.entropy_bound}: must not be negative")
         if settings.block_length < 0:
-            raise ValueError(f"block_length={settings.block_length}: must be positive, 0 (whole canvas) or None")
+            raise ValueError(
+                f"block_length={settings.block_length}: must be positive, 0 (whole canvas) or None"
+            )
         if settings.refresh_every < 1:
             raise ValueError(f"refresh_every={settings.refresh_every}: must be at least 1")
         if settings.refresh_steps is not None and settings.refresh_steps < 1:
@@ -154,7 +161,9 @@ class Decoding:
         # Without a cache there is nothing to refresh, freeze or force.
         needs_cache = settings.refresh_every > 1 or settings.refresh_steps or settings.freeze_prompt
         if settings.cache == "none" and (needs_cache or settings.first_token == "force"):
-            raise ValueError("cache='none': refresh_…, freeze_prompt and first_token='force' need a cache")
+            raise ValueError(
+                "cache='none': refresh_…, freeze_prompt and first_token='force' need a cache"
+            )
         self.check_causal(settings)
 
     def check_causal(self, settings: SimpleNamespace) -> None:
@@ -163,12 +172,20 @@ class Decoding:
         if settings.cache != "causal":
             for name in CAUSAL_SETTINGS:
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name}={getattr(self, name)}: needs cache='causal', not {settings.cache!r}")
+                    raise ValueError(
+                        f"{name}={getattr(self, name)}: needs cache='causal', "
+                        f"not {settings.cache!r}"
+                    )
             return
-        defaults = {name: DECODING_DEFAULTS[name] for name in ("refresh_every", "refresh_steps", "freeze_prompt")}
+        defaults = {
+            name: DECODING_DEFAULTS[name]
+            for name in ("refresh_every", "refresh_steps", "freeze_prompt")
+        }
         for name, only in (defaults | {"first_token": "rule", "commit": "threshold"}).items():
             if getattr(settings, name) != only:
-                raise ValueError(f"{name}={getattr(settings, name)!r}: must be {only!r} with cache='causal'")
+                raise ValueError(
+                    f"{name}={getattr(settings, name)!r}: must be {only!r} with cache='causal'"
+                )
         for name in ("add_threshold", "activate_threshold"):
             if not 0 <= getattr(settings, name) <= 1:
                 raise ValueError(f"{name}={getattr(settings, name)}: must lie in [0, 1]")
@@ -265,7 +282,9 @@ class GenerationOptions:
         if self.num_steps is not None and self.num_steps < 1:
             raise ValueError(f"num_steps={self.num_steps}: must be at least 1, or None")
         if self.num_steps is not None and self.tokens_per_step != 1:
-            raise ValueError("num_steps and tokens_per_step both given: each sets the number of steps, give one")
+            raise ValueError(
+                "num_steps and tokens_per_step both given: each sets the number of steps, give one"
+            )
         # A commit rule by probability decides itself how many tokens a step commits.
         commit = self.decoding.settings.commit
         if commit != "steps" and self.tokens_per_step != 1:
@@ -301,28 +320,40 @@ class GenerationOptions:
         settings = self.decoding.settings
         # A verified draft skips forward passes, so a refresh that counts them would come later.
         if self.draft and settings.refresh_steps is not None:
-            raise ValueError(f"draft={self.draft}: must be 0 with refresh_steps, which counts forward passes")
+            raise ValueError(
+                f"draft={self.draft}: must be 0 with refresh_steps, which counts forward passes"
+            )
         if self.draft and settings.cache == "prefix" and settings.refresh_every > 1:
-            raise ValueError(f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1")
+            raise ValueError(
+                f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1"
+            )
 
     def check_lookahead(self) -> None:
         """Raise ValueError if branches cannot be combined with the other options."""
         if not 0 <= self.lookahead <= MAX_DRAFT:
             raise ValueError(f"lookahead={self.lookahead}: must lie in [0, {MAX_DRAFT}]")
         if self.lookahead and self.draft:
-            raise ValueError(f"lookahead={self.lookahead}: must be 0 with draft={self.draft}, give one of them")
+            raise ValueError(
+                f"lookahead={self.lookahead}: must be 0 with draft={self.draft}, give one of them"
+            )
         if self.lookahead and self.decoding.settings.commit == "steps":
             allowed = ", ".join(rule for rule in COMMIT_RULES if rule != "steps")
-            raise ValueError(f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}")
+            raise ValueError(
+                f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}"
+            )
 
     def check_grammar(self) -> None:
         """Raise ValueError for an unknown grammar, or one without stop tokens to end the answer."""
         if self.grammar is not None:
             kind, colon, text = self.grammar.partition(":")
             if f"{kind}{colon}" not in GRAMMARS or (colon and not text):
-                raise ValueError(f"grammar={reprlib.repr(self.grammar)}: must be {GRAMMAR_WORDS}, or None")
+                raise ValueError(
+                    f"grammar={reprlib.repr(self.grammar)}: must be {GRAMMAR_WORDS}, or None"
+                )
             if not self.early_stop:
-                raise ValueError(f"grammar={self.grammar!r}: needs early_stop, which ends the answer")
+                raise ValueError(
+                    f"grammar={self.grammar!r}: needs early_stop, which ends the answer"
+                )
 
     def check_causal(self) -> None:
         """Raise ValueError for options that cannot be combined with cache="causal"."""
@@ -338,23 +369,34 @@ class GenerationOptions:
         settings = self.decoding.settings
         needed = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
         # Name of an option: (its value, the only value that is supported).
-        values: dict[str, tuple[Any, Any]] = {name: (getattr(settings, name), only) for name, only in needed.items()}
-        values |= {"num_steps": (self.num_steps, None), "draft": (self.draft, 0), "lookahead": (self.lookahead, 0)}
+        values: dict[str, tuple[Any, Any]] = {
+            name: (getattr(settings, name), only) for name, only in needed.items()
+        }
+        values |= {
+            "num_steps": (self.num_steps, None),
+            "draft": (self.draft, 0),
+            "lookahead": (self.lookahead, 0),
+        }
         values |= {"grammar": (self.grammar, None)}
         for name, (value, only) in values.items():
             if value != only:
                 raise ValueError(
-                    f"{name}={value!r}: must be {only!r} where holes grow; growth='off' keeps their length"
+                    f"{name}={value!r}: must be {only!r} where holes grow; "
+                    "growth='off' keeps their length"
                 )
         if self.alg == "origin":
-            raise ValueError("alg='origin': not supported where holes grow; growth='off' keeps their length")
+            raise ValueError(
+                "alg='origin': not supported where holes grow; growth='off' keeps their length"
+            )
 
     def with_settings(self, **settings: Any) -> "GenerationOptions":
         """Return a copy with other settings, which may be settings of `decoding`."""
         # with_settings(top_k=5, cache="dual") replaces top_k here and cache in `decoding`.
         names = {field.name for field in fields(Decoding)} & settings.keys()
         inner = {name: settings.pop(name) for name in names}
-        return replace(self, **settings, **({"decoding": replace(self.decoding, **inner)} if inner else {}))
+        return replace(
+            self, **settings, **({"decoding": replace(self.decoding, **inner)} if inner else {})
+        )
 
     @property
     def extra_canvases(self) -> int:

@@ -77,7 +77,9 @@ class MeshShape:
         for item in text.split(","):
             name, _, size = item.strip().partition("=")
             if name not in AXES or name in sizes or not size.isdecimal():
-                raise ValueError(f"mesh={text!r}: must be like data=2,tensor=4 with axes of {', '.join(AXES)}")
+                raise ValueError(
+                    f"mesh={text!r}: must be like data=2,tensor=4 with axes of {', '.join(AXES)}"
+                )
             sizes[name] = int(size)
         return cls(**sizes)
 
@@ -118,7 +120,10 @@ class MeshShape:
         return math.prod(self.sizes.values())
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={value}" for name, value in self.sizes.items() if value > 1) or "one device"
+        return (
+            ",".join(f"{name}={value}" for name, value in self.sizes.items() if value > 1)
+            or "one device"
+        )
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
         """Create the mesh.
@@ -142,7 +147,10 @@ class MeshShape:
 
     def obstacles(self, config: DreamConfig) -> list[str]:
         """Return a message for each size of the model that an axis does not divide."""
-        split = {"fsdp": ("hidden_size",), "tensor": ("hidden_size", "intermediate_size", "vocab_size")}
+        split = {
+            "fsdp": ("hidden_size",),
+            "tensor": ("hidden_size", "intermediate_size", "vocab_size"),
+        }
         return [
             f"{axis}={getattr(self, axis)}: does not divide {name}={getattr(config, name)}"
             for axis, names in split.items()
@@ -153,7 +161,11 @@ class MeshShape:
 
 def reshape_mesh(mesh: Mesh, shape: MeshShape) -> Mesh:
     """Return a mesh of the same devices, in the same order, with another shape."""
-    return Mesh(mesh.devices.reshape(list(shape.sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(
+        mesh.devices.reshape(list(shape.sizes.values())),
+        AXES,
+        axis_types=(AxisType.Auto,) * len(AXES),
+    )
 
 
 def divisors(number: int) -> list[int]:
@@ -183,7 +195,11 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
     if names[1] in KEY_VALUE and config.num_key_value_heads % shape.tensor:
         spec = PartitionSpec(None, "fsdp")
     # A bias or a scale has one number per output, so it is split like the first axis of the kernel.
-    by_kind = {"weight": spec, "lora_a": PartitionSpec(None, spec[1]), "lora_b": PartitionSpec(spec[0], None)}
+    by_kind = {
+        "weight": spec,
+        "lora_a": PartitionSpec(None, spec[1]),
+        "lora_b": PartitionSpec(spec[0], None),
+    }
     return by_kind.get(names[2], PartitionSpec(spec[0]))
 
 
@@ -221,7 +237,10 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
         `data` and `fsdp`, one of them, or None.
     """
     # 4 rows on data=2, fsdp=4: 8 parts are too many, so `fsdp` alone splits them into 4.
-    parts = {axes: math.prod(sizes[axis] for axis in axes) for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])}
+    parts = {
+        axes: math.prod(sizes[axis] for axis in axes)
+        for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])
+    }
     even = [axes for axes in parts if rows % parts[axes] == 0]
     return max(even, key=parts.__getitem__, default=None)
 
@@ -274,7 +293,9 @@ def gather_to_host(leaf: Array) -> Array | np.ndarray:
 
     In that case, every host must call this at the same time.
     """
-    return leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+    return (
+        leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+    )
 
 
 def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:

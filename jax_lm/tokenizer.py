@@ -72,10 +72,14 @@ class DiffuCoderTokenizer:
     def __post_init__(self) -> None:
         for token in (MASK, END_OF_TEXT):
             if self.backend.token_to_id(token) is None:
-                raise TokenizerError(f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer")
+                raise TokenizerError(
+                    f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer"
+                )
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, adds_mask: bool = False) -> "DiffuCoderTokenizer":
+    def from_pretrained(
+        cls, folder: str | Path, *, adds_mask: bool = False
+    ) -> "DiffuCoderTokenizer":
         """Read the tokenizer files of a folder.
 
         Args:
@@ -91,17 +95,25 @@ class DiffuCoderTokenizer:
             has_words = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
             # Qwen2.5 publishes a vocab.json without added_tokens.json, but a complete
             # tokenizer.json, which is then preferred.
-            if has_words and ((folder / ADDED_TOKENS).is_file() or not (folder / "tokenizer.json").is_file()):
-                backend = byte_level_bpe(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+            if has_words and (
+                (folder / ADDED_TOKENS).is_file() or not (folder / "tokenizer.json").is_file()
+            ):
+                backend = byte_level_bpe(
+                    models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+                )
                 add_in_order(backend, folder)
             elif (folder / "tokenizer.json").is_file():
                 backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             else:
                 message = "no vocab.json with merges.txt, and no tokenizer.json"
                 raise TokenizerError(f"tokenizer {str(folder)!r}: {message}")
-            missing = [token for token in (MASK, DIFFUSION_PAD) if backend.token_to_id(token) is None]
+            missing = [
+                token for token in (MASK, DIFFUSION_PAD) if backend.token_to_id(token) is None
+            ]
             if adds_mask:
-                backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+                backend.add_tokens(
+                    [AddedToken(token, special=True, normalized=False) for token in missing]
+                )
             return cls(backend, read_chat_template(folder))
         except TokenizerError:
             raise
@@ -122,7 +134,9 @@ class DiffuCoderTokenizer:
                 f"{mask_token_id}: this tokenizer belongs to another model"
             )
         if self.vocab_size > vocab_size:
-            raise TokenizerError(f"tokenizer has {self.vocab_size} tokens, the model only {vocab_size}")
+            raise TokenizerError(
+                f"tokenizer has {self.vocab_size} tokens, the model only {vocab_size}"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -214,7 +228,10 @@ class DiffuCoderTokenizer:
             escaped.append(match[0])
             return f"{nonce}.{len(escaped) - 1}."
 
-        marked = [{**message, "content": self.special_text.sub(mark, message["content"])} for message in messages]
+        marked = [
+            {**message, "content": self.special_text.sub(mark, message["content"])}
+            for message in messages
+        ]
         # As the pattern has a group, pieces at odd places are the numbers of placeholders.
         pieces = re.split(rf"{nonce}\.(\d+)\.", self.apply_chat_template(marked))
         ids: list[int] = []
@@ -229,9 +246,13 @@ class DiffuCoderTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, which need not be valid UTF-8 on their own."""
         # "Ġdef" -> b" def"
-        if token_id in self.ids_of_added_tokens or not isinstance(self.backend.decoder, decoders.ByteLevel):
+        if token_id in self.ids_of_added_tokens or not isinstance(
+            self.backend.decoder, decoders.ByteLevel
+        ):
             return self.decode([token_id]).encode()
-        return bytes(BYTES_OF_LETTERS[letter] for letter in self.backend.id_to_token(token_id) or "")
+        return bytes(
+            BYTES_OF_LETTERS[letter] for letter in self.backend.id_to_token(token_id) or ""
+        )
 
     @cached_property
     def ids_of_added_tokens(self) -> frozenset[int]:
@@ -241,9 +262,13 @@ class DiffuCoderTokenizer:
     def decode_until_stop(self, ids: Iterable[int]) -> str:
         """Decode ids up to the first stop token, without special tokens."""
         stops = self.stop_ids
-        return self.decode(takewhile(lambda token_id: token_id not in stops, ids), skip_special_tokens=True)
+        return self.decode(
+            takewhile(lambda token_id: token_id not in stops, ids), skip_special_tokens=True
+        )
 
-    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> str:
         """Render messages to a prompt, in Jinja's sandbox.
 
         Args:
@@ -254,17 +279,27 @@ class DiffuCoderTokenizer:
             TokenizerError: there is no template, or it does not accept the messages.
         """
         if self.chat_template is None:
-            raise TokenizerError("this tokenizer has no chat template: the model was not made for chat")
+            raise TokenizerError(
+                "this tokenizer has no chat template: the model was not made for chat"
+            )
         # The extension, filter and function that transformers offers to templates.
         extensions = ["jinja2.ext.loopcontrols"]
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions
+        )
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+            value, ensure_ascii=False, indent=indent
+        )
         environment.globals["raise_exception"] = raise_template_error
         try:
             template = environment.from_string(self.chat_template)
-            return template.render(messages=list(messages), add_generation_prompt=add_generation_prompt)
+            return template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt
+            )
         except Exception as error:  # a template is code of the checkpoint: it may raise anything
-            raise TokenizerError(f"chat template does not accept these messages: {error}") from error
+            raise TokenizerError(
+                f"chat template does not accept these messages: {error}"
+            ) from error
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write tokenizer.json, chat_template.jinja and the settings that transformers reads."""
@@ -301,11 +336,19 @@ class DiffuCoderTokenizer:
         kind = {"tokenizer_class": "PreTrainedTokenizerFast" if is_whole else "Qwen2Tokenizer"}
         new = PLAIN_SETTINGS | kind | {"added_tokens_decoder": added} | special
         for name, complete in ((TOKENIZER_CONFIG, new), (SPECIAL_TOKENS, special)):
-            stored = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else None
+            stored = (
+                json.loads((folder / name).read_text(encoding="utf-8"))
+                if (folder / name).is_file()
+                else None
+            )
             # Keys to write into an existing file.
             keys = {key for key in special if stored is None or stored.get(key) is None}
             keys |= {*special, "added_tokens_decoder"} if replace else set()
-            fields = complete if stored is None else stored | {key: complete[key] for key in keys & complete.keys()}
+            fields = (
+                complete
+                if stored is None
+                else stored | {key: complete[key] for key in keys & complete.keys()}
+            )
             if fields != stored:
                 write_json(folder / name, fields)
 
@@ -321,9 +364,15 @@ def byte_letters() -> dict[str, int]:
     This is the inverse of GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, and the
     others are numbered from U+0100 on, such as the space, which is "Ġ" (U+0120).
     """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + number): byte for number, byte in enumerate(others)
+    }
 
 
 BYTES_OF_LETTERS = byte_letters()
@@ -356,13 +405,17 @@ def add_in_order(backend: Tokenizer, folder: Path) -> None:
     base = len(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
     expected = list(range(base, base + len(ids)))
     if sorted(ids.values()) != expected:
-        raise TokenizerError(f"{path}: ids must run from {expected[0]} to {expected[-1]} without a gap")
+        raise TokenizerError(
+            f"{path}: ids must run from {expected[0]} to {expected[-1]} without a gap"
+        )
     # In Qwen2, tool-call tags such as <tool_call> are not special: they must survive decoding with
     # skip_special_tokens=True.
     for text in sorted(ids, key=ids.__getitem__):
         backend.add_tokens([AddedToken(text, special=text.startswith("<|"), normalized=False)])
         if backend.token_to_id(text) != ids[text]:
-            raise TokenizerError(f"{path}: {text!r} cannot have id {ids[text]}: it is in the vocabulary already")
+            raise TokenizerError(
+                f"{path}: {text!r} cannot have id {ids[text]}: it is in the vocabulary already"
+            )
 
 
 def read_chat_template(folder: Path) -> str | None:
@@ -370,7 +423,9 @@ def read_chat_template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if (folder / TOKENIZER_CONFIG).is_file():
-        template = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")).get("chat_template")
+        template = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")).get(
+            "chat_template"
+        )
         return template if isinstance(template, str) else None
     return None
 

@@ -20,7 +20,9 @@ def list_files(folder: Path) -> list[Path]:
 
 def write_sums(folder: Path) -> None:
     """Write SHA256SUMS for all files in a folder."""
-    lines = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in list_files(folder)]
+    lines = [
+        f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in list_files(folder)
+    ]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -42,7 +44,9 @@ def collect_sums(folder: Path) -> dict[Path, str]:
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
         match = LINE.fullmatch(line)
         if not match:
-            raise CheckpointError(f"{folder / SUMS} has the line {line[:80]!r}, which is not a checksum and a name")
+            raise CheckpointError(
+                f"{folder / SUMS} has the line {line[:80]!r}, which is not a checksum and a name"
+            )
         path = folder / match[2]
         if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
             raise CheckpointError(f"{folder / SUMS} names {match[2]!r}, which is absent")
@@ -50,7 +54,9 @@ def collect_sums(folder: Path) -> dict[Path, str]:
     return sums
 
 
-def check_sums(folder: Path, *, on_progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Path, bool]]:
+def check_sums(
+    folder: Path, *, on_progress: Callable[[int, int], None] | None = None
+) -> Iterator[tuple[Path, bool]]:
     """Yield each file with a known checksum, and whether its content matches.
 
     Args:

@@ -78,7 +78,11 @@ def copy_files(source: Path, folder: Path, *, same_model: bool) -> None:
     Existing files of these kinds are removed from `folder`.
     """
     copied = [source / name for name in TOKENIZER_FILES]
-    copied += [path for path in sorted(source.iterdir()) if any(fnmatch(path.name, name) for name in LICENCE_FILES)]
+    copied += [
+        path
+        for path in sorted(source.iterdir())
+        if any(fnmatch(path.name, name) for name in LICENCE_FILES)
+    ]
     if same_model:
         copied += [source / GENERATION_CONFIG, *code_files(source)]
     for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
@@ -109,7 +113,11 @@ def code_files(folder: Path) -> list[Path]:
         name = pending.pop()
         path = folder / f"{name}.py"
         if not path.is_file():
-            logger.warning("%s lacks %s.py, which its auto_map needs: transformers will not find it", folder, name)
+            logger.warning(
+                "%s lacks %s.py, which its auto_map needs: transformers will not find it",
+                folder,
+                name,
+            )
         elif name not in files:
             files[name] = path
             # The pattern has two groups, of which one matches: ("module", "") or ("", "module").
@@ -121,7 +129,11 @@ def code_files(folder: Path) -> list[Path]:
 def auto_map_modules(folder: Path) -> Iterator[str]:
     """Yield the modules named by `auto_map` in config.json and tokenizer_config.json."""
     for file in ("config.json", TOKENIZER_CONFIG):
-        auto_map: Any = huggingface.read_json(folder, file).get("auto_map") if (folder / file).is_file() else None
+        auto_map: Any = (
+            huggingface.read_json(folder, file).get("auto_map")
+            if (folder / file).is_file()
+            else None
+        )
         # {"AutoModel": "modeling_dream.DreamModel"}, or a list for slow and fast tokenizers:
         # {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", null]}
         for value in auto_map.values() if isinstance(auto_map, dict) else ():

@@ -30,7 +30,10 @@ def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -
     with ThreadPoolExecutor(THREADS) as pool:
         tensors = [checkpoint.stored[name] for name in sorted(names)]
         digests = pool.map(partial(tensor_digest, checkpoint), tensors)
-    lines = (f"{tensor.name} {tensor.shape} {digest}\n" for tensor, digest in zip(tensors, digests, strict=True))
+    lines = (
+        f"{tensor.name} {tensor.shape} {digest}\n"
+        for tensor, digest in zip(tensors, digests, strict=True)
+    )
     # One line per tensor, sorted by name; 16 hex digits are 64 bits.
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 

@@ -40,7 +40,11 @@ LICENCE_FILES = ["LICENSE*", "NOTICE*"]
 # Dtypes by their name in safetensors.
 DTYPES = {
     "BOOL": np.dtype(bool),
-    **{f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}") for kind in "IU" for bits in (8, 16, 32, 64)},
+    **{
+        f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}")
+        for kind in "IU"
+        for bits in (8, 16, 32, 64)
+    },
     **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
@@ -65,7 +69,11 @@ class MappedTensor(ViewedTensor):
 
 
 def resolve(
-    path_or_hub_id: str | Path, *, with_weights: bool = True, kind: str = "model", files: Collection[str] = ()
+    path_or_hub_id: str | Path,
+    *,
+    with_weights: bool = True,
+    kind: str = "model",
+    files: Collection[str] = (),
 ) -> Path:
     """Return the local folder of a checkpoint, downloading it into the hub's cache if necessary.
 
@@ -86,25 +94,32 @@ def resolve(
         path = Path(path_or_hub_id).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{kind} {str(path_or_hub_id)!r} is not a usable path: {error}") from error
+        raise CheckpointError(
+            f"{kind} {str(path_or_hub_id)!r} is not a usable path: {error}"
+        ) from error
     if is_folder and str(path_or_hub_id):
         return path
     if is_file:
         raise CheckpointError(f"{kind} {str(path)!r} is a file; expected a folder")
     hub_id = HUB_ID.fullmatch(str(path_or_hub_id))
     if not hub_id:
-        raise CheckpointError(f"{kind} {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)")
+        raise CheckpointError(
+            f"{kind} {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)"
+        )
     try:
         described = [*DESCRIPTION_FILES, *CODE_FILES, *LICENCE_FILES]
         patterns = list(files) or [*described, *(WEIGHT_FILES if with_weights else [])]
         # Without HF_TOKEN no token is sent, even if the hub's client has one stored in a file.
         token = os.environ.get("HF_TOKEN") or False
         return Path(
-            snapshot_download(hub_id["repo"], revision=hub_id["revision"], allow_patterns=patterns, token=token)
+            snapshot_download(
+                hub_id["repo"], revision=hub_id["revision"], allow_patterns=patterns, token=token
+            )
         )
     except Exception as error:  # the hub's client also raises exceptions of its HTTP library
         raise CheckpointError(
-            f"{kind} {str(path_or_hub_id)!r}: no such folder, and not available from the hub ({first_line(error)})"
+            f"{kind} {str(path_or_hub_id)!r}: no such folder, and not available from the hub "
+            f"({first_line(error)})"
         ) from error
 
 
@@ -142,7 +157,9 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     # A shard must be a plain file name: "../other" would lead out of the folder.
     for shard in sorted(set(map(str, entries.values()))):
         if Path(shard).name != shard or shard in ("", ".", "..") or len(shard) > MAX_NAME:
-            raise CheckpointError(f"{folder / INDEX} names {shard!r}, which is not a file of this folder")
+            raise CheckpointError(
+                f"{folder / INDEX} names {shard!r}, which is not a file of this folder"
+            )
         if not (folder / shard).is_file():
             raise CheckpointError(f"{folder / INDEX} names {shard!r}, which is absent")
     return {name: folder / str(shard) for name, shard in entries.items()}
@@ -160,7 +177,9 @@ def list_tensors(folder: Path) -> dict[str, MappedTensor]:
         stored = {tensor.name: tensor for tensor in headers(path)}
         listed = {name for name, file in files.items() if file == path}
         if unlisted := sorted(stored.keys() - listed):
-            raise CheckpointError(f"{path} holds {unlisted[0]!r}, which the index does not place there")
+            raise CheckpointError(
+                f"{path} holds {unlisted[0]!r}, which the index does not place there"
+            )
         if absent := sorted(listed - stored.keys()):
             raise CheckpointError(f"{path} lacks {absent[0]!r}, which the index places there")
         tensors |= stored
@@ -172,7 +191,9 @@ def headers(path: Path) -> Iterator[MappedTensor]:
     entries, end = read_header(path)
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         if entry["dtype"] not in DTYPES:
-            raise CheckpointError(f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported")
+            raise CheckpointError(
+                f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported"
+            )
         start = end + entry["data_offsets"][0]
         yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
 
@@ -206,7 +227,9 @@ def read_metadata(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
-def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]) -> None:
+def save(
+    folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]
+) -> None:
     """Write `config.json` and one `model.safetensors`, each atomically."""
     folder = Path(folder)
     output_folder(folder)
@@ -219,7 +242,9 @@ def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: 
         path.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
 
 
-def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+def save_shards(
+    folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]
+) -> None:
     """Write tensors from an iterator to one file, or to shards of `SHARD_BYTES` with an index.
 
     Memory holds the tensors of one shard. Files are not written atomically, so nobody may read the
@@ -232,13 +257,22 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
     """
     shards = group_by_size(sizes, SHARD_BYTES)
     count = len(shards)
-    files = [WEIGHTS] if count == 1 else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+    files = (
+        [WEIGHTS]
+        if count == 1
+        else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+    )
     remaining = iter(arrays)
     for file, names in zip(files, shards, strict=True):
         tensors = dict(next(remaining) for _ in names)
         assert list(tensors) == names
         save_tensors(folder / file, tensors, {"format": "pt"})
     if count > 1:
-        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
+        weight_map = {
+            name: file for file, names in zip(files, shards, strict=True) for name in names
+        }
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": dict(sorted(weight_map.items())),
+        }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

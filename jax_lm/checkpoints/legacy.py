@@ -46,7 +46,10 @@ LAYER_NAMES = {
     "DreamMLP_0.Dense_1": "mlp.up_proj",
     "DreamMLP_0.Dense_2": "mlp.down_proj",
 }
-TOP_NAMES = {"DreamModel_0.Embed_0": "model.embed_tokens", "DreamModel_0.DreamRMSNorm_0": "model.norm"}
+TOP_NAMES = {
+    "DreamModel_0.Embed_0": "model.embed_tokens",
+    "DreamModel_0.DreamRMSNorm_0": "model.norm",
+}
 # DreamModel_0.layers_7.DreamMLP_0.Dense_1 -> layer "7", path "DreamMLP_0.Dense_1"
 LAYER = re.compile(r"(?:DreamModel_0|model)\.layers[_.](\d+)\.(.+)")
 
@@ -107,7 +110,9 @@ def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     """
     name = dtype.name if isinstance(dtype, ElementType) else None
     if not isinstance(name, str) or name not in DTYPES or dtype.order not in ("<", "="):
-        raise CheckpointError(f"holds an array of dtype {name!r}, expected one of {', '.join(DTYPES)}")
+        raise CheckpointError(
+            f"holds an array of dtype {name!r}, expected one of {', '.join(DTYPES)}"
+        )
     if not isinstance(content, bytes | bytearray) or not isinstance(shape, tuple):
         raise CheckpointError("holds an array without bytes or shape")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
@@ -168,7 +173,9 @@ class RestrictedUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in STAND_INS:
-            raise CheckpointError(f"names {module}.{name}, which no checkpoint needs; it was not executed")
+            raise CheckpointError(
+                f"names {module}.{name}, which no checkpoint needs; it was not executed"
+            )
         return STAND_INS[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -205,14 +212,19 @@ def list_tensors(path: Path) -> dict[str, PickledTensor]:
 def unpickle(path: Path) -> Any:
     """Build the object that a pickle describes, from dicts, arrays and stand-ins."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             check_instructions(content)
             content.seek(0)
             return RestrictedUnpickler(content).load()
     except CheckpointError as error:
         raise CheckpointError(f"{path} {error}") from None
     except Exception as error:  # a damaged pickle can make the reader raise almost any exception
-        raise CheckpointError(f"{path} is damaged or not a pickle: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{path} is damaged or not a pickle: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_instructions(content: Any) -> None:
@@ -223,11 +235,15 @@ def check_instructions(content: Any) -> None:
     """
     for count, (instruction, argument, _) in enumerate(pickletools.genops(content)):
         if count >= MAX_INSTRUCTIONS:
-            raise CheckpointError(f"has more than {MAX_INSTRUCTIONS:,} instructions; checkpoints need a few thousand")
+            raise CheckpointError(
+                f"has more than {MAX_INSTRUCTIONS:,} instructions; checkpoints need a few thousand"
+            )
         if instruction.name not in INSTRUCTIONS:
             raise CheckpointError(f"uses {instruction.name}, which dicts of arrays do not need")
         if instruction.name == "GLOBAL" and tuple(str(argument).split(" ", 1)) not in STAND_INS:
-            raise CheckpointError(f"names {str(argument).replace(' ', '.')}, which no checkpoint needs")
+            raise CheckpointError(
+                f"names {str(argument).replace(' ', '.')}, which no checkpoint needs"
+            )
         # The reader allocates a memo of this many entries at once.
         if instruction.name == "LONG_BINPUT" and int(argument or 0) > MAX_INSTRUCTIONS:
             raise CheckpointError(f"puts memo entry {argument:,}")
@@ -245,7 +261,9 @@ def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]
         keys, value = pending.pop()
         count += 1
         if count > MAX_LEAVES or len(keys) > MAX_DEPTH:
-            raise CheckpointError(f"{path} holds more than {MAX_LEAVES:,} entries or {MAX_DEPTH} levels")
+            raise CheckpointError(
+                f"{path} holds more than {MAX_LEAVES:,} entries or {MAX_DEPTH} levels"
+            )
         if isinstance(value, dict):
             if not all(isinstance(key, str) for key in value):
                 raise CheckpointError(f"{path} has keys under {'/'.join(keys)!r} that are not text")
@@ -253,7 +271,9 @@ def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]
             continue
         value = value.value if isinstance(value, Elements) else value
         if not isinstance(value, np.ndarray):
-            raise CheckpointError(f"{path} holds {type(value).__name__} at {'/'.join(keys)!r}, expected an array")
+            raise CheckpointError(
+                f"{path} holds {type(value).__name__} at {'/'.join(keys)!r}, expected an array"
+            )
         yield keys, value
 
 

@@ -68,7 +68,9 @@ class LoadSpec:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
-            raise CheckpointError(f"dtype={self.dtype!r}: must be a float dtype, or None to keep the checkpoint's")
+            raise CheckpointError(
+                f"dtype={self.dtype!r}: must be a float dtype, or None to keep the checkpoint's"
+            )
 
     def sharding(self, name: str) -> Sharding:
         return self.shardings.get(name) or SingleDeviceSharding(jax.local_devices()[0])
@@ -89,7 +91,9 @@ class LoadSpec:
         """
         shape = tuple(self.shapes[name])
         if tensor.shape != shape:
-            raise CheckpointError(f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {shape}")
+            raise CheckpointError(
+                f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {shape}"
+            )
         is_scale = name.endswith(".scale")
         if self.holds_int8(name):
             expected, fits = "int8", tensor.dtype == np.int8
@@ -98,10 +102,14 @@ class LoadSpec:
         else:
             expected, fits = "a float dtype", jnp.issubdtype(tensor.dtype, jnp.floating)
         if not fits:
-            raise CheckpointError(f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}")
+            raise CheckpointError(
+                f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}"
+            )
         # int8 and scales have fixed dtypes; a kernel is quantized from its stored dtype.
         keeps = self.dtype is None or is_scale or self.holds_int8(name) or self.becomes_int8(name)
-        return TensorRequest(tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name))
+        return TensorRequest(
+            tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name)
+        )
 
     def requests(self, checkpoint: CheckpointTensors) -> dict[str, TensorRequest]:
         """Return the read request of each tensor.
@@ -117,7 +125,11 @@ class LoadSpec:
             if names:
                 others = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise CheckpointError(f"{checkpoint.folder} {kind} tensor {names[0]!r}{others}")
-        return {name: self.request(name, tensor) for name, tensor in stored.items() if name in self.shapes}
+        return {
+            name: self.request(name, tensor)
+            for name, tensor in stored.items()
+            if name in self.shapes
+        }
 
 
 def open_checkpoint(folder: Path) -> CheckpointTensors:
@@ -129,7 +141,9 @@ def open_checkpoint(folder: Path) -> CheckpointTensors:
     if (folder / ORBAX_FOLDER).is_dir():
         from jax_lm.checkpoints import orbax  # imports in 0.5 s, and is rarely needed
 
-        return CheckpointTensors(folder, orbax.list_tensors(folder / ORBAX_FOLDER), orbax.read_arrays)
+        return CheckpointTensors(
+            folder, orbax.list_tensors(folder / ORBAX_FOLDER), orbax.read_arrays
+        )
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
     # Only `jax_lm.conversion` reads pickles.
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):

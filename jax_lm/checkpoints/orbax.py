@@ -33,7 +33,9 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
     try:
         entries = ocp.metadata(str(path.absolute())).metadata
     except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
-        raise CheckpointError(f"{path} is damaged or not a finished Orbax checkpoint: {summary(error)}") from error
+        raise CheckpointError(
+            f"{path} is damaged or not a finished Orbax checkpoint: {summary(error)}"
+        ) from error
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{path} holds no named tensors")
     tensors = {}
@@ -47,7 +49,9 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
 def read_arrays(requests: Sequence[TensorRequest]) -> list[Array]:
     """Read tensors; each device reads its own slices."""
     wanted = {
-        request.tensor.name: jax.ShapeDtypeStruct(request.tensor.shape, request.dtype, sharding=request.sharding)
+        request.tensor.name: jax.ShapeDtypeStruct(
+            request.tensor.shape, request.dtype, sharding=request.sharding
+        )
         for request in requests
     }
     path = requests[0].tensor.path

@@ -100,7 +100,11 @@ class LoraConfig:
         for name, alpha in {"lora_alpha": self.alpha, **self.alpha_pattern}.items():
             if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
                 raise ValueError(f"{name}={alpha!r}: an alpha must be positive")
-        unknown = [] if isinstance(self.targets, str) else [name for name in self.targets if not is_linear(name)]
+        unknown = (
+            []
+            if isinstance(self.targets, str)
+            else [name for name in self.targets if not is_linear(name)]
+        )
         if unknown or not self.targets:
             raise ValueError(f"lora_targets={self.targets}: must be some of {', '.join(LINEAR)}")
         patterns = [name for name in (self.targets, self.exclude_modules) if isinstance(name, str)]
@@ -108,7 +112,9 @@ class LoraConfig:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"pattern {pattern!r} of layers is not a regular expression: {error}") from None
+                raise ValueError(
+                    f"pattern {pattern!r} of layers is not a regular expression: {error}"
+                ) from None
 
     def carries(self, path: str) -> bool:
         """Whether the linear layer at a path carries an adapter.
@@ -119,7 +125,10 @@ class LoraConfig:
         name = self.peft_path(path)
         if self.exclude_modules and is_named(name, self.exclude_modules):
             return False
-        if self.layers_to_transform is not None and int(path.split(".")[2]) not in self.layers_to_transform:
+        if (
+            self.layers_to_transform is not None
+            and int(path.split(".")[2]) not in self.layers_to_transform
+        ):
             return False
         return is_named(name, self.targets)
 
@@ -190,14 +199,20 @@ def read_adapter(folder: Path) -> StoredAdapter:
     """
     fields = huggingface.read_json(folder, CONFIG)
     if not (folder / WEIGHTS).is_file():
-        raise CheckpointError(f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, which is never read")
+        raise CheckpointError(
+            f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, which is never read"
+        )
     tensors, root = rename_tensors(folder / WEIGHTS)
     fingerprint = huggingface.read_metadata(folder / WEIGHTS).get(FINGERPRINT)
     name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
     if not isinstance(name, str | None) or not isinstance(revision, str | None):
-        raise CheckpointError(f"{folder / CONFIG}: base_model_name_or_path and revision must be text")
+        raise CheckpointError(
+            f"{folder / CONFIG}: base_model_name_or_path and revision must be text"
+        )
     config = replace(read_config(fields, folder / CONFIG), root=root)
-    return StoredAdapter(folder, config, tensors, NamedBase(name or None, revision or None, fingerprint))
+    return StoredAdapter(
+        folder, config, tensors, NamedBase(name or None, revision or None, fingerprint)
+    )
 
 
 def rename_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
@@ -212,12 +227,16 @@ def rename_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
     for tensor in huggingface.headers(path):
         match = TENSOR.fullmatch(tensor.name)
         if not match:
-            raise CheckpointError(f"{path} holds {tensor.name!r}, which is not an adapter of a linear decoder layer")
+            raise CheckpointError(
+                f"{path} holds {tensor.name!r}, which is not an adapter of a linear decoder layer"
+            )
         # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
         # -> model.layers.0.mlp.up_proj.lora_a
         name = f"model.{match['layer']}.lora_{match['matrix'].lower()}"
         if name in tensors:
-            raise CheckpointError(f"{path} holds {tensor.name!r} twice, once with the name of an adapter")
+            raise CheckpointError(
+                f"{path} holds {tensor.name!r} twice, once with the name of an adapter"
+            )
         tensors[name] = replace(tensor, name=name)
         roots.add(match["root"])
     if len(roots) != 1:
@@ -310,10 +329,14 @@ def is_named(path: str, names: tuple[str, ...] | str) -> bool:
 def first_match(patterns: Mapping[str, Value], path: str, otherwise: Value) -> Value:
     """Return the value of the first pattern that matches the end of a path, beginning at a dot."""
     # The pattern "q_proj" matches "model.layers.0.self_attn.q_proj", but not "….my_q_proj".
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
+    return next(
+        (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise
+    )
 
 
-def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase) -> None:
+def save(
+    folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase
+) -> None:
     """Write an adapter that `read_adapter` and peft can read; each file is written atomically.
 
     Args:
@@ -325,7 +348,9 @@ def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, ba
     output_folder(folder)
     metadata = {"format": "pt"} | ({FINGERPRINT: base.fingerprint} if base.fingerprint else {})
     with atomic_write(folder / WEIGHTS) as path:
-        save_tensors(path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata)
+        save_tensors(
+            path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata
+        )
     with atomic_write(folder / CONFIG) as path:
         path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
 
@@ -349,12 +374,18 @@ def peft_fields(config: LoraConfig, base: NamedBase) -> dict[str, Any]:
         "r": config.rank,
         "lora_alpha": 2 * config.rank if config.alpha is None else config.alpha,
         "use_rslora": config.use_rslora,
-        "target_modules": config.targets if isinstance(config.targets, str) else list(config.targets),
+        "target_modules": config.targets
+        if isinstance(config.targets, str)
+        else list(config.targets),
         "exclude_modules": (
-            config.exclude_modules if isinstance(config.exclude_modules, str) else list(config.exclude_modules)
+            config.exclude_modules
+            if isinstance(config.exclude_modules, str)
+            else list(config.exclude_modules)
         )
         or None,
-        "layers_to_transform": None if config.layers_to_transform is None else list(config.layers_to_transform),
+        "layers_to_transform": None
+        if config.layers_to_transform is None
+        else list(config.layers_to_transform),
         "rank_pattern": dict(config.rank_pattern),
         "alpha_pattern": dict(config.alpha_pattern),
         "lora_dropout": 0.0,

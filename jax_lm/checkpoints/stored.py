@@ -18,7 +18,9 @@ class CheckpointError(ValueError):
     """Raised when a checkpoint cannot be loaded; the message names the file or tensor."""
 
 
-def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write contiguous arrays as a safetensors file."""
     # From version 0.8 on, safetensors creates files that only the owner can read. Creating the file
     # first gives it the permissions of the user's umask.
@@ -70,7 +72,9 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
         view = request.tensor.view()
         # np.array copies: the result must not depend on the file, which may be replaced.
         return jax.make_array_from_callback(
-            request.tensor.shape, request.sharding, lambda index: np.array(view[index], request.dtype, order="C")
+            request.tensor.shape,
+            request.sharding,
+            lambda index: np.array(view[index], request.dtype, order="C"),
         )
 
     return [read_one(request) for request in requests]

@@ -56,7 +56,9 @@ class Conversion:
         if self.format not in (None, *FORMATS):
             raise ValueError(f"format={self.format!r}: must be one of {', '.join(FORMATS)}")
         if self.dtype not in (None, "float32", "bfloat16", "float16"):
-            raise ValueError(f"dtype={self.dtype!r}: must be float32, bfloat16 or float16, or None to keep it")
+            raise ValueError(
+                f"dtype={self.dtype!r}: must be float32, bfloat16 or float16, or None to keep it"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ def convert(
     return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
 
 
-def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) -> tuple[CheckpointTensors, str]:
+def source_tensors(
+    source: Path, config: DreamConfig, conversion: Conversion
+) -> tuple[CheckpointTensors, str]:
     """Return the tensors of the source, and its format: `huggingface`, `orbax` or `pickle`.
 
     The missing biases of a pickle become zeros if `allow_missing_bias` is set.
@@ -120,12 +124,16 @@ def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) ->
         CheckpointError: the source is damaged, or a pickle lacks biases.
     """
     if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
-        return loading.open_checkpoint(source), "orbax" if (source / ORBAX_FOLDER).is_dir() else "huggingface"
+        return loading.open_checkpoint(source), "orbax" if (
+            source / ORBAX_FOLDER
+        ).is_dir() else "huggingface"
     # A pickle of the old port, which may lack the biases.
     path = source / PICKLE
     stored = legacy.list_tensors(path)
     shapes = parameter_shapes(config).items()
-    missing = {name: shape for name, shape in shapes if name.endswith(".bias") and name not in stored}
+    missing = {
+        name: shape for name, shape in shapes if name.endswith(".bias") and name not in stored
+    }
     if missing and not conversion.allow_missing_bias:
         raise CheckpointError(
             f"{path} lacks {len(missing)} q, k and v biases, as all files of that port do (first: "
@@ -135,7 +143,9 @@ def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) ->
     # The zeros get the dtype of the other tensors.
     dtype = next(iter(stored.values())).dtype
     blank = {name: np.zeros(shape, dtype) for name, shape in missing.items()}
-    zeros = {name: legacy.PickledTensor(path, name, v.shape, v.dtype, v) for name, v in blank.items()}
+    zeros = {
+        name: legacy.PickledTensor(path, name, v.shape, v.dtype, v) for name, v in blank.items()
+    }
     return CheckpointTensors(source, stored | zeros), "pickle"
 
 
@@ -157,7 +167,9 @@ def create_folder_atomically(destination: Path) -> Iterator[Path]:
 def copy_other_files(source: Path, folder: Path) -> None:
     """Copy tokenizer, model card and all other files but weights and config.json, unread."""
     for path in sorted(source.iterdir()):
-        is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(WEIGHT_SUFFIXES)
+        is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(
+            WEIGHT_SUFFIXES
+        )
         if path.is_file() and not is_ours:
             shutil.copyfile(path, folder / path.name)
 
@@ -186,7 +198,9 @@ def write_weights(form: str, folder: Path, tensors: Mapping[str, Array]) -> None
         orbax.save(folder / ORBAX_FOLDER, tensors)
         return
     sizes = {name: value.nbytes for name, value in tensors.items()}
-    huggingface.save_shards(folder, sizes, ((name, np.asarray(value)) for name, value in tensors.items()))
+    huggingface.save_shards(
+        folder, sizes, ((name, np.asarray(value)) for name, value in tensors.items())
+    )
 
 
 def tensor_checksum(tensor: Array) -> TensorChecksum:
@@ -203,7 +217,10 @@ def probe_logits(model: DreamForCausalLM) -> np.ndarray:
 
 
 def check_copy(
-    folder: Path, sums: Mapping[str, TensorChecksum], probe: np.ndarray, on_progress: Progress | None
+    folder: Path,
+    sums: Mapping[str, TensorChecksum],
+    probe: np.ndarray,
+    on_progress: Progress | None,
 ) -> None:
     """Read a converted checkpoint back and compare it.
 
@@ -212,9 +229,13 @@ def check_copy(
     """
     model = DreamForCausalLM.from_pretrained(folder, on_progress=on_progress)
     read_sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
-    different = sorted(name for name in sums.keys() | read_sums.keys() if sums.get(name) != read_sums.get(name))
+    different = sorted(
+        name for name in sums.keys() | read_sums.keys() if sums.get(name) != read_sums.get(name)
+    )
     if different:
-        raise CheckpointError(f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others")
+        raise CheckpointError(
+            f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others"
+        )
     if not np.array_equal(probe_logits(model), probe, equal_nan=True):
         raise CheckpointError("the converted checkpoint has other logits than the source")
 
@@ -224,4 +245,6 @@ def split_progress(on_progress: Progress | None) -> tuple[Progress | None, Progr
     if on_progress is None:
         return None, None
     # Of 10 bytes: the first reports 0 to 10 of 20, the second 10 to 20 of 20.
-    return lambda done, total: on_progress(done, 2 * total), lambda done, total: on_progress(total + done, 2 * total)
+    return lambda done, total: on_progress(done, 2 * total), lambda done, total: on_progress(
+        total + done, 2 * total
+    )

@@ -66,7 +66,11 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
             raise CheckpointError(f"{folder} is not uploaded: {check.name}: {check.found}")
     present = sorted(path for path in folder.iterdir() if path.is_file())
     code = code_files(folder)
-    sent = [path for path in present if path in code or any(fnmatch(path.name, pattern) for pattern in SENT)]
+    sent = [
+        path
+        for path in present
+        if path in code or any(fnmatch(path.name, pattern) for pattern in SENT)
+    ]
     # Nobody would load safetensors that the index does not name, left by another layout or run.
     sent = [path for path in sent if path.suffix != ".safetensors" or path in files.values()]
     card = None if folder / CARD in sent else model_card(folder, repo, license_name)
@@ -82,7 +86,9 @@ def adapter_upload(folder: Path, repo: str, license_name: str | None) -> Upload:
     adapter = peft.read_adapter(folder)
     present = sorted(path for path in folder.iterdir() if path.is_file())
     sent = [
-        path for path in present if any(fnmatch(path.name, pattern) for pattern in (*peft.FILES, *LICENCE_FILES, CARD))
+        path
+        for path in present
+        if any(fnmatch(path.name, pattern) for pattern in (*peft.FILES, *LICENCE_FILES, CARD))
     ]
     name = adapter.base.name or ""
     is_hub_id = huggingface.HUB_ID.fullmatch(name)
@@ -100,7 +106,11 @@ A LoRA adapter of rank {adapter.config.rank}, in {layers} layers of {name or "a 
 
     diffucoder generate --model {name if is_hub_id else "BASE"} --adapter {repo} "def fibonacci(n):"
 """
-    return Upload(tuple(sent), None if folder / CARD in sent else card, tuple(p for p in present if p not in sent))
+    return Upload(
+        tuple(sent),
+        None if folder / CARD in sent else card,
+        tuple(p for p in present if p not in sent),
+    )
 
 
 def model_card(folder: Path, repo: str, license_name: str | None) -> str:
@@ -109,7 +119,10 @@ def model_card(folder: Path, repo: str, license_name: str | None) -> str:
     dtype = huggingface.read_json(folder, "config.json").get("torch_dtype")
     precision = "int8 kernels" if DreamForCausalLM.is_int8(folder) else dtype
     files = sorted(set(huggingface.tensor_files(folder).values()))
-    sums = "\n".join(f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |" for path in files)
+    sums = "\n".join(
+        f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |"
+        for path in files
+    )
     licence = f"license: {license_name}\n" if license_name else ""
     return f"""---
 library_name: jax-diffucoder
@@ -134,7 +147,9 @@ Please add here what the model was trained on, what it is intended for, and how 
 """
 
 
-def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: str | None = None) -> str:
+def push(
+    upload: Upload, repo: str, *, message: str, is_public: bool, revision: str | None = None
+) -> str:
     """Upload files to the hub in one commit, hence atomically.
 
     Args:
@@ -163,6 +178,10 @@ def push(upload: Upload, repo: str, *, message: str, is_public: bool, revision: 
         api.create_repo(repo, private=not is_public, exist_ok=True)
         if revision:
             api.create_branch(repo, branch=revision, exist_ok=True)
-        return api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url
+        return api.create_commit(
+            repo, operations, commit_message=message, revision=revision
+        ).commit_url
     except Exception as error:  # the hub's client also raises exceptions of its HTTP library
-        raise ValueError(f"repo={repo!r}: the hub rejected the upload ({first_line(error)})") from error
+        raise ValueError(
+            f"repo={repo!r}: the hub rejected the upload ({first_line(error)})"
+        ) from error

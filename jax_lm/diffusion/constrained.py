@@ -47,7 +47,9 @@ class Repair:
         self.ids = answer[:kept]
         return kept
 
-    def choose(self, key: Key[Array, ""], log_probs: Float[np.ndarray, "c"], ids: Int[np.ndarray, "c"]) -> int:
+    def choose(
+        self, key: Key[Array, ""], log_probs: Float[np.ndarray, "c"], ids: Int[np.ndarray, "c"]
+    ) -> int:
         """Decide the token after those that stay: draw candidates until one can be completed.
 
         Without temperature, candidates are tried by their probability.
@@ -60,7 +62,9 @@ class Repair:
         return token
 
 
-def constraints_of(canvas: Canvas, options: GenerationOptions, tokenizer: DiffuCoderTokenizer) -> list[Constraint]:
+def constraints_of(
+    canvas: Canvas, options: GenerationOptions, tokenizer: DiffuCoderTokenizer
+) -> list[Constraint]:
     """Return the constraint of each row, none without a grammar.
 
     Raises:
@@ -69,7 +73,9 @@ def constraints_of(canvas: Canvas, options: GenerationOptions, tokenizer: DiffuC
     if options.grammar is None:
         return []
     grammar, constraints = find_grammar(options.grammar), []
-    for tokens, holes, present in zip(canvas.tokens, canvas.holes, canvas.attention_mask, strict=True):
+    for tokens, holes, present in zip(
+        canvas.tokens, canvas.holes, canvas.attention_mask, strict=True
+    ):
         columns = np.flatnonzero(holes)
         start, end = columns[0], columns[-1] + 1
         if len(columns) < end - start:
@@ -125,7 +131,9 @@ def meet(
                 reopened[row, hole[kept:]] = True
         if not reopened.any():
             return state
-        state = overwrite(state, reopened, tokens=sampler.mask_id, masked=True, commit_step=NEVER, confidence=0.0)
+        state = overwrite(
+            state, reopened, tokens=sampler.mask_id, masked=True, commit_step=NEVER, confidence=0.0
+        )
         log_probs, ids = map(np.asarray, sampler.candidates(canvas, state, options))
         decided, confidence = np.zeros_like(reopened), np.zeros(tokens.shape, np.float32)
         for row in np.flatnonzero(reopened.any(axis=1)).tolist():
@@ -135,7 +143,14 @@ def meet(
             token = repairs[row].choose(key, log_probs[place], ids[place])
             decided[row, column], tokens[row, column] = True, token
             confidence[row, column] = np.exp(log_probs[place][ids[place] == token]).sum()
-        state = overwrite(state, decided, tokens=tokens, masked=False, commit_step=state.step, confidence=confidence)
+        state = overwrite(
+            state,
+            decided,
+            tokens=tokens,
+            masked=False,
+            commit_step=state.step,
+            confidence=confidence,
+        )
         state = state._replace(forwards=state.forwards + 1, step=state.step + 1)
         if np.asarray(state.masked).any():
             state = sampler.generate(canvas, options, stop_ids=stop_ids, state=state)
@@ -143,5 +158,7 @@ def meet(
 
 def overwrite(state: SamplerState, columns: Bool[np.ndarray, "b t"], **values: Any) -> SamplerState:
     """Set fields of a state in these columns."""
-    fields = {name: jnp.where(columns, value, getattr(state, name)) for name, value in values.items()}
+    fields = {
+        name: jnp.where(columns, value, getattr(state, name)) for name, value in values.items()
+    }
     return state._replace(**fields)

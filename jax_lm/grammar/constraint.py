@@ -46,7 +46,9 @@ class Constraint:
     def __post_init__(self) -> None:
         rest = self.search([])
         if rest is None:
-            raise ValueError(f"grammar: no text of at most {self.room} tokens is known that is valid here")
+            raise ValueError(
+                f"grammar: no text of at most {self.room} tokens is known that is valid here"
+            )
         self.known[:] = rest
 
     def answer(self, ids: Iterable[int]) -> list[int]:

@@ -18,14 +18,25 @@ STRING = re.compile(f'{CHARACTERS}"')
 OPEN_STRING = re.compile(rf'{CHARACTERS}(\\[^"]{{0,11}})?')
 """A string without its end, which may be cut inside an escape."""
 ESCAPE_ENDS = (r"\n", r"\u0000", r"\ud800\udc00")
-NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?(?![0-9.eE+-])")
+NUMBER = re.compile(
+    r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?(?![0-9.eE+-])"
+)
 """Numbers of a length that Python can read."""
 LITERALS = ("true", "false", "null")
 LITERAL = re.compile("|".join(LITERALS))
 SPACE = re.compile(r"[ \t\n\r]{0,64}")
 """Enough white space to indent by, but not a canvas full of it."""
 
-SHORTEST = {"object": "{}", "value": "0", "item": "", "first key": "", "key": '"":0', "colon": ":0", "next": "", "": ""}
+SHORTEST = {
+    "object": "{}",
+    "value": "0",
+    "item": "",
+    "first key": "",
+    "key": '"":0',
+    "colon": ":0",
+    "next": "",
+    "": "",
+}
 """What may come next in a text, and the shortest form of it before everything open is closed."""
 KEYS = ("key", "first key")
 VALUES = ("value", "item")
@@ -45,7 +56,9 @@ class JsonObjectGrammar:
                 return None if end is None else end + SHORTEST[after_scalar(expects)] + closers
             char, place = text[place], place + read
             if char in "{[":
-                expects, closers = ("first key", "}" + closers) if char == "{" else ("item", "]" + closers)
+                expects, closers = (
+                    ("first key", "}" + closers) if char == "{" else ("item", "]" + closers)
+                )
                 if len(closers) > MAX_DEPTH:
                     return None
             elif char in "}]":
@@ -68,7 +81,14 @@ def after_scalar(expects: str) -> str:
 def token_length(text: str, place: int, expects: str, closer: str) -> int:
     """Return the length of the token at a place; 0 if it is unexpected or incomplete."""
     char = text[place]
-    marks = {"object": "{", "value": "{[", "item": "{[]", "first key": "}", "colon": ":", "next": f",{closer}"}
+    marks = {
+        "object": "{",
+        "value": "{[",
+        "item": "{[]",
+        "first key": "}",
+        "colon": ":",
+        "next": f",{closer}",
+    }
     if char in marks.get(expects, ""):
         return 1
     if char == '"' and expects in (*VALUES, *KEYS):

@@ -27,11 +27,24 @@ MAX_DEPTH = 40
 
 CLOSERS = {"(": ")", "[": "]", "{": "}"}
 MARKS = re.compile(
-    r"""#[^\n]*|(?P<quote>'''|\"\"\"|'|")(?:\\.|(?!(?P=quote)).)*(?P<end>(?P=quote))?|[()\[\]{}]""", re.DOTALL
+    r"""#[^\n]*|(?P<quote>'''|\"\"\"|'|")(?:\\.|(?!(?P=quote)).)*(?P<end>(?P=quote))?|[()\[\]{}]""",
+    re.DOTALL,
 )
 """Comments, strings with or without their end, and brackets."""
 OPERANDS = ("x", " x", " else x", " in x")
-HEADERS = (": pass", ":", "(): pass", " x: pass", " f(): pass", " in x: pass", " import x", ": x", "=x", "=0", "0")
+HEADERS = (
+    ": pass",
+    ":",
+    "(): pass",
+    " x: pass",
+    " f(): pass",
+    " in x: pass",
+    " import x",
+    ": x",
+    "=x",
+    "=0",
+    "0",
+)
 CUT_OPERATORS = {"!": ("=",), ".": (".",), "-": (">",)}
 """The rest of an operator that was cut."""
 KEYWORDS = (*kwlist, *softkwlist)

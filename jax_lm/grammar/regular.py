@@ -28,7 +28,16 @@ SUPPORTED = {
     "definitions",
 }  # fmt: skip
 """Keywords of JSON Schema that the expressions support."""
-ANNOTATIONS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated"}
+ANNOTATIONS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$schema",
+    "$id",
+    "$comment",
+    "deprecated",
+}
 """Keywords without effect."""
 SUPPORTED_WORDS = ", ".join(sorted(SUPPORTED))
 NAMED_PARTS = ("properties", "$defs", "definitions")
@@ -62,7 +71,9 @@ class RegularGrammar:
             text = json.dumps(read_schema(text))
         table = make_automaton(kind, text, name, float(seconds or SECONDS))
         self.start: int = table["start"]
-        self.moves: Moves = {state: [tuple(step) for step in steps] for state, steps in table["moves"]}
+        self.moves: Moves = {
+            state: [tuple(step) for step in steps] for state, steps in table["moves"]
+        }
         self.nearest = nearest_bytes(self.moves, set(table["ends"]))
         if self.start not in self.nearest:
             raise ValueError(f"{name}: matches no text")
@@ -111,7 +122,9 @@ def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
     """
     before: dict[int, list[tuple[int, int]]] = {}
     for state, steps in moves.items():
-        bytes_after = [(min(range(first, last + 1), key=reading_order), after) for first, last, after in steps]
+        bytes_after = [
+            (min(range(first, last + 1), key=reading_order), after) for first, last, after in steps
+        ]
         for byte, after in sorted(bytes_after, key=lambda step: reading_order(step[0])):
             before.setdefault(after, []).append((state, byte))
     nearest: dict[int, int | None] = dict.fromkeys(sorted(ends))
@@ -150,7 +163,8 @@ def require_supported(schema: Any) -> None:
             continue
         if name not in SUPPORTED | ANNOTATIONS:
             raise ValueError(
-                f"json_schema: {name[:60]!r} is not supported; leave it out, or express it with {SUPPORTED_WORDS}"
+                f"json_schema: {name[:60]!r} is not supported; leave it out, or express it with "
+                f"{SUPPORTED_WORDS}"
             )
         parts: list[Any] = []
         if name in NAMED_PARTS:

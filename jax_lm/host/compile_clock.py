@@ -42,7 +42,9 @@ def compile_seconds() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the seconds spent compiling since the block began."""
     clock, start = compile_clock(), time.perf_counter()
     clock.pieces.clear()
-    yield lambda: union_seconds([(max(begin, start), end) for begin, end in clock.pieces if end > start])
+    yield lambda: union_seconds(
+        [(max(begin, start), end) for begin, end in clock.pieces if end > start]
+    )
 
 
 def union_seconds(pieces: list[tuple[float, float]]) -> float:

@@ -31,10 +31,14 @@ def start(
     # Three modes: an explicit cluster, a detected cluster, or a single process.
     if coordinator is not None and num_processes is not None and process_id is not None:
         if not 0 <= process_id < num_processes:
-            raise ValueError(f"process_id={process_id}: must lie in [0, num_processes={num_processes})")
+            raise ValueError(
+                f"process_id={process_id}: must lie in [0, num_processes={num_processes})"
+            )
         jax.distributed.initialize(coordinator, num_processes, process_id)
     elif not (coordinator is None and num_processes is None and process_id is None):
-        raise ValueError("coordinator, num_processes, process_id: give all three, or multi_host alone")
+        raise ValueError(
+            "coordinator, num_processes, process_id: give all three, or multi_host alone"
+        )
     elif multi_host:
         try:
             jax.distributed.initialize()

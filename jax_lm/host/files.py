@@ -22,7 +22,9 @@ def atomic_write(target: Path) -> Iterator[Path]:
     # In the same folder, as a rename is atomic only within a file system. The name is cut so that
     # it stays below the 255 bytes that file systems allow.
     target = Path(os.path.realpath(target))
-    with remove_on_exit(target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")) as temporary:
+    with remove_on_exit(
+        target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")
+    ) as temporary:
         yield temporary
         temporary.replace(target)
 
@@ -51,5 +53,7 @@ def output_folder(out: Path) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "is a file" if out.is_file() else error.strerror
-        raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})") from error
+        raise ValueError(
+            f"out={str(out)!r}: must be a folder, or not exist yet ({reason})"
+        ) from error
     return out

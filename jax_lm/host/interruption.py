@@ -94,7 +94,9 @@ def watch_interrupts() -> None:
     os.set_blocking(wakeup_fd, False)
     signal.signal(signal.SIGINT, exit_now)
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
-    threading.Thread(target=wait_for_interrupts, args=(read_fd,), name="interruption", daemon=True).start()
+    threading.Thread(
+        target=wait_for_interrupts, args=(read_fd,), name="interruption", daemon=True
+    ).start()
     # Python would print a traceback for an interrupt inside a destructor, a callback or a thread.
     unraisable = sys.unraisablehook
     in_thread = threading.excepthook

@@ -33,7 +33,12 @@ STDERR = 2
 DRIVER_NOTES = re.compile(rb"absl::InitializeLog|Could not find cuda drivers")
 QUIET_TPU = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 # Variables with which a user selects a platform.
-DECIDED = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_FORCE_TPU_INIT", "PJRT_NAMES_AND_LIBRARY_PATHS")
+DECIDED = (
+    "JAX_PLATFORMS",
+    "JAX_PLATFORM_NAME",
+    "JAX_FORCE_TPU_INIT",
+    "PJRT_NAMES_AND_LIBRARY_PATHS",
+)
 
 
 def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
@@ -132,7 +137,8 @@ def plugin_names() -> set[str]:
     spec = importlib.util.find_spec("jax_plugins")
     places = spec.submodule_search_locations if spec else None
     declared = {
-        point.value.removeprefix("jax_plugins.") for point in importlib.metadata.entry_points(group="jax_plugins")
+        point.value.removeprefix("jax_plugins.")
+        for point in importlib.metadata.entry_points(group="jax_plugins")
     }
     return {module.name for module in pkgutil.iter_modules(places or [])} | declared
 

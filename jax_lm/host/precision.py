@@ -30,7 +30,9 @@ def trial_seconds(dtype: str) -> float:
 
     @jax.jit
     def trial(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(
+            rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
 
     trial(rows, weight).block_until_ready()
     times = []

@@ -54,8 +54,15 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
     if not shows_progress():
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task(description, total=None, note=first_note)
 
         def report(done: int, total: int, note: str = "") -> None:

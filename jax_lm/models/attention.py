@@ -47,7 +47,8 @@ class KeyValues(NamedTuple):
     def write(self, fresh: "KeyValues", start: Int[Array, ""]) -> "KeyValues":
         """Return a copy in which `fresh` replaces the positions from `start` on."""
         keys, values = (
-            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2) for old, new in zip(self, fresh, strict=True)
+            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
+            for old, new in zip(self, fresh, strict=True)
         )
         return KeyValues(keys, values)
 
@@ -70,7 +71,9 @@ Keys = Float[Array, "b k s h"]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
 
 
-def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None) -> Queries:
+def attend(
+    q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None
+) -> Queries:
     """Compute attention with the fastest implementation available.
 
     On a `mesh`, rows are sharded like the hidden states, and heads like the weights.
@@ -96,12 +99,14 @@ def attend(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | N
     rows = row_axes(len(q), mesh.shape)
     queries, keys = PartitionSpec(rows, None, "tensor"), PartitionSpec(rows, "tensor")
     specs = queries, keys, keys, PartitionSpec(rows)
-    return jax.shard_map(implementation, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)(
-        q, k, v, attention_mask
-    )
+    return jax.shard_map(
+        implementation, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False
+    )(q, k, v, attention_mask)
 
 
-def choose_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None) -> Attention | None:
+def choose_attention(
+    q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None
+) -> Attention | None:
     """Choose the implementation that avoids writing all scores, for the device compiled for.
 
     Returns None if there is none, or if it does not pay off: the kernels need bfloat16, and a
@@ -110,14 +115,22 @@ def choose_attention(q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | 
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
     is_long = t == s and t >= MIN_LENGTH.get(device.platform, t + 1)
-    if not is_long or q.dtype != jnp.bfloat16 or (mesh is not None and heads % mesh.shape["tensor"]):
+    if (
+        not is_long
+        or q.dtype != jnp.bfloat16
+        or (mesh is not None and heads % mesh.shape["tensor"])
+    ):
         return None
     if device.platform == "gpu":
         fits = t % 2 == 0 and h % 8 == 0 and h <= MAX_HEAD_DIM
-        return cudnn if fits and has_cudnn() and float(device.compute_capability) >= AMPERE else None
+        return (
+            cudnn if fits and has_cudnn() and float(device.compute_capability) >= AMPERE else None
+        )
     # The splash kernel takes segment ids. It cannot take a mask that differs between queries and is
     # computed at run time, as the mask of attention annealing is.
-    by_sample = attention_mask is None or isinstance(attention_mask, SampleMask) or attention_mask.ndim == 2
+    by_sample = (
+        attention_mask is None or isinstance(attention_mask, SampleMask) or attention_mask.ndim == 2
+    )
     if by_sample and h % LANES == 0:
         return splash
     return attend_in_blocks if t % LANES == 0 else None
@@ -154,7 +167,9 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     """
     b, t, n, _ = q.shape
     size = max(
-        size for size in divisors(t) if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size <= MIN_BLOCK_QUERIES
+        size
+        for size in divisors(t)
+        if 4 * b * n * size * k.shape[2] <= BLOCK_BYTES or size <= MIN_BLOCK_QUERIES
     )
     # The gradients of keys and values are summed over the blocks in the dtype that keys and values
     # have outside the loop, so this dtype must be float32.
@@ -177,7 +192,9 @@ def full_mask(q: Queries, k: Keys, mask: KeyMask) -> Bool[Array, "b t s"] | None
     return None if mask is None else jnp.broadcast_to(query_mask(mask), (*q.shape[:2], k.shape[2]))
 
 
-def query_mask(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask) -> Bool[Array, "b #t s"]:
+def query_mask(
+    mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask,
+) -> Bool[Array, "b #t s"]:
     """Return which keys may be attended to, per query or once for all queries."""
     if isinstance(mask, SampleMask):
         # [0, 0, 1] -> [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
@@ -185,7 +202,9 @@ def query_mask(mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask) -> 
     return mask[:, None] if mask.ndim == 2 else mask
 
 
-def splash(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False) -> Queries:
+def splash(
+    q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False
+) -> Queries:
     """Compute attention with JAX's kernel for TPUs, forward and backward.
 
     The kernel is jax.experimental.pallas.ops.tpu.splash_attention. It does not scale the scores, so
@@ -212,7 +231,10 @@ def splash(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: 
     kernel = splash_attention.make_splash_mha_single_device(
         splash_attention.MultiHeadMask([splash_attention.FullMask((t + padding, t + padding))] * n),
         block_sizes=splash_attention.BlockSizes(
-            **dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block)
+            **dict.fromkeys(
+                ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"),
+                block,
+            )
         ),
         interpret=interpret,
     )
@@ -293,7 +315,12 @@ def has_cudnn() -> bool:
     """
     heads = jax.ShapeDtypeStruct((1, LANES, 1, LANES), jnp.bfloat16)
     try:
-        jax.eval_shape(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), heads, heads, heads)
+        jax.eval_shape(
+            functools.partial(jax.nn.dot_product_attention, implementation="cudnn"),
+            heads,
+            heads,
+            heads,
+        )
     except RuntimeError:
         return False
     return True

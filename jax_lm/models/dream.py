@@ -52,7 +52,9 @@ class DreamModel(nnx.Module):
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
         self.mesh: Mesh | None = None
         self.embed_tokens = DreamEmbedding(config, init=init)
-        self.layers = nnx.List([DreamDecoderLayer(config, init=init) for _ in range(config.num_hidden_layers)])
+        self.layers = nnx.List(
+            [DreamDecoderLayer(config, init=init) for _ in range(config.num_hidden_layers)]
+        )
         self.norm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
         self.rotary_emb = DreamRotaryEmbedding(config.head_dim, config.rope_theta)
 
@@ -92,7 +94,12 @@ class DreamModel(nnx.Module):
         yield self.norm(x)
 
     def recompute(
-        self, input_ids: Batch, attention_mask: KeyMask, position_ids: Batch, cache: tuple[KeyValues, ...], start: Row
+        self,
+        input_ids: Batch,
+        attention_mask: KeyMask,
+        position_ids: Batch,
+        cache: tuple[KeyValues, ...],
+        start: Row,
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
         """Compute the last hidden states of rows [start, start + t) only.
 
@@ -154,15 +161,22 @@ class DreamForCausalLM(nnx.Module):
     and positions.
     """
 
-    def __init__(self, config: DreamConfig, *, rngs: nnx.Rngs | None = None, dtype: DTypeLike = jnp.float32) -> None:
+    def __init__(
+        self, config: DreamConfig, *, rngs: nnx.Rngs | None = None, dtype: DTypeLike = jnp.float32
+    ) -> None:
         init = Initializer(config.initializer_range, rngs or nnx.Rngs(0), dtype)
         self.config = config
         self.model = DreamModel(config, init=init)
         d, v = config.hidden_size, config.vocab_size
-        self.lm_head = None if config.tie_word_embeddings else DreamLinear(d, v, use_bias=False, init=init)
+        self.lm_head = (
+            None if config.tie_word_embeddings else DreamLinear(d, v, use_bias=False, init=init)
+        )
 
     def __call__(
-        self, input_ids: Batch, attention_mask: Mask | None = None, position_ids: Batch | None = None
+        self,
+        input_ids: Batch,
+        attention_mask: Mask | None = None,
+        position_ids: Batch | None = None,
     ) -> Float[Array, "b t v"]:
         return self.logits(self.model(input_ids, attention_mask, position_ids))
 
@@ -190,9 +204,13 @@ class DreamForCausalLM(nnx.Module):
         return self
 
     @classmethod
-    def abstract(cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False) -> "DreamForCausalLM":
+    def abstract(
+        cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False
+    ) -> "DreamForCausalLM":
         """Return a model that holds shapes in place of arrays, and takes no memory."""
-        return nnx.eval_shape(lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype))
+        return nnx.eval_shape(
+            lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype)
+        )
 
     @property
     def mesh(self) -> Mesh | None:
@@ -207,7 +225,9 @@ class DreamForCausalLM(nnx.Module):
         """
         graph, state = nnx.split(self)
         params = nnx.to_pure_dict(state)
-        model = nnx.merge(graph, jax.device_put(params, sharding.tree_shardings(params, self.config, mesh)))
+        model = nnx.merge(
+            graph, jax.device_put(params, sharding.tree_shardings(params, self.config, mesh))
+        )
         model.model.mesh = mesh
         return model
 
@@ -222,7 +242,10 @@ class DreamForCausalLM(nnx.Module):
     @staticmethod
     def is_int8(folder: Path) -> bool:
         """Whether the kernels of a checkpoint are stored as int8."""
-        return huggingface.read_json(folder, "config.json").get("quantization_config") == stored.QUANTIZATION
+        return (
+            huggingface.read_json(folder, "config.json").get("quantization_config")
+            == stored.QUANTIZATION
+        )
 
     @classmethod
     def from_pretrained(
@@ -302,14 +325,24 @@ class DreamForCausalLM(nnx.Module):
         """
         folder, tensors = Path(folder), parameters(self)
         if any(value.dtype == jnp.int8 for value in tensors.values()):
-            raise ValueError("the model is int8: save the float model, or use `diffucoder convert --quantize int8`")
+            raise ValueError(
+                "the model is int8: save the float model, or use "
+                "`diffucoder convert --quantize int8`"
+            )
         require_elsewhere(folder, source)
         # Gathering is a collective operation, so it must run on every host.
-        tensors = {name: sharding.gather_to_host(value.astype(dtype or value.dtype)) for name, value in tensors.items()}
+        tensors = {
+            name: sharding.gather_to_host(value.astype(dtype or value.dtype))
+            for name, value in tensors.items()
+        }
         if jax.process_index() == 0:
             source_fields = {} if source is None else huggingface.read_json(source, "config.json")
-            fields = self.config.update_fields(source_fields) if source_fields else self.config.to_dict()
-            huggingface.save(folder, tensors, set_dtype(fields, str(jnp.dtype(dtype or self.dtype))))
+            fields = (
+                self.config.update_fields(source_fields) if source_fields else self.config.to_dict()
+            )
+            huggingface.save(
+                folder, tensors, set_dtype(fields, str(jnp.dtype(dtype or self.dtype)))
+            )
             write_description(folder, self.config, tokenizer, source)
 
 
@@ -319,7 +352,9 @@ def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Batch:
     Raises:
         ValueError: the mask differs between queries, which leaves positions undefined.
     """
-    if isinstance(attention_mask, SampleMask) or (attention_mask is not None and attention_mask.ndim != 2):
+    if isinstance(attention_mask, SampleMask) or (
+        attention_mask is not None and attention_mask.ndim != 2
+    ):
         raise ValueError("position_ids=None: an attention mask for each query needs positions")
     if attention_mask is None:
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
@@ -335,7 +370,9 @@ def flatten(tree: dict) -> dict[str, Any]:
 
 def nest(leaves: dict[str, Any], template: dict) -> dict:
     """Invert `flatten`, with the keys of `template`, where layer numbers are integers, not text."""
-    return unflatten_dict({path: leaves[".".join(map(str, path))] for path in flatten_dict(template)})
+    return unflatten_dict(
+        {path: leaves[".".join(map(str, path))] for path in flatten_dict(template)}
+    )
 
 
 def parameters(model: DreamForCausalLM) -> dict[str, Any]:
@@ -350,7 +387,10 @@ def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tu
 
     With `int8`, the scales are included.
     """
-    return {name: leaf.shape for name, leaf in parameters(DreamForCausalLM.abstract(config, int8=int8)).items()}
+    return {
+        name: leaf.shape
+        for name, leaf in parameters(DreamForCausalLM.abstract(config, int8=int8)).items()
+    }
 
 
 def load_spec(config: DreamConfig, stored_int8: bool, **settings: Any) -> loading.LoadSpec:

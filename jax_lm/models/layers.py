@@ -51,7 +51,9 @@ class DreamLinear(nnx.Module):
         weight, scale = stored.quantize(self.weight[...])
         self.weight, self.scale = nnx.Param(weight), nnx.Param(scale)
 
-    def __call__(self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None) -> Float[Array, "*b o"]:
+    def __call__(
+        self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
+    ) -> Float[Array, "*b o"]:
         dtype = dtype or x.dtype
         if self.scale is None:
             y = product(x, self.weight[...])
@@ -116,7 +118,12 @@ class DreamAttention(nnx.Module):
         self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
 
     def __call__(
-        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: Past = None, mesh: Mesh | None = None
+        self,
+        x: Hidden,
+        rotary: Rotary,
+        attention_mask: KeyMask,
+        past: Past = None,
+        mesh: Mesh | None = None,
     ) -> tuple[Hidden, KeyValues]:
         """Compute attention of the rows of `x`, and the keys and values that they attended to.
 
@@ -156,11 +163,18 @@ class DreamDecoderLayer(nnx.Module):
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
         self.input_layernorm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
         self.self_attn = DreamAttention(config, init=init)
-        self.post_attention_layernorm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
+        self.post_attention_layernorm = DreamRMSNorm(
+            config.hidden_size, config.rms_norm_eps, init=init
+        )
         self.mlp = DreamMLP(config, init=init)
 
     def __call__(
-        self, x: Hidden, rotary: Rotary, attention_mask: KeyMask, past: Past = None, mesh: Mesh | None = None
+        self,
+        x: Hidden,
+        rotary: Rotary,
+        attention_mask: KeyMask,
+        past: Past = None,
+        mesh: Mesh | None = None,
     ) -> tuple[Hidden, KeyValues]:
         attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past, mesh)
         x = x + attended

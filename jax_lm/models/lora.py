@@ -30,11 +30,15 @@ class LoraLinear(nnx.Module):
         # The initialization of PEFT: kaiming_uniform with a = sqrt(5), a bound of 1 / sqrt(in).
         bound = in_size**-0.5
         self.base = base
-        self.lora_a = nnx.Param(jax.random.uniform(key, (rank, in_size), minval=-bound, maxval=bound))
+        self.lora_a = nnx.Param(
+            jax.random.uniform(key, (rank, in_size), minval=-bound, maxval=bound)
+        )
         self.lora_b = nnx.Param(jnp.zeros((out_size, rank)))
         self.scale = scale
 
-    def __call__(self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None) -> Float[Array, "*b o"]:
+    def __call__(
+        self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
+    ) -> Float[Array, "*b o"]:
         # [*, in] -> [*, rank] -> [*, out]; both summands are in float32, and their sum is rounded.
         low = product(x, self.lora_a[...].astype(x.dtype)).astype(x.dtype)
         added = product(low, self.lora_b[...].astype(x.dtype)) * self.scale
@@ -66,7 +70,11 @@ def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int) -> None:
         block = layer.self_attn if name in ATTENTION else layer.mlp
         # The key depends on the layer alone, so other targets leave the values of A unchanged.
         folded = jax.random.fold_in(jax.random.fold_in(key, number), LINEAR.index(name))
-        setattr(block, name, LoraLinear(getattr(block, name), config.rank_of(path), config.scale_of(path), folded))
+        setattr(
+            block,
+            name,
+            LoraLinear(getattr(block, name), config.rank_of(path), config.scale_of(path), folded),
+        )
 
 
 def linear_paths(model: DreamForCausalLM) -> Iterator[tuple[int, str]]:
@@ -83,7 +91,12 @@ def is_lora(name: str) -> bool:
 
 
 def save_adapter(
-    model: DreamForCausalLM, folder: Path, config: LoraConfig, base: NamedBase, *, dtype: DTypeLike = jnp.float32
+    model: DreamForCausalLM,
+    folder: Path,
+    config: LoraConfig,
+    base: NamedBase,
+    *,
+    dtype: DTypeLike = jnp.float32,
 ) -> None:
     """Write the adapters of a model, with the name of their base model.
 
@@ -97,7 +110,9 @@ def save_adapter(
         dtype: dtype of the stored tensors.
     """
     # Gathering is a collective operation, so it must run on every host.
-    adapter = {name: value.astype(dtype) for name, value in parameters(model).items() if is_lora(name)}
+    adapter = {
+        name: value.astype(dtype) for name, value in parameters(model).items() if is_lora(name)
+    }
     tensors = {name: jax.device_get(gather_to_host(value)) for name, value in adapter.items()}
     if jax.process_index() == 0:
         peft.save(folder, tensors, config, base)
@@ -131,7 +146,9 @@ def merge(model: DreamForCausalLM) -> None:
     for path, adapter in adapters(model):
         weight = adapter.base.weight
         if weight[...].dtype == jnp.int8:
-            raise ValueError(f"{path}: int8 weights cannot take an adapter; merge into the float checkpoint")
+            raise ValueError(
+                f"{path}: int8 weights cannot take an adapter; merge into the float checkpoint"
+            )
         # B [out, rank] times A [rank, in] has the shape of W, [out, in].
         change = adapter.scale * adapter.lora_b[...] @ adapter.lora_a[...]
         weight[...] = (weight[...].astype(jnp.float32) + change).astype(weight[...].dtype)
@@ -145,4 +162,8 @@ def merge(model: DreamForCausalLM) -> None:
 
 def adapters(model: DreamForCausalLM) -> Sequence[tuple[str, LoraLinear]]:
     """Return the layers that carry an adapter, with their dotted paths."""
-    return [(".".join(map(str, path)), node) for path, node in nnx.iter_graph(model) if isinstance(node, LoraLinear)]
+    return [
+        (".".join(map(str, path)), node)
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, LoraLinear)
+    ]

@@ -65,18 +65,24 @@ def product_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[A
         db = contract(g, a, rows, rows, batch)
     else:
         # The gradient of a weight sums over batch and position, and only XLA:CPU needs them merged.
-        db = jax.lax.platform_dependent(g, a, cpu=contract_flat, default=lambda g, a: contract(g, a, rows, rows, 0))
+        db = jax.lax.platform_dependent(
+            g, a, cpu=contract_flat, default=lambda g, a: contract(g, a, rows, rows, 0)
+        )
     return da.astype(a.dtype), db.astype(b.dtype)
 
 
 product.defvjp(product_forward, product_backward)
 
 
-def contract(a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...], batch: int) -> Array:
+def contract(
+    a: Array, b: Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...], batch: int
+) -> Array:
     """Contract the given axes in float32, batched over the first `batch` axes."""
     axes = tuple(range(batch))
     with full_precision(a.dtype):
-        return jax.lax.dot_general(a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(
+            a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=jnp.float32
+        )
 
 
 def contract_flat(a: Float[Array, "*z m"], b: Float[Array, "*z n"]) -> Float[Array, "m n"]:
@@ -123,7 +129,9 @@ scale_columns.defvjp(scale_columns_forward, scale_columns_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def lookup(table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None) -> Float[Array, "b t d"]:
+def lookup(
+    table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None
+) -> Float[Array, "b t d"]:
     """Look up rows of a table by id. On a `mesh`, the result is sharded by rows of the batch.
 
     JAX's own gradient sums the cotangents of an id in their dtype. In bfloat16, a row that is
@@ -183,12 +191,16 @@ def free_row_axis(ids: Array, mesh: Mesh) -> str | None:
     return "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
 
 
-def lookup_forward(table: Array, ids: Array, mesh: Mesh | None) -> tuple[Array, tuple[Array, Array]]:
+def lookup_forward(
+    table: Array, ids: Array, mesh: Mesh | None
+) -> tuple[Array, tuple[Array, Array]]:
     # table[:, :0] is [v, 0]: the gradient needs the length and dtype of the table, but no values.
     return lookup(table, ids, mesh), (ids, table[:, :0])
 
 
-def lookup_backward(mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, None]:
+def lookup_backward(
+    mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, None]:
     ids, like = saved
     if mesh is not None:
         # The cotangent is split by columns like the table. Each device then sums its own columns of
@@ -197,7 +209,9 @@ def lookup_backward(mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Ar
         ids = sharding.constrain(ids, mesh, rows)
         cotangent = sharding.constrain(cotangent, mesh, rows, None, "fsdp")
     empty = jnp.zeros((len(like), cotangent.shape[-1]), jnp.float32)
-    gradient = sharding.constrain(empty, mesh, "tensor", "fsdp").at[ids].add(cotangent.astype(jnp.float32))
+    gradient = (
+        sharding.constrain(empty, mesh, "tensor", "fsdp").at[ids].add(cotangent.astype(jnp.float32))
+    )
     return sharding.constrain(gradient, mesh, "tensor", "fsdp").astype(like.dtype), None
 
 

@@ -59,12 +59,20 @@ def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
         rows //= sizes[axis]
     # Ceiling division; a float32 logit takes 4 bytes.
     least = -(-rows * length * vocabulary * 4 // LOGIT_BYTES)
-    return next(blocks for blocks in range(min(max(least, 1), vocabulary), vocabulary + 1) if vocabulary % blocks == 0)
+    return next(
+        blocks
+        for blocks in range(min(max(least, 1), vocabulary), vocabulary + 1)
+        if vocabulary % blocks == 0
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def log_probs_by_block(
-    graph: nnx.GraphDef, blocks: int, head: Head, hidden: Float[Array, "b t d"], index: Int[Array, "b t"]
+    graph: nnx.GraphDef,
+    blocks: int,
+    head: Head,
+    hidden: Float[Array, "b t d"],
+    index: Int[Array, "b t"],
 ) -> Float[Array, "b t"]:
     return log_probs_by_block_forward(graph, blocks, head, hidden, index)[0]
 
@@ -72,19 +80,25 @@ def log_probs_by_block(
 def log_probs_by_block_forward(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Array, index: Array
 ) -> tuple[Array, tuple[Head, Array, Array, Array]]:
-    def add(sums: tuple[Array, Array, Array], block: Array) -> tuple[tuple[Array, Array, Array], None]:
+    def add(
+        sums: tuple[Array, Array, Array], block: Array
+    ) -> tuple[tuple[Array, Array, Array], None]:
         # Online softmax: `total` is the sum of e^(logit - largest) over the blocks so far. If this
         # block has a larger logit, the sum is rescaled by e^(largest - larger).
         largest, total, token_logits = sums
         logits = nnx.merge(graph, head_block(head, blocks, block)).logits(hidden)
         larger = jnp.maximum(largest, jnp.max(logits, axis=-1))
-        total = total * jnp.exp(largest - larger) + jnp.sum(jnp.exp(logits - larger[..., None]), axis=-1)
+        total = total * jnp.exp(largest - larger) + jnp.sum(
+            jnp.exp(logits - larger[..., None]), axis=-1
+        )
         # Token i is column i // blocks of block i % blocks; the column is garbage in other blocks.
         candidates = jnp.take_along_axis(logits, (index // blocks)[..., None], axis=-1)[..., 0]
         return (larger, total, jnp.where(index % blocks == block, candidates, token_logits)), None
 
     zeros = jnp.zeros(index.shape, jnp.float32)
-    (largest, total, token_logits), _ = jax.lax.scan(add, (zeros - jnp.inf, zeros, zeros), jnp.arange(blocks))
+    (largest, total, token_logits), _ = jax.lax.scan(
+        add, (zeros - jnp.inf, zeros, zeros), jnp.arange(blocks)
+    )
     log_normalizer = largest + jnp.log(total)
     return token_logits - log_normalizer, (head, hidden, index, log_normalizer)
 
@@ -94,7 +108,9 @@ def log_probs_by_block_backward(
 ) -> tuple[Any, Array, None]:
     head, hidden, index, log_normalizer = saved
     # An int8 head has no gradient; its float scales have one.
-    trained = {name: leaf for name, leaf in head.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    trained = {
+        name: leaf for name, leaf in head.items() if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
 
     def add(sums: tuple[Head, Array], block: Array) -> tuple[tuple[Head, Array], None]:
         gradients, d_hidden = sums
@@ -103,10 +119,16 @@ def log_probs_by_block_backward(
         def compute_logits(floats: Head, hidden: Array) -> Array:
             return nnx.merge(graph, block_params | floats).logits(hidden)
 
-        logits, pull = jax.vjp(compute_logits, {name: block_params[name] for name in trained}, hidden)
-        is_token = (index % blocks == block)[..., None] & (jnp.arange(logits.shape[-1]) == (index // blocks)[..., None])
+        logits, pull = jax.vjp(
+            compute_logits, {name: block_params[name] for name in trained}, hidden
+        )
+        is_token = (index % blocks == block)[..., None] & (
+            jnp.arange(logits.shape[-1]) == (index // blocks)[..., None]
+        )
         # d log p(token) / d logit_i = [i is the token] - p_i
-        d_head, block_d_hidden = pull(cotangent[..., None] * (is_token - jnp.exp(logits - log_normalizer[..., None])))
+        d_head, block_d_hidden = pull(
+            cotangent[..., None] * (is_token - jnp.exp(logits - log_normalizer[..., None]))
+        )
         gradients = jax.tree.map(lambda all_, new: all_.at[:, block].set(new), gradients, d_head)
         return (gradients, d_hidden + block_d_hidden.astype(jnp.float32)), None
 
@@ -136,5 +158,6 @@ def split_vocabulary(leaf: Array, blocks: int) -> Array:
 def head_block(head: Head, blocks: int, block: Array) -> Head:
     """Return one block of the parameters of a head."""
     return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(split_vocabulary(leaf, blocks), block, 1, False), head
+        lambda leaf: jax.lax.dynamic_index_in_dim(split_vocabulary(leaf, blocks), block, 1, False),
+        head,
     )

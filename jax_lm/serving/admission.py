@@ -20,7 +20,9 @@ PREPARING_SECONDS = 10.0
 """Time limit for making the automaton of a regular expression or a schema."""
 
 
-def sequence_of(request: Request, inference: DiffuCoderInference, *, context: int, max_tokens: int) -> AnySequence:
+def sequence_of(
+    request: Request, inference: DiffuCoderInference, *, context: int, max_tokens: int
+) -> AnySequence:
     """Make the sequence of a request; ValueError names what does not fit."""
     options, hole = request.options, request.options.max_new_tokens
     if hole > max_tokens:
@@ -28,18 +30,22 @@ def sequence_of(request: Request, inference: DiffuCoderInference, *, context: in
     given = request.prompt_tokens
     if given + hole > context:
         raise ValueError(
-            f"prompt ({given}) and max_tokens ({hole}) take {given + hole} tokens: the context holds {context}"
+            f"prompt ({given}) and max_tokens ({hole}) take {given + hole} tokens: "
+            f"the context holds {context}"
         )
     key = jax.random.fold_in(jax.random.key(request.seed), request.index)
     key_data = np.asarray(jax.random.key_data(key))
     if inference.is_growing(options) and request.is_gap:
         if options.grammar is not None:
             raise ValueError(
-                "growth: a hole that finds its own length cannot meet a grammar; growth='off' keeps its length"
+                "growth: a hole that finds its own length cannot meet a grammar; "
+                "growth='off' keeps its length"
             )
         return growing_sequence(request, inference, key_data, context)
     if options.grammar is None and options.growth == "on":
-        raise ValueError("growth='on': fills holes between texts; the length of a completion is given")
+        raise ValueError(
+            "growth='on': fills holes between texts; the length of a completion is given"
+        )
     start = len(request.before)
     tokens = np.concatenate([request.before, np.zeros(hole), request.after]).astype(np.int32)
     fields: dict[str, Any] = {
@@ -61,9 +67,14 @@ def constraint_of(request: Request, inference: DiffuCoderInference) -> Constrain
     options, texts = request.options, ("", "")
     assert options.grammar is not None
     if not request.is_message:
-        texts = (inference.tokenizer.decode(ids, skip_special_tokens=True) for ids in (request.before, request.after))
+        texts = (
+            inference.tokenizer.decode(ids, skip_special_tokens=True)
+            for ids in (request.before, request.after)
+        )
     grammar = find_grammar(options.grammar, PREPARING_SECONDS)
-    return Constraint(grammar, inference.tokenizer, options.max_new_tokens, *texts, stops=request.stop)
+    return Constraint(
+        grammar, inference.tokenizer, options.max_new_tokens, *texts, stops=request.stop
+    )
 
 
 def growing_sequence(
@@ -74,7 +85,9 @@ def growing_sequence(
     begin = inference.tokenizer.begin_ids
     assert growth is not None
     if request.logprobs is not None:
-        raise ValueError(f"logprobs={request.logprobs}: not where holes grow; growth='off' keeps their length")
+        raise ValueError(
+            f"logprobs={request.logprobs}: not where holes grow; growth='off' keeps their length"
+        )
     start = len(begin) + len(request.before)
     masks = initial_length(options.max_new_tokens, None)
     ids = [*begin, *request.before, *[inference.sampler.mask_id] * masks, *request.after]

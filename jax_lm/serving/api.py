@@ -141,7 +141,11 @@ class Server:
         return submitted
 
     async def submit_any(
-        self, body: schemas.OpenAIBody, requests: Sequence[jobs.Request], stream: EventStream, http: Request
+        self,
+        body: schemas.OpenAIBody,
+        requests: Sequence[jobs.Request],
+        stream: EventStream,
+        http: Request,
     ) -> list[Job]:
         """Pass requests to the engine, after their preparation if they have a grammar."""
         if body.grammar_name is None:
@@ -174,10 +178,14 @@ class Server:
         answer_format = AnswerFormat(request_id(http), self.settings.model, body)
         if body.length == 0:
             return self.echo(prompts, before, answer_format)
-        requests = [request for prompt in prompts for request in self.requests(body, prompt, after, body.n)]
+        requests = [
+            request for prompt in prompts for request in self.requests(body, prompt, after, body.n)
+        ]
         return await self.answer(requests, before, answer_format, http)
 
-    def echo(self, prompts: Sequence[list[int]], before: Sequence[str], answer_format: AnswerFormat) -> Response:
+    def echo(
+        self, prompts: Sequence[list[int]], before: Sequence[str], answer_format: AnswerFormat
+    ) -> Response:
         """Answer with the prompts alone, as `max_tokens` 0 asks."""
         lengths = [len(prompt) for prompt in prompts]
         if max(lengths) > self.engine.context:
@@ -204,7 +212,11 @@ class Server:
         return await self.answer(requests, [""] * body.n, answer_format, http)
 
     async def answer(
-        self, requests: Sequence[jobs.Request], before: Sequence[str], answer_format: AnswerFormat, http: Request
+        self,
+        requests: Sequence[jobs.Request],
+        before: Sequence[str],
+        answer_format: AnswerFormat,
+        http: Request,
     ) -> Response:
         """Decode, and answer in one piece or as a stream."""
         body = answer_format.body
@@ -220,7 +232,12 @@ class Server:
         return JSONResponse(answer_format.whole(choices, prompt_tokens))
 
     async def collect(
-        self, submitted: list[Job], stream: EventStream, http: Request, *, allow_partial: bool = False
+        self,
+        submitted: list[Job],
+        stream: EventStream,
+        http: Request,
+        *,
+        allow_partial: bool = False,
     ) -> list[Event]:
         """Wait for all jobs and return their last events; cancel them if the client disconnects.
 
@@ -269,7 +286,9 @@ class Server:
             submitted = self.submit(requests, stream, http, seconds)
             ends = await self.collect(submitted, stream, http, allow_partial=True)
         prompt_tokens = len(before) + len(after)
-        return JSONResponse(infill_answer(body, ends, self.settings.model, prompt_tokens, is_cut=is_cut))
+        return JSONResponse(
+            infill_answer(body, ends, self.settings.model, prompt_tokens, is_cut=is_cut)
+        )
 
     async def pieces(
         self,
@@ -343,7 +362,10 @@ class Server:
                     raise failure(event.reason)
                 text, forwards = {"text": event.text}, {"forwards": event.forwards}
                 if event.commits:
-                    commits = [{name: getattr(commit, name) for name in COMMIT_FIELDS} for commit in event.commits]
+                    commits = [
+                        {name: getattr(commit, name) for name in COMMIT_FIELDS}
+                        for commit in event.commits
+                    ]
                     yield data(text | forwards | {"commits": commits}, "commits")
                 if event.reason:
                     end = {"finish_reason": event.reason, "tokens": len(event.tokens)}
@@ -392,10 +414,16 @@ class Server:
         return Response(self.engine.metrics.page(), media_type=kind)
 
 
-def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Callable[..., Awaitable[None]]:
+def create_app(
+    engine: Engine, settings: ServerSettings, limits: RequestLimits
+) -> Callable[..., Awaitable[None]]:
     """Make the application and its guard."""
     app = FastAPI(
-        title="DiffuCoder", docs_url=None, redoc_url=None, openapi_url="/openapi.json", exception_handlers=HANDLERS
+        title="DiffuCoder",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        exception_handlers=HANDLERS,
     )
     server = Server(engine, settings)
     answers: dict[int | str, dict[str, Any]] = {400: {"description": "an option is out of range"}}

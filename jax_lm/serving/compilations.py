@@ -51,7 +51,11 @@ class CompileScheduler:
     """
 
     def __init__(
-        self, inference: DiffuCoderInference, groups: Sequence[Slots | GrowingSlots], context: int, count: int
+        self,
+        inference: DiffuCoderInference,
+        groups: Sequence[Slots | GrowingSlots],
+        context: int,
+        count: int,
     ) -> None:
         self.inference, self.context = inference, context
         widest = [slots for slots in groups if slots.columns >= context]
@@ -101,7 +105,9 @@ class CompileScheduler:
 
     def start(self, shapes: Sequence[Shape]) -> None:
         """Compile shapes on a thread."""
-        self.thread = threading.Thread(target=self.compile_all, args=(shapes,), name="compilation", daemon=True)
+        self.thread = threading.Thread(
+            target=self.compile_all, args=(shapes,), name="compilation", daemon=True
+        )
         try:
             self.thread.start()
         except RuntimeError:

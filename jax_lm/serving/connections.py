@@ -58,7 +58,8 @@ class ConnectionLimits:
         total = min(MOST, room) if wanted is None else wanted
         if total > room or room < LEAST:
             raise ValueError(
-                f"connections={max(total, LEAST)}: the limit of {allowed} open files leaves {max(room, 0)}"
+                f"connections={max(total, LEAST)}: the limit of {allowed} open files leaves "
+                f"{max(room, 0)}"
             )
         return cls(total=total)
 
@@ -149,7 +150,9 @@ class Connection(H11Protocol):
             self.unread, self.unread_since = unread, now
         if now - self.unread_since > limits.unread_seconds:
             return True
-        return not (self.has_head or self.is_idle or unread) and now - self.begun > limits.head_seconds
+        return (
+            not (self.has_head or self.is_idle or unread) and now - self.begun > limits.head_seconds
+        )
 
 
 def client_of(peer: Any) -> str:

@@ -82,7 +82,9 @@ class ConstrainedSequence(Sequence):
         self.kept = kept
         self.mask(self.fixed, self.hole.end)
 
-    def decide(self, token: int, log_probs: Float[np.ndarray, "v"], raw: Float[np.ndarray, "v"]) -> None:
+    def decide(
+        self, token: int, log_probs: Float[np.ndarray, "v"], raw: Float[np.ndarray, "v"]
+    ) -> None:
         """Decide the next token for good.
 
         Args:

@@ -108,13 +108,16 @@ class Engine:
         )
         self.groups: list[Slots | GrowingSlots] = [
             # The last window of a cached sequence may reach past the end of the context.
-            make_slots(width + BLOCK_LENGTH * (is_cached and width == self.context), is_cached=is_cached)
+            make_slots(
+                width + BLOCK_LENGTH * (is_cached and width == self.context), is_cached=is_cached
+            )
             for width in widths
             for is_cached in (False, True)
         ]
         if inference.sampler.growth:
             self.groups += [
-                GrowingSlots(inference.sampler, width, count=options.slots, every=STEPS_PER_CALL) for width in widths
+                GrowingSlots(inference.sampler, width, count=options.slots, every=STEPS_PER_CALL)
+                for width in widths
             ]
         self.queue = JobQueue(options.queue, options.slots)
         self.compilations = CompileScheduler(inference, self.groups, self.context, options.slots)
@@ -129,7 +132,9 @@ class Engine:
         self.metrics.observe_jax()
         self.thread.start()
 
-    def submit(self, requests: Collection[Request], listen: Listener, seconds: float | None = None) -> list[Job]:
+    def submit(
+        self, requests: Collection[Request], listen: Listener, seconds: float | None = None
+    ) -> list[Job]:
         """Queue requests, all or none; `listen` gets the events of each, the last with a reason.
 
         Args:
@@ -142,7 +147,13 @@ class Engine:
         timeout = self.options.timeout
         deadline = time.monotonic() + min(seconds or timeout, timeout)
         jobs = [
-            Job(request=each, sequence=self.sequence(each), tokenizer=self.tokenizer, listen=listen, deadline=deadline)
+            Job(
+                request=each,
+                sequence=self.sequence(each),
+                tokenizer=self.tokenizer,
+                listen=listen,
+                deadline=deadline,
+            )
             for each in requests
         ]
         if len(jobs) > self.options.queue:
@@ -193,7 +204,9 @@ class Engine:
 
     def sequence(self, request: Request) -> AnySequence:
         """Make the sequence of a request; ValueError if it does not fit."""
-        return sequence_of(request, self.inference, context=self.context, max_tokens=self.options.max_tokens)
+        return sequence_of(
+            request, self.inference, context=self.context, max_tokens=self.options.max_tokens
+        )
 
     # Called by the engine's thread.
 

@@ -71,7 +71,9 @@ def require_free_address(host: str, port: int) -> None:
                 trial.bind(address)
     except OSError as error:
         advice = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
-        raise ValueError(f"host={host}, port={port}: nothing can listen there ({error.strerror}){advice}") from error
+        raise ValueError(
+            f"host={host}, port={port}: nothing can listen there ({error.strerror}){advice}"
+        ) from error
 
 
 class HttpServer(uvicorn.Server):
@@ -84,7 +86,9 @@ class HttpServer(uvicorn.Server):
         announce: called with host and port of each address, once the server listens there.
     """
 
-    def __init__(self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]
+    ) -> None:
         self.engine, self.options, self.announce = engine, options, announce
         self.connections = connections.Connections(options.connections)
         protocol: Any = partial(connections.Connection, self.connections)

@@ -108,5 +108,8 @@ class Part(BaseModel):
                 fields[name] = value
             elif not any(is_same(value, other) for other in cls.neutral[name]):
                 allowed = " or ".join(map(repr, cls.neutral[name]))
-                raise ValueError(f"{name}={reprlib.repr(value)}: this server does not have it; {allowed} means nothing")
+                raise ValueError(
+                    f"{name}={reprlib.repr(value)}: this server does not have it; "
+                    f"{allowed} means nothing"
+                )
         return fields

@@ -12,7 +12,12 @@ from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
 from jax_lm.serving.jobs import Event
 from jax_lm.serving.schemas import MAX_CHOICES, DecodingBody, Text
 
-LLAMA_NEUTRAL: Neutral = {**NEUTRAL, "samplers": ([], ["top_k", "top_p", "infill"]), "stream": (False,), "lora": ([],)}
+LLAMA_NEUTRAL: Neutral = {
+    **NEUTRAL,
+    "samplers": ([], ["top_k", "top_p", "infill"]),
+    "stream": (False,),
+    "lora": ([],),
+}
 SUFFIX_PART = 4
 """The text after the cursor gets at least one part in so many of the context."""
 STOP_TYPES = {"stop": "eos", "length": "limit"}
@@ -79,7 +84,9 @@ def indented(text: str, least: int) -> str:
     return text
 
 
-def infill_answer(body: InfillBody, ends: Sequence[Event], model: str, prompt_tokens: int, *, is_cut: bool) -> Any:
+def infill_answer(
+    body: InfillBody, ends: Sequence[Event], model: str, prompt_tokens: int, *, is_cut: bool
+) -> Any:
     """Format the answer as llama.cpp does: one object, or a list for several answers."""
     answers = [
         {

@@ -188,7 +188,12 @@ class Job:
         else:
             self.text = without_stop_beginning(text, self.request.stop)
         return Event(
-            job=self, reason=reason, text=self.text, commits=commits, tokens=tokens, forwards=sequence.forwards
+            job=self,
+            reason=reason,
+            text=self.text,
+            commits=commits,
+            tokens=tokens,
+            forwards=sequence.forwards,
         )
 
     def decode(self, ids: Iterable[int]) -> str:

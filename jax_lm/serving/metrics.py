@@ -30,13 +30,19 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts and suffixes")
         self.tokens = counter("generated_tokens", "Tokens generated, up to stop tokens")
         self.forwards = counter("row_forwards", "Forward passes, counted once per sequence")
-        self.compilations = counter("compilations", "Programs compiled or read from the compilation cache")
+        self.compilations = counter(
+            "compilations", "Programs compiled or read from the compilation cache"
+        )
         self.compile_seconds = counter("compile_seconds", "Time spent on compilations")
         self.waiting = gauge("queue_rows", "Completions waiting for a slot")
         self.running = gauge("running_rows", "Completions being decoded")
         self.ready = gauge("ready", "1 after warm-up, until shutdown")
-        self.device_memory = gauge("device_memory_bytes", "Bytes in use on the device; 0 if it does not report them")
-        self.batch_rows = histogram("batch_rows", "Sequences decoded together in one call", buckets=sizes)
+        self.device_memory = gauge(
+            "device_memory_bytes", "Bytes in use on the device; 0 if it does not report them"
+        )
+        self.batch_rows = histogram(
+            "batch_rows", "Sequences decoded together in one call", buckets=sizes
+        )
         self.tokens_per_forward = histogram(
             "tokens_per_forward", "Tokens per forward pass of a completion", buckets=SHARES
         )

@@ -79,14 +79,19 @@ def read_keys(path: Path) -> tuple[str, ...]:
         raise ValueError(f"api_key_file={str(path)!r} cannot be read: {problem}") from problem
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys or min(map(len, keys)) < MIN_KEY:
-        raise ValueError(f"api_key_file={str(path)!r}: must hold keys of at least {MIN_KEY} characters, one per line")
+        raise ValueError(
+            f"api_key_file={str(path)!r}: must hold keys of at least {MIN_KEY} characters, "
+            "one per line"
+        )
     return keys
 
 
 class Guard:
     """Middleware that passes on only requests within the limits."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics) -> None:
+    def __init__(
+        self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics
+    ) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
         self.keys = [hashlib.sha256(key.encode()).digest() for key in limits.keys]
         self.open_requests = 0
@@ -210,7 +215,11 @@ class JsonLines(logging.Formatter):
     """Formats a log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "logger": record.name}
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         line |= {"message": record.getMessage()} | getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -26,7 +26,9 @@ class Preparation:
     def __init__(self, retry_after: Callable[[], int]) -> None:
         self.turn, self.waiting, self.retry_after = asyncio.Lock(), 0, retry_after
 
-    async def run(self, prepare: Callable[[float], Result], has_left: Callable[[], Awaitable[bool]]) -> Result:
+    async def run(
+        self, prepare: Callable[[float], Result], has_left: Callable[[], Awaitable[bool]]
+    ) -> Result:
         """Wait for a turn, then call `prepare` on a thread, with the seconds that the wait took.
 
         Raises:

@@ -82,7 +82,9 @@ class JobQueue:
     def wait(self, seconds: float | None) -> bool:
         """Wait for a job or for the queue to close; False if neither happens in this time."""
         with self.changed:
-            return bool(self.changed.wait_for(lambda: self.jobs or self.closes_at is not None, seconds))
+            return bool(
+                self.changed.wait_for(lambda: self.jobs or self.closes_at is not None, seconds)
+            )
 
     def close(self, grace: float) -> None:
         """Accept no more jobs, and end those that run longer than `grace` seconds."""

@@ -16,7 +16,11 @@ Json = dict[str, Any]
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Json:
     total = prompt_tokens + completion_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": total,
+    }
 
 
 def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
@@ -81,7 +85,11 @@ class AnswerFormat:
         self.body: Any = body
         options = body.stream_options
         self.with_usage = options is not None and options.include_usage
-        self.frame = {"id": f"{self.prefix}-{identity}", "created": int(time.time()), "model": model}
+        self.frame = {
+            "id": f"{self.prefix}-{identity}",
+            "created": int(time.time()),
+            "model": model,
+        }
 
     def whole(self, choices: Sequence[tuple[Event, str]], prompt_tokens: int) -> Json:
         """Format an answer in one piece; each choice comes with the text before it."""

@@ -28,7 +28,10 @@ FILL_IN_THE_MIDDLE = re.compile(
 
 
 class StreamOptions(Part):
-    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    neutral: ClassVar[Neutral] = {
+        "include_obfuscation": (False,),
+        "continuous_usage_stats": (False,),
+    }
     include_usage: bool = False
 
 
@@ -48,11 +51,14 @@ def kind_of(value: Any) -> str | None:
 
 
 def one_of(expected: str) -> Discriminator:
-    return Discriminator(kind_of, custom_error_type="kind", custom_error_message=f"must be {expected}")
+    return Discriminator(
+        kind_of, custom_error_type="kind", custom_error_message=f"must be {expected}"
+    )
 
 
 Stops = Annotated[
-    Annotated[StopText, Tag("#text")] | Annotated[list[StopText], Field(max_length=MAX_STOPS), Tag("#texts")],
+    Annotated[StopText, Tag("#text")]
+    | Annotated[list[StopText], Field(max_length=MAX_STOPS), Tag("#texts")],
     one_of("a text or a list of texts"),
 ]
 Prompts = Annotated[
@@ -87,7 +93,10 @@ class DecodingBody(Part):
     ignore_eos: bool = False
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     steps: int | None = Field(None, ge=1)
-    alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right"] | None = None
+    alg: (
+        Literal["origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right"]
+        | None
+    ) = None
     preset: Literal["exact", "fast", "turbo"] | None = None
     block_length: int | None = Field(None, ge=0)
     threshold: float | None = Field(None, gt=0, le=1)
@@ -215,7 +224,9 @@ class OpenAIBody(DecodingBody):
         if self.grammar and self.response_format and self.response_format.type != "text":
             raise ValueError("grammar: give either grammar or response_format")
         if self.ignore_eos:
-            raise ValueError(f"ignore_eos=True: must be false with {field}, whose answers have an end")
+            raise ValueError(
+                f"ignore_eos=True: must be false with {field}, whose answers have an end"
+            )
         if self.growth == "on":
             raise ValueError(f"growth='on': must be 'off', or not given, with {field}")
         if self.length == 0:
@@ -275,7 +286,8 @@ class ChatMessage(Part):
     neutral = MESSAGE_NEUTRAL
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[Text, Tag("#text")] | Annotated[list[TextPart], Field(min_length=1, max_length=64), Tag("#parts")],
+        Annotated[Text, Tag("#text")]
+        | Annotated[list[TextPart], Field(min_length=1, max_length=64), Tag("#parts")],
         one_of("a text or a list of its parts"),
     ]
     name: str | None = Field(None, max_length=200)
@@ -289,8 +301,15 @@ class ChatMessage(Part):
 
     def plain(self) -> dict[str, str]:
         """Return the message for the chat template, which has no developers."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        return {"role": "system" if self.role == "developer" else self.role, "content": "".join(parts)}
+        parts = (
+            [self.content]
+            if isinstance(self.content, str)
+            else [part.text for part in self.content]
+        )
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "".join(parts),
+        }
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
@@ -316,7 +335,11 @@ class ChatBody(OpenAIBody):
 
     @property
     def length(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return (
+            self.max_completion_tokens
+            if self.max_completion_tokens is not None
+            else self.max_tokens
+        )
 
 
 class DenoiseBody(DecodingBody):

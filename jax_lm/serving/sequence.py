@@ -26,7 +26,12 @@ TOP_LOGPROBS = 20
 reports."""
 
 FIXED_OPTIONS = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
-FIXED_DECODING = {"refresh_every": 1, "refresh_steps": None, "freeze_prompt": False, "first_token": "rule"}
+FIXED_DECODING = {
+    "refresh_every": 1,
+    "refresh_steps": None,
+    "freeze_prompt": False,
+    "first_token": "rule",
+}
 """Settings in which the sequences of one batch cannot differ, with their only value."""
 
 
@@ -78,7 +83,9 @@ class Sequence:
     def __post_init__(self) -> None:
         length = len(self.tokens)
         if not 0 < self.hole.start < self.hole.end <= length:
-            raise ValueError(f"hole={self.hole}: must lie within {length} tokens, one given before it")
+            raise ValueError(
+                f"hole={self.hole}: must lie within {length} tokens, one given before it"
+            )
         self.require_batchable()
         columns = np.arange(length)
         self.masked = (columns >= self.hole.start) & (columns < self.hole.end)
@@ -92,7 +99,9 @@ class Sequence:
         """Raise ValueError for options in which the sequences of one batch cannot differ."""
         options, decoding = self.options, self.options.decoding.settings
         if options.top_k is None or options.top_k > TOP_K:
-            raise ValueError(f"top_k={options.top_k}: must lie in [1, {TOP_K}], the number of candidates")
+            raise ValueError(
+                f"top_k={options.top_k}: must lie in [1, {TOP_K}], the number of candidates"
+            )
         if options.growth == "on":
             raise ValueError("growth='on': sequences of a batch can only have 'off'")
         for settings, fixed in ((options, FIXED_OPTIONS), (decoding, FIXED_DECODING)):
@@ -104,11 +113,17 @@ class Sequence:
         if cache not in ("none", "window"):
             raise ValueError(f"cache={cache!r}: must be none or window")
         if (steps is None) != (commit != "steps"):
-            raise ValueError(f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none")
+            raise ValueError(
+                f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none"
+            )
         if steps is not None and steps > self.most:
-            raise ValueError(f"steps={steps}: at most one for each of the {self.most} tokens of the hole")
+            raise ValueError(
+                f"steps={steps}: at most one for each of the {self.most} tokens of the hole"
+            )
         if self.is_cached and self.block_length != min(BLOCK_LENGTH, self.most):
-            raise ValueError(f"block_length={decoding.block_length}: must be {BLOCK_LENGTH} with a cache")
+            raise ValueError(
+                f"block_length={decoding.block_length}: must be {BLOCK_LENGTH} with a cache"
+            )
 
     @property
     def is_cached(self) -> bool:
