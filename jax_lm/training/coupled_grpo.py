@@ -96,7 +96,7 @@ class DiffuGRPOTrainer:
             rewards = weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
         prompts, self.held_out = prompts.hold_out(config.held_out_prompts, config.training.seed)
-        require_context(model, prompts, config)
+        require_room_for_completions(model, prompts, config)
 
         # Its weights: those that are trained, and the others.
         sampler = Sampler(model)
@@ -198,7 +198,7 @@ class DiffuGRPOTrainer:
         logger.warning(message)
 
 
-def require_context(model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig) -> None:
+def require_room_for_completions(model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig) -> None:
     """Raise ValueError if prompts and completions exceed the model's context."""
     new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
     length = prompts.width + new_tokens
