@@ -3,9 +3,9 @@
     pip install 'jax-diffucoder[plan]'          # libtpu: the compiler of TPUs, no TPU needed
     pip install 'jax-diffucoder[plan-gpu]'      # XLA's compiler of NVIDIA GPUs; no GPU, driver or CUDA needed
 
-Uses `jax.experimental.topologies`; nothing runs. Knows no model: programs are made in `programs`, and what the compiler
-makes of them is read in `explanation`. Entry: `diffucoder plan`, which puts this beside the arithmetic of
-`jax_lm.planning.memory`.
+Uses `jax.experimental.topologies`; nothing runs. Knows no model: programs are made in `programs`,
+and what the compiler makes of them is read in `explanation`. Entry: `diffucoder plan`, which puts
+this beside the arithmetic of `jax_lm.planning.memory`.
 """
 
 import importlib.util
@@ -28,6 +28,7 @@ from jax_lm.sharding import AXES, MeshShape
 
 logger = logging.getLogger(__name__)
 
+# libtpu as a compiler alone: it looks for no TPU, and lets others use it.
 QUIET_COMPILER = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -37,7 +38,6 @@ QUIET_COMPILER = {
     "TPU_WORKER_ID": "0",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
-"""libtpu as a compiler alone: it looks for no TPU, and lets others use it."""
 
 SMALLEST_HOST = 4
 UNTILED = "Couldn't find output tile sizes"
@@ -88,7 +88,8 @@ class Compiled:
     Attributes:
         arguments: bytes of weights, cache and state.
         working: bytes of everything else at the peak.
-        flops: operations of one step, as XLA counts them (the body of a loop once); None where it does not.
+        flops: operations of one step, as XLA counts them (the body of a loop once); None where it
+            does not.
         bytes: read and written by one step, counted likewise.
         refusal: why the compiler would not make the program; then nothing else is known.
         text: the compiled program, as `jax_lm.compilation.explanation` reads it.
@@ -108,9 +109,14 @@ class Compiled:
 
 
 def prepare_compiler(topology: Topology) -> None:
-    """Set up a compiler alone, of no device that is here. Call it before any backend of JAX is initialised."""
+    """Set up a compiler alone, of no device that is here.
+
+    Call it before any backend of JAX is initialised.
+    """
     if topology.is_tpu:
-        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()})
+        os.environ.update(
+            {name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()}
+        )
     else:
         platforms.admit_cuda_compiler()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
@@ -119,7 +125,9 @@ def prepare_compiler(topology: Topology) -> None:
 
 
 def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
-    """Make a mesh over devices that need not be here; ValueError if the compiler does not know the topology."""
+    """Make a mesh over devices that need not be here; ValueError if the compiler does not know the
+    topology.
+    """
     try:
         found = describe_topology(topology)
     except jax.errors.JaxRuntimeError as error:
@@ -137,7 +145,8 @@ def describe_topology(topology: Topology) -> topologies.TopologyDescription:
         # Hosts, processes of a host, devices of a process.
         config, name = target_config(topology.family), f"1x1x{topology.devices}"
         return topologies.get_topology_desc(platform="cuda", target_config=config, topology=name)
-    # A host has four chips unless it is told otherwise; smaller topologies are one host of their size.
+    # A host has four chips unless it is told otherwise; smaller topologies are one host of their
+    # size.
     chips = topology.devices // topology.chip.cores
     bounds = (*topology.shape, *[1] * (3 - len(topology.shape)))
     options = {"chips_per_host_bounds": bounds} if chips < SMALLEST_HOST else {}
@@ -151,8 +160,11 @@ def compile_lowered(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     except jax.errors.JaxRuntimeError as error:
         if UNTILED not in str(error):
             raise
-    # On the card, autotuning tries each product and passes over tiles that do not fit; here the first choice stands.
-    logger.warning("the compiler found no tiles for a product; compiled again with the products of cuBLAS")
+    # On the card, autotuning tries each product and passes over tiles that do not fit; here the
+    # first choice stands.
+    logger.warning(
+        "the compiler found no tiles for a product; compiled again with the products of cuBLAS"
+    )
     return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": "False"})
 
 
@@ -164,10 +176,17 @@ def compile_program(program: StepProgram) -> Compiled:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         found = USED.search(str(error))
-        return Compiled(refusal=f"needs {found[1]} of {found[2]}" if found else str(error).splitlines()[0][:300])
+        return Compiled(
+            refusal=f"needs {found[1]} of {found[2]}" if found else str(error).splitlines()[0][:300]
+        )
     cost = compiled.cost_analysis()
     cost = cost if isinstance(cost, dict) else {}
-    return Compiled(*memory_of(compiled), cost.get("flops"), cost.get("bytes accessed"), text=compiled.as_text() or "")
+    return Compiled(
+        *memory_of(compiled),
+        cost.get("flops"),
+        cost.get("bytes accessed"),
+        text=compiled.as_text() or "",
+    )
 
 
 def memory_of(compiled: jax.stages.Compiled) -> tuple[int, int]:
@@ -177,9 +196,10 @@ def memory_of(compiled: jax.stages.Compiled) -> tuple[int, int]:
     kept = memory.argument_size_in_bytes
     working = memory.peak_memory_in_bytes - kept
     if not on_tpus(compiled):
-        # GPUs set one buffer aside for all that is temporary, and CPUs know no peak. The compiler of TPUs does: it
-        # takes programs whose temporary buffers and arguments, which do not all live at once, add up to more than the
-        # memory (an update of sft_v5e-16: 18.1 GiB, of which 13.3 at once).
+        # GPUs set one buffer aside for all that is temporary, and CPUs know no peak. The compiler
+        # of TPUs does: it takes programs whose temporary buffers and arguments, which do not all
+        # live at once, add up to more than the memory (an update of sft_v5e-16: 18.1 GiB, of which
+        # 13.3 at once).
         results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
         working = max(working, memory.temp_size_in_bytes + results)
     return kept, working + memory.generated_code_size_in_bytes

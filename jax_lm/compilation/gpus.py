@@ -1,15 +1,17 @@
 """NVIDIA GPUs as XLA's compiler must know them to compile without one.
 
-What a generation of chips has in common (compute capability, threads, registers, shared memory) is from the tables of
-NVIDIA's CUDA programming guide; the rest of a card from NVIDIA's data sheets, and from what CUDA's `deviceQuery` prints
-of it. Those of A100, H100 and H200 were compared with the files that OpenXLA keeps (openxla/xla, in
-xla/backends/gpu/target_config/specs, 2026-11-22); where they differ, a real card's answer was taken.
+What a generation of chips has in common (compute capability, threads, registers, shared memory) is
+from the tables of NVIDIA's CUDA programming guide; the rest of a card from NVIDIA's data sheets,
+and from what CUDA's `deviceQuery` prints of it. Those of A100, H100 and H200 were compared with the
+files that OpenXLA keeps (openxla/xla, in xla/backends/gpu/target_config/specs, 2026-11-22); where
+they differ, a real card's answer was taken.
 """
 
 from dataclasses import dataclass
 
 from jax_lm.planning.roofline import CHIPS
 
+# A GpuTargetConfigProto in text form, in the fields that jaxlib 0.10.2 knows.
 TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -36,12 +38,13 @@ dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 runtime_version {{ major: 12 minor: 9 patch: 0 }}
 device_description_str: "{name}"
 """
-"""A GpuTargetConfigProto in text form, in the fields that jaxlib 0.10.2 knows."""
 
 
 @dataclass(frozen=True)
 class GpuGeneration:
-    """What the cores of a generation have: float32 units, threads, bytes of shared memory of a core and of a block."""
+    """What the cores of a generation have: float32 units, threads, bytes of shared memory of a core
+    and of a block.
+    """
 
     capability: tuple[int, int]
     units: int

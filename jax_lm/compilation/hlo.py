@@ -29,8 +29,8 @@ OPENING, CLOSING = "([{", ")]}"
 
 @dataclass(frozen=True)
 class ArrayShape:
-    """An array of a program: its element type and dimensions, and the memory space that it lies in (0 is the main
-    one)."""
+    """An array of a program: its element type and dimensions, and the memory space that it lies in
+    (0 is the main one)."""
 
     dtype: str
     dimensions: tuple[int, ...]
@@ -43,15 +43,19 @@ class ArrayShape:
     @property
     def bytes(self) -> int:
         """Size without padding; half bytes are rounded up, tokens have none."""
-        bits = 8 if self.dtype == "pred" else int((re.findall(r"^[a-z]+(\d+)", self.dtype) or ["0"])[0])
+        bits = (
+            8
+            if self.dtype == "pred"
+            else int((re.findall(r"^[a-z]+(\d+)", self.dtype) or ["0"])[0])
+        )
         return -(-self.elements * bits // 8)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dimensions))}]"
 
 
+# Of an array, or of each part of a tuple.
 Shape = ArrayShape | tuple
-"""Of an array, or of each part of a tuple."""
 
 
 def arrays(shape: Shape) -> Iterator[ArrayShape]:
@@ -85,7 +89,9 @@ class Instruction:
     def called(self) -> tuple[str, ...]:
         """Computations that it runs, in their order."""
         names = [many or one for many, one in CALLED.findall(self.attributes)]
-        return tuple(name.strip().lstrip("%") for part in names for name in part.split(",") if name.strip())
+        return tuple(
+            name.strip().lstrip("%") for part in names for name in part.split(",") if name.strip()
+        )
 
     def computation(self, role: str) -> str | None:
         """Name the computation of one role, such as body; None if it has none."""
@@ -181,7 +187,9 @@ def parse_hlo(text: str) -> Module:
 
 
 def whole_lines(text: str) -> Iterator[str]:
-    """Yield lines; what a Pallas kernel says of itself stands on lines of its own, within an instruction."""
+    """Yield lines; what a Pallas kernel says of itself stands on lines of its own, within an
+    instruction.
+    """
     kept = ""
     for line in text.splitlines():
         if kept and line.startswith(('"', "}}")):

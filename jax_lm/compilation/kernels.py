@@ -1,11 +1,13 @@
-"""List the kernels that a compiled program runs, with the bytes that each reads and writes and where they come from.
+"""List the kernels that a compiled program runs, with the bytes that each reads and writes and
+where they come from.
 
     kernels, _ = Tracer(module).run(module.entry, origins)
 
-Every value is followed to the argument of the program that it came from (its origin), through tuples, loops, copies and
-conversions; so that a weight is known wherever it is read. What is sliced or updated in place counts with the part that
-is touched. Caches of a device are not modelled: a kernel reads all its operands from memory, and writes its results to
-it; on TPUs, arrays that XLA has placed in the chip's own memory are free.
+Every value is followed to the argument of the program that it came from (its origin), through
+tuples, loops, copies and conversions; so that a weight is known wherever it is read. What is sliced
+or updated in place counts with the part that is touched. Caches of a device are not modelled: a
+kernel reads all its operands from memory, and writes its results to it; on TPUs, arrays that XLA
+has placed in the chip's own memory are free.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,22 +15,32 @@ from dataclasses import dataclass, replace
 
 from jax_lm.compilation.hlo import ArrayShape, Computation, Instruction, Module, Shape, arrays
 
+# Opcodes that run nothing.
 FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id",
     "opt-barrier", "optimization-barrier", "add-dependency", "domain", "get-dimension-size", }  # fmt: skip
-"""Opcodes that run nothing."""
-SAME = {"bitcast", "copy", "optimization-barrier", "opt-barrier", "add-dependency", "reshape", "domain", "copy-done"}
-"""Opcodes whose result is their operand."""
+# Opcodes whose result is their operand.
+SAME = {
+    "bitcast",
+    "copy",
+    "optimization-barrier",
+    "opt-barrier",
+    "add-dependency",
+    "reshape",
+    "domain",
+    "copy-done",
+}
 RENAMING = {"bitcast", "reshape", "get-tuple-element"}
+# Opcodes that change no more than place, order and type of what they are given; a product with a
+# broadcast scale, as
+# int8 kernels have one, is among them.
 MOVING = SAME | {
     "parameter", "constant", "tuple", "get-tuple-element", "convert", "transpose", "broadcast", "multiply", "fusion",
     "copy-start", "slice", "concatenate", "pad",
 }  # fmt: skip
-"""Opcodes that change no more than place, order and type of what they are given; a product with a broadcast scale, as
-int8 kernels have one, is among them."""
 SLICING = {"dynamic-slice", "slice", "gather"}
+# Opcodes that rewrite a part of their first operand, and which operand holds that part.
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
-"""Opcodes that rewrite a part of their first operand, and which operand holds that part."""
 COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
     "ragged-all-to-all",
@@ -41,8 +53,8 @@ SORT_TARGETS = ("sort", "topk", "top_k", "top-k", "partialreduce")
 NOTHING_TARGETS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound")
 HOST_TARGETS = ("callback", "movetohost", "movetodevice", "annotate_device_placement")
 
+# Origin of a value: an argument of the program, or of each part of a tuple; None is computed.
 Value = str | tuple | None
-"""Origin of a value: an argument of the program, or of each part of a tuple; None is computed."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +97,14 @@ class Access:
 
 
 def result_of(each: Instruction) -> Shape:
-    """Take what an instruction makes: that which begins something names its operands and a counter as well."""
-    if not isinstance(each.shape, tuple) or not each.opcode.endswith("-start") or each.opcode == "all-reduce-start":
+    """Take what an instruction makes: that which begins something names its operands and a counter
+    as well.
+    """
+    if (
+        not isinstance(each.shape, tuple)
+        or not each.opcode.endswith("-start")
+        or each.opcode == "all-reduce-start"
+    ):
         return each.shape
     return each.shape[0 if each.opcode == "copy-start" else 1]
 
@@ -120,14 +138,20 @@ class Tracer:
         self.loops: dict[str, LoopRun] = {}
         self.accesses: dict[str, Access] = {}
 
-    def run(self, computation: Computation, arguments: Sequence[Value]) -> tuple[list[Kernel], Value]:
-        """List what a computation runs, and the origin of its result, given those of its parameters."""
+    def run(
+        self, computation: Computation, arguments: Sequence[Value]
+    ) -> tuple[list[Kernel], Value]:
+        """List what a computation runs, and the origin of its result, given those of its
+        parameters.
+        """
         values: dict[str, Value] = {}
         kernels: list[Kernel] = []
         for each in computation.instructions.values():
             operands = [values[name] for name in each.operands]
             if each.opcode == "parameter":
-                values[each.name] = arguments[int(each.literal)] if int(each.literal) < len(arguments) else None
+                values[each.name] = (
+                    arguments[int(each.literal)] if int(each.literal) < len(arguments) else None
+                )
                 continue
             found, values[each.name] = self.run_instruction(computation, each, operands)
             kernels += found
@@ -152,7 +176,9 @@ class Tracer:
             kernels, value = self.run(self.module.computations[each.called[0]], operands)
             return kernels, value if opcode == "call" else (tuple(operands), value)
         if opcode in ("async-done", "async-update"):
-            return [], first if opcode == "async-update" else first[1] if isinstance(first, tuple) else None
+            return [], first if opcode == "async-update" else first[1] if isinstance(
+                first, tuple
+            ) else None
         if opcode in FREE or opcode.endswith("-done") or each.target in NOTHING_TARGETS:
             done = first[0] if opcode == "copy-done" and isinstance(first, tuple) else first
             return [], done if opcode in SAME else None
@@ -163,14 +189,18 @@ class Tracer:
             return [kernel], first
         rewritten = self.rewritten(each)
         if isinstance(rewritten, tuple):
-            return [kernel], tuple(None if index is None else operands[index] for index in rewritten)
+            return [kernel], tuple(
+                None if index is None else operands[index] for index in rewritten
+            )
         if rewritten is not None:
             return [kernel], operands[rewritten]
         return [kernel], kernel.moved[0] if len(kernel.moved) == 1 else None
 
     def run_loop(self, each: Instruction, start: Value) -> tuple[list[Kernel], Value]:
         """Run the body of a loop as often as it is known to run, else once."""
-        condition, body = (self.module.computations[each.computation(role) or ""] for role in ("condition", "body"))
+        condition, body = (
+            self.module.computations[each.computation(role) or ""] for role in ("condition", "body")
+        )
         outer = dict(self.loops)
         kernels, end = self.run(body, [start])
         kernels += self.run(condition, [start])[0]
@@ -222,7 +252,10 @@ class Tracer:
         shapes = [computation.instructions[name].shape for name in each.operands]
         if each.opcode == "fusion":
             inner = self.fused(each.called[0])
-            reads = [min(size, self.stored(shape)) for size, shape in zip(inner.reads, shapes, strict=True)]
+            reads = [
+                min(size, self.stored(shape))
+                for size, shape in zip(inner.reads, shapes, strict=True)
+            ]
             return Access(tuple(reads), min(inner.written, self.stored(each.shape)))
         sizes = [self.stored(shape) for shape in shapes]
         written = self.stored(result_of(each))
@@ -237,18 +270,24 @@ class Tracer:
 
     def stored(self, shape: Shape) -> int:
         """Count the bytes of a shape that lie in the main memory."""
-        return sum(array.bytes for array in arrays(shape) if not self.is_tpu or array.space == MAIN_SPACE)
+        return sum(
+            array.bytes for array in arrays(shape) if not self.is_tpu or array.space == MAIN_SPACE
+        )
 
     def fused(self, name: str) -> Access:
         """Count the bytes that a fused computation reads of each parameter, and writes."""
         if name not in self.accesses:
             computation = self.module.computations[name]
-            reads = tuple(min(self.read_of(computation, each), each.bytes) for each in computation.parameters)
+            reads = tuple(
+                min(self.read_of(computation, each), each.bytes) for each in computation.parameters
+            )
             self.accesses[name] = Access(reads, self.written_by(computation, computation.root))
         return self.accesses[name]
 
     def read_of(self, computation: Computation, value: Instruction) -> int:
-        """Count the bytes of a value that a fused computation needs: only the slices, if nothing else is used."""
+        """Count the bytes of a value that a fused computation needs: only the slices, if nothing
+        else is used.
+        """
         total = 0
         for user in computation.users[value.name]:
             if user.opcode in SLICING and value.name not in user.operands[1:]:
@@ -259,15 +298,24 @@ class Tracer:
                 total += self.read_of(computation, user)
             elif user.opcode == "fusion":
                 inner = self.fused(user.called[0])
-                total += sum(size for name, size in zip(user.operands, inner.reads, strict=True) if name == value.name)
+                total += sum(
+                    size
+                    for name, size in zip(user.operands, inner.reads, strict=True)
+                    if name == value.name
+                )
             elif user.opcode != "tuple":
                 return value.bytes
         return total
 
     def written_by(self, computation: Computation, root: Instruction) -> int:
-        """Count the bytes that a fused computation writes: only the part, if it rewrites one in place."""
+        """Count the bytes that a fused computation writes: only the part, if it rewrites one in
+        place.
+        """
         if root.opcode == "tuple":
-            return sum(self.written_by(computation, computation.instructions[name]) for name in root.operands)
+            return sum(
+                self.written_by(computation, computation.instructions[name])
+                for name in root.operands
+            )
         if self.renames(root):
             return self.written_by(computation, computation.instructions[root.operands[0]])
         if self.rewritten_parameter(computation, root) is not None:
@@ -277,10 +325,14 @@ class Tracer:
         return 0 if root.opcode == "parameter" else root.bytes
 
     def renames(self, each: Instruction) -> bool:
-        """Tell whether an instruction gives its first operand as it is, be it as a fusion that does nothing else."""
+        """Tell whether an instruction gives its first operand as it is, be it as a fusion that does
+        nothing else.
+        """
         if each.opcode != "fusion":
             return each.opcode in RENAMING
-        return all(found.opcode in RENAMING | {"parameter", "fusion"} for found in self.module.nested(each))
+        return all(
+            found.opcode in RENAMING | {"parameter", "fusion"} for found in self.module.nested(each)
+        )
 
     def kind(self, each: Instruction) -> str:
         """Classify an instruction, with all that is fused into it."""
@@ -296,7 +348,11 @@ class Tracer:
             return "sort"
         if opcodes & set(PRODUCTS) or any(word in targets for word in PRODUCT_TARGETS):
             return "product"
-        return "copy" if each.opcode.removesuffix("-start") in ("copy", "slice", "transpose") else "other"
+        return (
+            "copy"
+            if each.opcode.removesuffix("-start") in ("copy", "slice", "transpose")
+            else "other"
+        )
 
     def factors(self, computation: Computation, each: Instruction) -> Iterator[int]:
         """Yield the elements of the operands of a product, which may be fused with others."""
@@ -309,8 +365,12 @@ class Tracer:
             for name in each.operands[:2]:
                 yield sum(array.elements for array in arrays(computation.instructions[name].shape))
 
-    def moved(self, computation: Computation, each: Instruction, operands: list[Value]) -> Iterator[str]:
-        """Yield the origins of which a kernel's result holds every element, in another place, order or type."""
+    def moved(
+        self, computation: Computation, each: Instruction, operands: list[Value]
+    ) -> Iterator[str]:
+        """Yield the origins of which a kernel's result holds every element, in another place, order
+        or type.
+        """
         if any(found.opcode not in MOVING for found in self.module.nested(each)):
             return
         room = sum(array.elements for array in self.fresh(each))
@@ -321,7 +381,9 @@ class Tracer:
                 yield origin
 
     def rewritten(self, each: Instruction) -> int | tuple[int | None, ...] | None:
-        """Number the operand of which an instruction rewrites a part where it lies, for each result; None if none."""
+        """Number the operand of which an instruction rewrites a part where it lies, for each
+        result; None if none.
+        """
         if each.opcode in IN_PLACE:
             return 0
         if each.opcode != "fusion":
@@ -330,7 +392,10 @@ class Tracer:
         root = computation.root
         if root.opcode != "tuple":
             return self.rewritten_parameter(computation, root)
-        numbers = tuple(self.rewritten_parameter(computation, computation.instructions[name]) for name in root.operands)
+        numbers = tuple(
+            self.rewritten_parameter(computation, computation.instructions[name])
+            for name in root.operands
+        )
         return None if all(number is None for number in numbers) else numbers
 
     def rewritten_parameter(self, computation: Computation, value: Instruction) -> int | None:

@@ -1,6 +1,8 @@
-"""The programs of this package, made for devices that are not here: arguments are shapes with shardings.
+"""The programs of this package, made for devices that are not here: arguments are shapes with
+shardings.
 
-A generation is the loop over a block that `Sampler` runs; SFT, LoRA and coupled-GRPO are one update of the trainer.
+A generation is the loop over a block that `Sampler` runs; SFT, LoRA and coupled-GRPO are one update
+of the trainer.
 """
 
 import functools
@@ -34,8 +36,8 @@ from jax_lm.training.run_defaults import resolve_grpo
 from jax_lm.training.update import in_dtype, make_update, partition
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
+# Of the schedule; no number of it changes what a step takes.
 STEPS = 1000
-"""Of the schedule; no number of it changes what a step takes."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def step_programs(
 ) -> dict[str, StepProgram]:
     """Make what a planned step runs on the devices of a mesh, that which takes most memory first.
 
-    An update is one program. A generation with a cache has two: a block begins with a refresh of all rows, and goes on
-    with steps over a window; without one, every step computes all rows.
+    An update is one program. A generation with a cache has two: a block begins with a refresh of
+    all rows, and goes on with steps over a window; without one, every step computes all rows.
     """
     if planned.is_training:
         return {"update": update_program(config, planned, mesh)}
@@ -83,12 +85,22 @@ def generation_programs(
     canvas = Canvas.after(prompt, None, planned.new_tokens)
     block = next(canvas.blocks(options.decoding.block_columns(planned.new_tokens)))
     params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
-    window = Window.of(block=block.start, rows=0, first_step=0, until=planned.new_tokens, forwards=planned.new_tokens)
+    window = Window.of(
+        block=block.start,
+        rows=0,
+        first_step=0,
+        until=planned.new_tokens,
+        forwards=planned.new_tokens,
+    )
     params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
 
     def start() -> tuple[Any, BatchInputs]:
         state = sampler.start(canvas, 0)
-        started = Drafted.of(state, sampler.step_config(options, block.length)) if options.extra_canvases else state
+        started = (
+            Drafted.of(state, sampler.step_config(options, block.length))
+            if options.extra_canvases
+            else state
+        )
         return started, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
 
     state, inputs = jax.eval_shape(start)
@@ -98,7 +110,9 @@ def generation_programs(
         cache = placed(lowered.out_info, lowered.compile().output_shardings)
     everywhere = NamedSharding(mesh, PartitionSpec())
     given = sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere)
-    passes = block_passes(canvas, block, [], options.decoding, sampler.step_config(options, block.length))
+    passes = block_passes(
+        canvas, block, [], options.decoding, sampler.step_config(options, block.length)
+    )
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
     loop = run_drafted if options.extra_canvases else run
     return {
@@ -113,7 +127,9 @@ def placed(tree: Any, shardings: Any) -> Any:
         everywhere = shardings
         shardings = jax.tree.map(lambda _: everywhere, tree)
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
     )
 
 
@@ -126,16 +142,25 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     ours = partition(params, lambda name: planned.lora_rank is None or lora.is_lora(name))
     others = partition(params, lambda name: not (planned.lora_rank is None or lora.is_lora(name)))
     frozen = jax.eval_shape(functools.partial(in_dtype, dtype=planned.dtype), others)
-    loss, batch = {"sft": supervised, "grpo": policy_gradient}[planned.kind](graph, config, planned, mesh)
+    loss, batch = {"sft": supervised, "grpo": policy_gradient}[planned.kind](
+        graph, config, planned, mesh
+    )
     transform = make_optimizer(OPTIMIZER, STEPS)
     optimizer = jax.eval_shape(transform.init, ours)
     where = tree_shardings(ours, config, mesh), tree_shardings(optimizer, config, mesh)
     rate = schedule(OPTIMIZER, STEPS, OPTIMIZER.learning_rate)
-    update = make_update(loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=where)
+    update = make_update(
+        loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=where
+    )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     given = placed(frozen, tree_shardings(frozen, config, mesh)), step, batch
     head_rows = planned.new_tokens if planned.kind == "grpo" else planned.canvas
-    return StepProgram(update, (placed(ours, where[0]), placed(optimizer, where[1]), *given), planned.canvas, head_rows)
+    return StepProgram(
+        update,
+        (placed(ours, where[0]), placed(optimizer, where[1]), *given),
+        planned.canvas,
+        head_rows,
+    )
 
 
 def trained_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM:
@@ -152,8 +177,12 @@ def trained_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM
     return nnx.eval_shape(make)
 
 
-def supervised(graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tuple[Any, Batch]:
-    """Make the masked-diffusion loss, layers computed again for their gradient, and a batch split by rows."""
+def supervised(
+    graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
+) -> tuple[Any, Batch]:
+    """Make the masked-diffusion loss, layers computed again for their gradient, and a batch split
+    by rows.
+    """
     settings = LossConfig(normalisation="sequence", remat=True)
     loss = masked_diffusion.diffusion_loss(graph, settings, config.mask_token_id or 0)
 
@@ -168,7 +197,9 @@ def supervised(graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, m
 def policy_gradient(
     graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
-    """Make the coupled-GRPO loss in its published settings, and rows that lie whole on every device."""
+    """Make the coupled-GRPO loss in its published settings, and rows that lie whole on every
+    device.
+    """
     settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
     assert settings.score_chunk is not None
     chosen = {"completion_length": planned.new_tokens, "mask_id": config.mask_token_id or 0}

@@ -3,8 +3,8 @@
     update, arguments = training_program(settings, model, trained=is_lora)
     update.lower(*arguments).compile().memory_analysis()
 
-What `masked_diffusion.train` and `DiffuGRPOTrainer` compile for the same settings, to the letter. Knows settings and
-abstract models; nothing runs.
+What `masked_diffusion.train` and `DiffuGRPOTrainer` compile for the same settings, to the letter.
+Knows settings and abstract models; nothing runs.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,9 @@ def training_program(
         ValueError: settings that do not fit the mesh, or a model without a mask token.
     """
     if model.mesh is None or model.config.mask_token_id is None:
-        raise ValueError(f"mesh={model.mesh}, mask_token_id={model.config.mask_token_id}: must be given")
+        raise ValueError(
+            f"mesh={model.mesh}, mask_token_id={model.config.mask_token_id}: must be given"
+        )
     mesh, (graph, state) = model.mesh, nnx.split(model)
     weights, count = nnx.to_pure_dict(state), weight_count(state)
     training = resolve_trainer(settings.training, count)
@@ -61,9 +63,12 @@ def training_program(
     else:
         loss, batch = diffusion_update(graph, model, settings, count)
     float32 = jax.eval_shape(
-        lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree), partition(weights, trained)
+        lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree),
+        partition(weights, trained),
     )
-    frozen = jax.eval_shape(lambda tree: in_dtype(tree, dtype), partition(weights, lambda name: not trained(name)))
+    frozen = jax.eval_shape(
+        lambda tree: in_dtype(tree, dtype), partition(weights, lambda name: not trained(name))
+    )
     transform = make_optimizer(training.optimizer, training.max_steps or steps)
     optimizer = jax.eval_shape(transform.init, float32)
     places = [tree_shardings(tree, model.config, mesh) for tree in (float32, optimizer, frozen)]
@@ -77,7 +82,10 @@ def training_program(
         placement=(places[0], places[1]),
     )
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    arguments = [with_shardings(tree, where) for tree, where in zip((float32, optimizer, frozen), places, strict=True)]
+    arguments = [
+        with_shardings(tree, where)
+        for tree, where in zip((float32, optimizer, frozen), places, strict=True)
+    ]
     return update, (*arguments, step, batch)
 
 
@@ -88,7 +96,9 @@ def diffusion_update(
     is_adapted = isinstance(settings, AdaptConfig)
     packed = is_adapted or settings.packed
     loss = resolve_remat(settings.loss, count)
-    loss = diffusion_loss(graph, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0)
+    loss = diffusion_loss(
+        graph, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0
+    )
     multiple = settings.training.gradient_accumulation_steps * row_devices(model.mesh)
     rows = settings.batch_size + -settings.batch_size % multiple
     shape = (rows, settings.max_length)
@@ -103,7 +113,9 @@ def diffusion_update(
     return loss, everywhere(Batch(*arrays), model.mesh, row_spec(rows, model.mesh))
 
 
-def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOConfig) -> tuple[Any, PolicyBatch]:
+def policy_update(
+    graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOConfig
+) -> tuple[Any, PolicyBatch]:
     """Make the loss of coupled-GRPO, and rows that lie whole on every device."""
     assert settings.score_chunk is not None
     assert model.mesh is not None
@@ -143,5 +155,7 @@ def everywhere(tree: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
 def with_shardings(tree: Any, shardings: Any) -> Any:
     """Give shapes their shardings."""
     return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree, shardings
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        tree,
+        shardings,
     )

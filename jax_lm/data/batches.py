@@ -1,7 +1,9 @@
-"""Samples as token rows, and the batch of every step of masked-diffusion training: order, packing, variation.
+"""Samples as token rows, and the batch of every step of masked-diffusion training: order, packing,
+variation.
 
-A batch follows from the seed and the step alone, and is the same for any number of processes: nothing to save, a run
-that continues at step N draws what it would have drawn. Knows tokens, not where they come from.
+A batch follows from the seed and the step alone, and is the same for any number of processes:
+nothing to save, a run that continues at step N draws what it would have drawn. Knows tokens, not
+where they come from.
 """
 
 import itertools
@@ -13,12 +15,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+# Rows that a packed epoch fills at a time; more would waste less, and take longer.
 OPEN_ROWS = 64
-"""Rows that a packed epoch fills at a time; more would waste less, and take longer."""
 
 
 class Drawn(NamedTuple):
-    """The level t of a sample that is masked already, and by how much of a token each of its tokens counts."""
+    """The level t of a sample that is masked already, and by how much of a token each of its tokens
+    counts.
+    """
 
     level: float
     shares: tuple[float, ...]
@@ -26,7 +30,8 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Ids of one sample; `canvas` marks what may be masked; an `open` sample's canvas goes on to the end of its row.
+    """Ids of one sample; `canvas` marks what may be masked; an `open` sample's canvas goes on to
+    the end of its row.
 
     Where masks are `drawn`, the canvas marks what is masked, and the ids are what it is to become.
     """
@@ -38,16 +43,20 @@ class Row:
 
 
 def closed(row: Row, pads: int, pad_id: int) -> Row:
-    """Close a sample, so that others can stand behind it: with `pads` pads of its own as targets, and no more."""
+    """Close a sample, so that others can stand behind it: with `pads` pads of its own as targets,
+    and no more.
+    """
     return Row((*row.ids, *[pad_id] * pads), (*row.canvas, *[True] * pads), open=False)
 
 
+# Changes a sample for a step; it may not grow.
 Vary = Callable[[Row, int, np.random.Generator], Row]
-"""Changes a sample for a step; it may not grow."""
 
 
 class DrawnMasks(NamedTuple):
-    """Of the sample of each token, the level at which it was masked; and by how much of a token each counts."""
+    """Of the sample of each token, the level at which it was masked; and by how much of a token
+    each counts.
+    """
 
     levels: Float[np.ndarray, "b t"]
     shares: Float[np.ndarray, "b t"]
@@ -59,10 +68,10 @@ class Batch(NamedTuple):
     Attributes:
         tokens: ids.
         canvas: which positions may be masked, and are targets then.
-        samples: number, among the samples of the step, of the sample that a token belongs to; -1 where there is
-            nothing to attend to. Tokens of different samples do not see each other.
-        openness: share of the future that attention sees while it opens; 1 is bidirectional, 0 causal. None is
-            bidirectional, and draws nothing.
+        samples: number, among the samples of the step, of the sample that a token belongs to; -1
+            where there is nothing to attend to. Tokens of different samples do not see each other.
+        openness: share of the future that attention sees while it opens; 1 is bidirectional, 0
+            causal. None is bidirectional, and draws nothing.
         drawn: of rows whose canvas is masked as a whole; None if a step draws the masks.
     """
 
@@ -74,7 +83,12 @@ class Batch(NamedTuple):
 
 
 def collate(
-    rows: Sequence[Sequence[Row]], length: int, pad_id: int, *, first_sample: int = 0, openness: float | None = None
+    rows: Sequence[Sequence[Row]],
+    length: int,
+    pad_id: int,
+    *,
+    first_sample: int = 0,
+    openness: float | None = None,
 ) -> Batch:
     """Make a batch of rows of samples, padded on the right to `length`.
 
@@ -87,7 +101,9 @@ def collate(
     tokens = np.full((len(rows), length), pad_id, np.int32)
     canvas = np.zeros((len(rows), length), bool)
     samples = np.full((len(rows), length), -1, np.int32)
-    drawn = DrawnMasks(np.zeros((len(rows), length), np.float32), np.zeros((len(rows), length), np.float32))
+    drawn = DrawnMasks(
+        np.zeros((len(rows), length), np.float32), np.zeros((len(rows), length), np.float32)
+    )
     number = first_sample
     for i, row in enumerate(rows):
         size = sum(len(sample.ids) for sample in row)
@@ -121,14 +137,18 @@ def filled_up(batch: Batch, multiple: int) -> Batch:
         return np.concatenate([rows, np.repeat(last, missing, axis=0)])
 
     openness = None if batch.openness is None else more(batch.openness)
-    drawn = None if batch.drawn is None else DrawnMasks(*(more(values, 0.0) for values in batch.drawn))
-    return Batch(more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness, drawn)
+    drawn = (
+        None if batch.drawn is None else DrawnMasks(*(more(values, 0.0) for values in batch.drawn))
+    )
+    return Batch(
+        more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness, drawn
+    )
 
 
 @runtime_checkable
 class RowOrder(Protocol):
-    """Which samples make which row: `rows` takes `count` of them from the `first` on, over the ends of epochs, each a
-    list of keys of samples; `start` counts the rows before an epoch."""
+    """Which samples make which row: `rows` takes `count` of them from the `first` on, over the ends
+    of epochs, each a list of keys of samples; `start` counts the rows before an epoch."""
 
     def rows(self, first: int, count: int) -> list[list[Any]]: ...
 
@@ -140,7 +160,8 @@ class Order:
 
     Args:
         lengths: tokens of each sample.
-        capacity: tokens of a row that several samples share; None gives each sample a row of its own.
+        capacity: tokens of a row that several samples share; None gives each sample a row of its
+            own.
         numbers: of the samples; from 0 on if not given.
 
     Raises:
@@ -158,7 +179,9 @@ class Order:
             raise ValueError("lengths=[]: there must be at least one sample")
         self.lengths, self.seed, self.capacity = np.asarray(lengths), seed, capacity
         if capacity is not None and self.lengths.max() > capacity:
-            raise ValueError(f"sample of {self.lengths.max()} tokens: longer than a row of {capacity}")
+            raise ValueError(
+                f"sample of {self.lengths.max()} tokens: longer than a row of {capacity}"
+            )
         self.numbers = np.arange(len(self.lengths)) if numbers is None else numbers
         self.starts = [0]
         self.held: tuple[int, Any] = (-1, [])
@@ -167,12 +190,16 @@ class Order:
         """Order all samples once: rows of numbers, as lists or as one array."""
         if self.held[0] != number:
             order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths))
-            rows = self.numbers[order, None] if self.capacity is None else self.packed(order.tolist())
+            rows = (
+                self.numbers[order, None] if self.capacity is None else self.packed(order.tolist())
+            )
             self.held = (number, rows)
         return self.held[1]
 
     def packed(self, order: Sequence[int]) -> list[list[int]]:
-        """Put each sample into the first open row that has room; the fullest row closes when too many are open."""
+        """Put each sample into the first open row that has room; the fullest row closes when too
+        many are open.
+        """
         assert self.capacity is not None
         done, rows, room = [], [], []
         for sample in order:
@@ -222,8 +249,8 @@ class SampleStream:
         max_length: tokens of a row.
         batch_size: rows of a step, over all processes.
         pad_id: of the padding behind the text.
-        spare_pads: pads, as targets, behind a sample that others may stand behind; None where it may go on to the end
-            of its row.
+        spare_pads: pads, as targets, behind a sample that others may stand behind; None where it
+            may go on to the end of its row.
         vary: changes a sample at a step.
     """
 
@@ -248,20 +275,26 @@ class SampleStream:
         part = (epochs - whole) * (self.order.start(whole + 1) - start) if epochs > whole else 0
         return max(1, math.ceil((start + part) / self.batch_size))
 
-    def batch(self, step: int, *, openness: float | None = None, process: int = 0, processes: int = 1) -> Batch:
+    def batch(
+        self, step: int, *, openness: float | None = None, process: int = 0, processes: int = 1
+    ) -> Batch:
         """Collate the rows of a process at a step (from 0), reading no other samples than theirs.
 
         Raises:
             ValueError: the processes cannot divide the rows.
         """
         if self.batch_size % processes:
-            raise ValueError(f"batch_size={self.batch_size}: must be a multiple of the {processes} processes")
+            raise ValueError(
+                f"batch_size={self.batch_size}: must be a multiple of the {processes} processes"
+            )
         mine = self.batch_size // processes
         keys = self.order.rows(step * self.batch_size, self.batch_size)
         before = sum(map(len, keys[: process * mine]))
         count = itertools.count(before)
         groups = keys[process * mine : (process + 1) * mine]
-        rows = [[self.varied(self.sample(key), step, next(count)) for key in group] for group in groups]
+        rows = [
+            [self.varied(self.sample(key), step, next(count)) for key in group] for group in groups
+        ]
         return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
 
     def sample(self, key: Any) -> Row:

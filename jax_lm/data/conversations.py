@@ -1,4 +1,5 @@
-"""Training samples from JSON lines: a conversation whose last turn is to be learnt, a prompt and a response, or a text.
+"""Training samples from JSON lines: a conversation whose last turn is to be learnt, a prompt and a
+response, or a text.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
@@ -6,7 +7,8 @@
     {"prompt": "…", "completion": "…"}
     {"text": "…"}
 
-Rows that cannot be used are counted and named, never dropped in silence. Knows text and tokens, nothing of training.
+Rows that cannot be used are counted and named, never dropped in silence. Knows text and tokens,
+nothing of training.
 """
 
 import hashlib
@@ -25,13 +27,19 @@ from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer, Mess
 
 logger = logging.getLogger(__name__)
 
+# So many refused lines are named in a message; all are in the list.
 NAMED = 3
-"""So many refused lines are named in a message; all are in the list."""
 
 CONVERSATIONS = ("messages", "conversations")
 HIDDEN = {*CONVERSATIONS, "response", "completion"}
-SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-"""Of ShareGPT, and their roles."""
+# Of ShareGPT, and their roles.
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+}
 
 NOTHING_TO_LEARN = "neither messages nor prompt, nor conversations"
 
@@ -60,11 +68,15 @@ class Samples:
         """Say how many lines were used and refused, and name the first of these."""
         named = "; ".join(f"{self.unit} {line}: {reason}" for line, reason in self.refused[:NAMED])
         more = f"; and {len(self.refused) - NAMED} more" if len(self.refused) > NAMED else ""
-        return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (f" ({named}{more})" if named else "")
+        return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (
+            f" ({named}{more})" if named else ""
+        )
 
 
 def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
-    """Read the samples that each line, or element of an array, gives; ValueError: no file, or no line can be used."""
+    """Read the samples that each line, or element of an array, gives; ValueError: no file, or no
+    line can be used.
+    """
     if holds_array(path):
         return read_source(JsonArray.of(path), path, to_rows)
     read, refused = read_lines(path, to_rows)
@@ -79,8 +91,12 @@ def usable(samples: Samples, name: Path) -> Samples:
     return samples
 
 
-def read_source(source: Source, name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
-    """Read the samples of a data set in memory; ValueError: it cannot be loaded, or no row of it can be used."""
+def read_source(
+    source: Source, name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]
+) -> Samples:
+    """Read the samples of a data set in memory; ValueError: it cannot be loaded, or no row of it
+    can be used.
+    """
     samples = Samples([], [], "row")
     lines = (line for part in range(source.parts) for _, line in source.read(part))
     for number, line in enumerate(lines, 1):
@@ -91,8 +107,12 @@ def read_source(source: Source, name: Path, to_rows: Callable[[dict[str, Any]], 
     return usable(samples, name)
 
 
-def read_lines(path: Path, read: Callable[[dict[str, Any]], Read]) -> tuple[list[Read], list[tuple[int, str]]]:
-    """Read each line that is not blank; returns what they gave, and number (from 1) and reason of those refused."""
+def read_lines(
+    path: Path, read: Callable[[dict[str, Any]], Read]
+) -> tuple[list[Read], list[tuple[int, str]]]:
+    """Read each line that is not blank; returns what they gave, and number (from 1) and reason of
+    those refused.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +128,9 @@ def read_lines(path: Path, read: Callable[[dict[str, Any]], Read]) -> tuple[list
 
 
 def row_fields(line: Any) -> dict[str, Any]:
-    """Read what a source gives for a line: UTF-8 text of JSON, or what that says; BadRowError if it is no object."""
+    """Read what a source gives for a line: UTF-8 text of JSON, or what that says; BadRowError if it
+    is no object.
+    """
     if not isinstance(line, bytes):
         return dict(require_object(line))
     try:
@@ -135,13 +157,18 @@ def require_object(fields: Any) -> dict[str, Any]:
 def rows_reader(
     kind: Kind, tokenizer: DiffuCoderTokenizer, max_length: int, columns: Columns = ()
 ) -> Callable[[dict[str, Any]], list[Row]]:
-    """Make what turns a line's fields into samples, with the names that its columns have in place of ours."""
+    """Make what turns a line's fields into samples, with the names that its columns have in place
+    of ours.
+    """
     to_rows = {"text": text_rows, "conversations": conversation_rows}[kind](tokenizer, max_length)
     return lambda fields: to_rows(in_our_names(fields, columns))
 
 
 def in_our_names(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
-    """Give columns our names; what is named hides all other messages. BadRowError names a column that is not there."""
+    """Give columns our names; what is named hides all other messages.
+
+    BadRowError names a column that is not there.
+    """
     if not columns:
         return fields
     require_columns(fields, columns)
@@ -149,10 +176,14 @@ def in_our_names(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
     return others | {name: fields[column] for name, column in columns}
 
 
-def conversation_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:
-    """Make a line a sample: everything before the response stays visible, the response is the canvas.
+def conversation_rows(
+    tokenizer: DiffuCoderTokenizer, max_length: int
+) -> Callable[[dict[str, Any]], list[Row]]:
+    """Make a line a sample: everything before the response stays visible, the response is the
+    canvas.
 
-    The canvas is open: the pads after the end of the response are targets too, so that the model learns to end.
+    The canvas is open: the pads after the end of the response are targets too, so that the model
+    learns to end.
     """
 
     def to_rows(fields: dict[str, Any]) -> list[Row]:
@@ -167,7 +198,9 @@ def conversation_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callab
     return to_rows
 
 
-def text_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:
+def text_rows(
+    tokenizer: DiffuCoderTokenizer, max_length: int
+) -> Callable[[dict[str, Any]], list[Row]]:
     """Make a line of text samples of at most `max_length` tokens, all of which may be masked."""
 
     def to_rows(fields: dict[str, Any]) -> list[Row]:
@@ -193,7 +226,11 @@ def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[st
     for name in CONVERSATIONS:
         if name in fields:
             messages = messages_of(fields[name], name)
-            return tokenizer.apply_chat_template(messages[:-1]), messages[-1]["content"], END_OF_TURN
+            return (
+                tokenizer.apply_chat_template(messages[:-1]),
+                messages[-1]["content"],
+                END_OF_TURN,
+            )
     if "response" in fields and "completion" in fields:
         raise BadRowError("has both a response and a completion, which mean the same")
     answer = "completion" if "completion" in fields else "response"
@@ -208,10 +245,14 @@ def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[st
 
 
 def messages_of(turns: Any, name: str) -> list[Message]:
-    """Read turns in the form of OpenAI (role, content) or ShareGPT (from, value); BadRowError if they are neither."""
+    """Read turns in the form of OpenAI (role, content) or ShareGPT (from, value); BadRowError if
+    they are neither.
+    """
     # Parquet gives a column of lists as arrays.
     if isinstance(turns, str) or not isinstance(turns, Sequence) or len(turns) < 2:
-        raise BadRowError(f"{name}: must be at least two objects with role and content, or with from and value")
+        raise BadRowError(
+            f"{name}: must be at least two objects with role and content, or with from and value"
+        )
     messages = [read_turn(turn, name) for turn in turns]
     if messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip():
         raise BadRowError(f"{name}: must end with what the assistant says")
@@ -219,10 +260,23 @@ def messages_of(turns: Any, name: str) -> list[Message]:
 
 
 def read_turn(turn: Any, name: str) -> Message:
-    """Read one turn; BadRowError if it is of neither form, or of a speaker that ShareGPT does not know."""
+    """Read one turn; BadRowError if it is of neither form, or of a speaker that ShareGPT does not
+    know.
+    """
     for role, content in (("role", "content"), ("from", "value")):
-        if isinstance(turn, dict) and isinstance(turn.get(role), str) and isinstance(turn.get(content), str):
+        if (
+            isinstance(turn, dict)
+            and isinstance(turn.get(role), str)
+            and isinstance(turn.get(content), str)
+        ):
             if role == "from" and turn[role] not in SPEAKERS:
-                raise BadRowError(f"{name}: from={turn[role]!r} must be one of {', '.join(SPEAKERS)}")
-            return {"role": SPEAKERS[turn[role]] if role == "from" else turn[role], "content": turn[content]}
-    raise BadRowError(f"{name}: all must be objects with role and content, or with from and value, that are text")
+                raise BadRowError(
+                    f"{name}: from={turn[role]!r} must be one of {', '.join(SPEAKERS)}"
+                )
+            return {
+                "role": SPEAKERS[turn[role]] if role == "from" else turn[role],
+                "content": turn[content],
+            }
+    raise BadRowError(
+        f"{name}: all must be objects with role and content, or with from and value, that are text"
+    )

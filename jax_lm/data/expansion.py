@@ -1,8 +1,10 @@
-"""Answers with a hole between their lines, as a model that expands and deletes masks is to see them.
+"""Answers with a hole between their lines, as a model that expands and deletes masks is to see
+them.
 
-A hole is shown with the wrong number of masks: with more, which are to be deleted, and with fewer, of which one is to
-become two (DreamOn, arXiv 2602.01326; DreamLM/DreamOn, src/trainer/sft_expand_dataset.py). What an expansion covers is
-left out of the row: in decoding it is not there either. Knows text and tokens, nothing of the loss.
+A hole is shown with the wrong number of masks: with more, which are to be deleted, and with fewer,
+of which one is to become two (DreamOn, arXiv 2602.01326; DreamLM/DreamOn,
+src/trainer/sft_expand_dataset.py). What an expansion covers is left out of the row: in decoding it
+is not there either. Knows text and tokens, nothing of the loss.
 """
 
 import re
@@ -15,18 +17,19 @@ from jaxtyping import Bool, Int
 from jax_lm.data.batches import Drawn, Row
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+# Masks beyond its length that a hole is shown with, at most.
 MOST_DELETED = 63
-"""Masks beyond its length that a hole is shown with, at most."""
+# How often two neighbouring masks become one, where that does not fall with the share of masks.
 EXPANDED_SHARE = 0.5
-"""How often two neighbouring masks become one, where that does not fall with the share of masks."""
 LEAST_WORDS = 3
 TRIES = 5
+# How often a hole begins and ends anywhere in its lines: ours, as one types in the middle of a
+# line.
 PART_SHARE = 0.5
-"""How often a hole begins and ends anywhere in its lines: ours, as one types in the middle of a line."""
+# How often an answer stands without its prompt: ours, as code does whose holes are filled.
 ALONE_SHARE = 0.5
-"""How often an answer stands without its prompt: ours, as code does whose holes are filled."""
+# A code block of an answer: what is between its fences.
 FENCED = re.compile(r"```[^\n]*\n(.*?)\n?```", re.DOTALL)
-"""A code block of an answer: what is between its fences."""
 
 
 class Cut(NamedTuple):
@@ -39,15 +42,16 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Expansion:
-    """Shows a sample with a hole in its answer; a step's variation of samples (`jax_lm.data.batches.Vary`).
+    """Shows a sample with a hole in its answer; a step's variation of samples
+    (`jax_lm.data.batches.Vary`).
 
     Attributes:
         tokenizer: with the token for expanding.
         delete_id: the token of a mask that is to be deleted, which also ends a text.
         max_length: tokens of a row.
         high_levels: t = 1 - u^2 instead of t = u: more holes are nearly or wholly masked.
-        excess_masks: how many masks too many a hole is shown with, up to `MOST_DELETED`: `uniform`, as published, or
-            `log`, even in the logarithm: few are as likely as many.
+        excess_masks: how many masks too many a hole is shown with, up to `MOST_DELETED`: `uniform`,
+            as published, or `log`, even in the logarithm: few are as likely as many.
     """
 
     tokenizer: DiffuCoderTokenizer
@@ -57,10 +61,17 @@ class Expansion:
     excess_masks: str = "uniform"
 
     def __call__(self, sample: Row, step: int, rng: np.random.Generator) -> Row:
-        """Cut, lengthen, mask and merge: the canvas of the row is what is masked. The step decides nothing."""
-        prompt = [token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if not learnt]
+        """Cut, lengthen, mask and merge: the canvas of the row is what is masked.
+
+        The step decides nothing.
+        """
+        prompt = [
+            token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if not learnt
+        ]
         answer = [token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if learnt]
-        prefix, middle, suffix = map(self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng))
+        prefix, middle, suffix = map(
+            self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng)
+        )
         before = [*(self.tokenizer.begin_ids if rng.random() < ALONE_SHARE else prompt), *prefix]
         after = [*suffix, self.delete_id]
         room = self.max_length - len(middle) - len(after)
@@ -79,7 +90,10 @@ class Expansion:
         ids = [*before, *labels[shown].tolist(), *[self.delete_id] * deletes, *after]
         in_hole = [*masked[shown].tolist(), *[True] * deletes]
         # What is to be deleted weighs as one token, however much it is.
-        shares = [*masked[shown].astype(float).tolist(), *[1 / deletes if deletes else 0.0] * deletes]
+        shares = [
+            *masked[shown].astype(float).tolist(),
+            *[1 / deletes if deletes else 0.0] * deletes,
+        ]
         return Row(
             tuple(ids),
             (*[False] * len(before), *in_hole, *[False] * len(after)),
@@ -102,8 +116,8 @@ class Expansion:
 
 
 def cut(text: str, rng: np.random.Generator) -> Cut:
-    """Cut lines, or a part of them, out of a text or of its first code block: three words or more, and no definition,
-    if there are such lines.
+    """Cut lines, or a part of them, out of a text or of its first code block: three words or more,
+    and no definition, if there are such lines.
 
     Raises:
         ValueError: there is nothing to cut out.
@@ -133,9 +147,14 @@ def is_worth_learning(lines: str) -> bool:
 
 
 def merge_masks(
-    middle: Int[np.ndarray, "n"], masked: Bool[np.ndarray, "n"], share: float, expand_id: int, rng: np.random.Generator
+    middle: Int[np.ndarray, "n"],
+    masked: Bool[np.ndarray, "n"],
+    share: float,
+    expand_id: int,
+    rng: np.random.Generator,
 ) -> tuple[Int[np.ndarray, "n"], Bool[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-    """Merge neighbouring masks, each pair with a probability: the first is to expand, the second is not shown.
+    """Merge neighbouring masks, each pair with a probability: the first is to expand, the second is
+    not shown.
 
     Returns:
         What each token is to become, which tokens are shown, and which are masked.

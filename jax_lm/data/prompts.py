@@ -1,4 +1,6 @@
-"""Prompts for reinforcement learning, with what rewards read: from files, `datasets`, or the built-in tasks."""
+"""Prompts for reinforcement learning, with what rewards read: from files, `datasets`, or the
+built-in tasks.
+"""
 
 import gzip
 import json
@@ -12,8 +14,8 @@ from typing import Any, Literal
 from jax_lm.data.columns import BadRowError, Columns, require_columns
 from jax_lm.data.sources import open_source, require_whole
 
+# One JSON object a line: the fields of a task, and "split".
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"
-"""One JSON object a line: the fields of a task, and "split"."""
 
 Split = Literal["held-out", "training"]
 
@@ -42,12 +44,15 @@ class BuiltinTask:
 
 
 def held_out_tasks(count: int) -> list[BuiltinTask]:
-    """Return the first `count` held-out tasks, distinct by key; ValueError: fewer than 1, or more than there are."""
+    """Return the first `count` held-out tasks, distinct by key; ValueError: fewer than 1, or more
+    than there are.
+    """
     return _first(count, shipped_tasks("held-out"))
 
 
 def training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
-    """Return `count` training tasks, distinct by key: the first of the file for seed 0, of a shuffled file for others.
+    """Return `count` training tasks, distinct by key: the first of the file for seed 0, of a
+    shuffled file for others.
 
     Raises:
         ValueError: fewer than one, or more than there are.
@@ -71,15 +76,21 @@ def _first(count: int, tasks: Sequence[BuiltinTask]) -> list[BuiltinTask]:
     if count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
     if count > len(tasks):
-        raise ValueError(f"limit={count}: must be at most {len(tasks)}, the tasks that ship with the built-in model")
+        raise ValueError(
+            f"limit={count}: must be at most {len(tasks)}, the tasks that ship with the built-in model"
+        )
     return list(tasks[:count])
 
 
-def open_prompts(data: str, columns: Columns = (), *, split: str, subset: str | None) -> list[dict[str, Any]]:
-    """Read the rows of JSON files, or of what the library `datasets` loads, with our names for these columns.
+def open_prompts(
+    data: str, columns: Columns = (), *, split: str, subset: str | None
+) -> list[dict[str, Any]]:
+    """Read the rows of JSON files, or of what the library `datasets` loads, with our names for
+    these columns.
 
     Raises:
-        ValueError: they cannot be read, have no such split or column, or one is no row with a prompt.
+        ValueError: they cannot be read, have no such split or column, or one is no row with a
+            prompt.
     """
     path = Path(data)
     if path.suffix == ".jsonl" or (path.is_file() and path.suffix not in (".json", ".parquet")):
@@ -93,7 +104,8 @@ def open_prompts(data: str, columns: Columns = (), *, split: str, subset: str | 
 def read_prompts(
     path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
 ) -> list[dict[str, Any]]:
-    """Read the rows of a JSONL file: "prompt" (text, or chat messages) and columns such as "test_cases".
+    """Read the rows of a JSONL file: "prompt" (text, or chat messages) and columns such as
+    "test_cases".
 
     `option` is what an error calls the file; `plain` takes a line that is a string for its prompt.
 
@@ -111,13 +123,21 @@ def read_prompts(
 
 def is_message(value: Any) -> bool:
     """Tell whether something is a chat message."""
-    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), str) for name in ("role", "content")
+    )
 
 
 def prompt_rows(
-    lines: Iterable[tuple[str, Any]], path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
+    lines: Iterable[tuple[str, Any]],
+    path: Path,
+    *,
+    option: str = "data",
+    plain: bool = False,
+    columns: Columns = (),
 ) -> list[dict[str, Any]]:
-    """Read rows with a prompt from lines of JSON, or what such lines say, each with where it stands; else ValueError.
+    """Read rows with a prompt from lines of JSON, or what such lines say, each with where it
+    stands; else ValueError.
 
     An element of an array, and a row of a data set, is what a line says.
     """
@@ -135,7 +155,11 @@ def prompt_rows(
             except BadRowError as error:
                 raise ValueError(f"{path}: {where} {error}") from error
             row = row | {name: row[column] for name, column in columns}
-        if not isinstance(row, dict) or not row.get("prompt") or not isinstance(row["prompt"], str | list):
+        if (
+            not isinstance(row, dict)
+            or not row.get("prompt")
+            or not isinstance(row["prompt"], str | list)
+        ):
             raise ValueError(f"{path}: {where} has no 'prompt' (text or chat messages)")
         if isinstance(row["prompt"], list) and not all(map(is_message, row["prompt"])):
             raise ValueError(
@@ -148,18 +172,25 @@ def prompt_rows(
 
 
 def builtin_prompts(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Read distinct training tasks of the built-in model, to be completed: "prefix" repeats the prompt for the reward
-    `completed_code`.
+    """Read distinct training tasks of the built-in model, to be completed: "prefix" repeats the
+    prompt for the reward `completed_code`.
 
     Raises:
         ValueError: fewer than one, or more than ship.
     """
     return [
-        {"prompt": task.prompt, "prefix": task.prompt, "test_cases": tests_of(task.tests), "key": task.key}
+        {
+            "prompt": task.prompt,
+            "prefix": task.prompt,
+            "test_cases": tests_of(task.tests),
+            "key": task.key,
+        }
         for task in training_tasks(count, seed)
     ]
 
 
 def tests_of(tests: tuple[str, ...]) -> list[str]:
-    """Group statements into tests: assertions are tests of their own, statements that build on each other are one."""
+    """Group statements into tests: assertions are tests of their own, statements that build on each
+    other are one.
+    """
     return list(tests) if all(test.startswith("assert ") for test in tests) else ["\n".join(tests)]

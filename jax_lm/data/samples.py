@@ -1,4 +1,6 @@
-"""The samples of a training run: a file, a data set of the library `datasets`, or a tokenised folder."""
+"""The samples of a training run: a file, a data set of the library `datasets`, or a tokenised
+folder.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -34,7 +36,9 @@ def open_samples(
     if data.is_dir() and not holds_dataset(data):
         require_whole(str(data), split, subset)
         for name, column in columns:
-            raise ValueError(f"{name}_column={column!r}: data={str(data)!r} is tokenised, and has no columns")
+            raise ValueError(
+                f"{name}_column={column!r}: data={str(data)!r} is tokenised, and has no columns"
+            )
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None

@@ -1,6 +1,8 @@
-"""Where lines of data come from: JSONL files by ranges of bytes, a JSON array, what `datasets` reads; in parts.
+"""Where lines of data come from: JSONL files by ranges of bytes, a JSON array, what `datasets`
+reads; in parts.
 
-A part is read alone, by any process, and always gives the same lines. Knows lines, nothing of what they mean.
+A part is read alone, by any process, and always gives the same lines. Knows lines, nothing of what
+they mean.
 """
 
 import json
@@ -11,19 +13,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Size of a part where no number of them is given.
 PART_BYTES, PART_ROWS = 2**28, 2**17
-"""Size of a part where no number of them is given."""
 
+# The split that is read where none is named, and that `datasets` gives to data without splits.
 WHOLE = "train"
-"""The split that is read where none is named, and that `datasets` gives to data without splits."""
 
 NO_FILE = "data={!r} cannot be read: there is no such file"
+# Words in the names of files by which `datasets` knows the splits of a folder.
 NAMES_OF_SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""Words in the names of files by which `datasets` knows the splits of a folder."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class JsonFiles:
         """Take these files, in as many parts as asked for, or as many as their size makes."""
         stats = [path.stat() for path in paths]
         names = (str(path.resolve()) for path in paths)
-        files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True))
+        files = tuple(
+            (name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True)
+        )
         total = sum(stat.st_size for stat in stats)
         return cls(files, max(1, -(-total // num_shards) if num_shards else PART_BYTES))
 
@@ -95,9 +99,13 @@ class JsonArray:
         try:
             elements = json.loads(Path(self.path).read_bytes())
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"data={self.path!r}: begins as a JSON array and is no JSON ({error})") from error
+            raise ValueError(
+                f"data={self.path!r}: begins as a JSON array and is no JSON ({error})"
+            ) from error
         name = Path(self.path).name
-        return ((f"{name}, element {number}", element) for number, element in enumerate(elements, 1))
+        return (
+            (f"{name}, element {number}", element) for number, element in enumerate(elements, 1)
+        )
 
 
 def holds_array(path: Path) -> bool:
@@ -110,14 +118,15 @@ def holds_array(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """What `datasets` loads: from the hub, a folder that it saved, or Parquet and other files; needs its extra.
+    """What `datasets` loads: from the hub, a folder that it saved, or Parquet and other files;
+    needs its extra.
 
     Attributes:
         data: hub id (owner/name@revision), folder or file.
         split: of it.
         subset: of a data set that has several, `name` in `datasets`.
-        streaming: read from where it lies instead of converting it to Arrow files in the cache first; what is saved as
-            such files is read from them in any case.
+        streaming: read from where it lies instead of converting it to Arrow files in the cache
+            first; what is saved as such files is read from them in any case.
         num_shards: parts; the number of its files when streaming, else by its rows.
     """
 
@@ -139,21 +148,26 @@ class HubDataset:
         return ((f"part {part}, row {number}", fields) for number, fields in enumerate(lines))
 
 
+# Lines in parts: `read` gives those of a part, each with where it stands, as text or as what JSON
+# has there.
 Source = JsonFiles | JsonArray | HubDataset
-"""Lines in parts: `read` gives those of a part, each with where it stands, as text or as what JSON has there."""
 
 
+# What `datasets` leaves in a folder that it saved.
 SAVED = ("state.json", "dataset_dict.json")
-"""What `datasets` leaves in a folder that it saved."""
 
 
 @cache
 def opened(source: HubDataset) -> Any:
-    """Load a data set, or only its description if it streams, once per process; ValueError says what is missing."""
+    """Load a data set, or only its description if it streams, once per process; ValueError says
+    what is missing.
+    """
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        wants = "JSONL files are read without, all else needs pip install 'jax-diffucoder[datasets]'"
+        wants = (
+            "JSONL files are read without, all else needs pip install 'jax-diffucoder[datasets]'"
+        )
         raise ValueError(f"data={source.data!r}: {wants}") from error
     path, options = Path(source.data), {"split": source.split, "streaming": source.streaming}
     try:
@@ -166,11 +180,19 @@ def opened(source: HubDataset) -> Any:
             loaded = datasets.load_dataset(source.data, source.subset, **options)
         else:
             name, _, revision = source.data.partition("@")
-            loaded = datasets.load_dataset(name, source.subset, revision=revision or None, **options)
+            loaded = datasets.load_dataset(
+                name, source.subset, revision=revision or None, **options
+            )
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"data={source.data!r}: datasets cannot load it ({error})".replace("\n", " ")) from error
+        raise ValueError(
+            f"data={source.data!r}: datasets cannot load it ({error})".replace("\n", " ")
+        ) from error
     # Files in parts of their own, where more are wanted than there are files.
-    return loaded.reshard() if source.streaming and (source.num_shards or 0) > loaded.num_shards else loaded
+    return (
+        loaded.reshard()
+        if source.streaming and (source.num_shards or 0) > loaded.num_shards
+        else loaded
+    )
 
 
 def holds_dataset(folder: Path) -> bool:
@@ -179,16 +201,26 @@ def holds_dataset(folder: Path) -> bool:
     return any(path.is_file() for name in names for path in folder.rglob(name))
 
 
-def open_source(data: str, num_shards: int | None, *, split: str, subset: str | None, streaming: bool) -> Source:
-    """Find out what `data` is: a JSON file, a folder of JSONL files, or something for `datasets`, with these options.
+def open_source(
+    data: str, num_shards: int | None, *, split: str, subset: str | None, streaming: bool
+) -> Source:
+    """Find out what `data` is: a JSON file, a folder of JSONL files, or something for `datasets`,
+    with these options.
 
     Raises:
-        ValueError: a file that is not there, JSON that is to have a split, or a folder without files of this split.
+        ValueError: a file that is not there, JSON that is to have a split, or a folder without
+            files of this split.
     """
     path = Path(data)
     if path.suffix == ".parquet" and not path.exists():
         raise ValueError(NO_FILE.format(data))
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if path.suffix in (".jsonl", ".json") else []
+    files = (
+        sorted(path.glob("*.jsonl"))
+        if path.is_dir()
+        else [path]
+        if path.suffix in (".jsonl", ".json")
+        else []
+    )
     if not files or describes_configs(path):
         return HubDataset(data, split, subset, streaming, num_shards)
     if found := files_by_split(files):
@@ -205,7 +237,10 @@ def open_source(data: str, num_shards: int | None, *, split: str, subset: str | 
 def describes_configs(folder: Path) -> bool:
     """Tell whether a card says which files of a folder are which split, which `datasets` reads."""
     card = folder / "README.md"
-    return card.is_file() and re.search(r"\A---\n(.*\n)*?configs:", card.read_text(encoding="utf-8")) is not None
+    return (
+        card.is_file()
+        and re.search(r"\A---\n(.*\n)*?configs:", card.read_text(encoding="utf-8")) is not None
+    )
 
 
 def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:

@@ -1,12 +1,13 @@
-"""Tokenised data sets: files of tokens, of which a sample, or a row of the text, is read without the others.
+"""Tokenised data sets: files of tokens, of which a sample, or a row of the text, is read without
+the others.
 
     corpus/dataset.json      kind, tokenizer, sizes and digest: there once all shards are
     corpus/000000.tokens     the ids of all samples behind each other, uint16 or uint32, little-endian
     corpus/000000.index      int64: the end of each sample, then of each sample the number of its visible tokens
     corpus/000000.json       sizes and digest of the shard, and what was refused: written last
 
-Files are mapped for one read at a time, so that a process holds what it reads and no more. `jax_lm.data.tokenizing`
-writes them. Knows files and rows, no tokenizer and no text.
+Files are mapped for one read at a time, so that a process holds what it reads and no more.
+`jax_lm.data.tokenizing` writes them. Knows files and rows, no tokenizer and no text.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ from jax_lm.data.batches import Row
 Kind = Literal["text", "conversations"]
 DATASET, FORMAT = "dataset.json", 1
 TOKENS, INDEX, DONE = ".tokens", ".index", ".json"
+# Of the Feistel network; four make a permutation that cannot be told from a random one.
 ROUNDS = 4
-"""Of the Feistel network; four make a permutation that cannot be told from a random one."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,37 @@ class TokenShards:
         """Open a folder for a tokenizer of this fingerprint.
 
         Raises:
-            ValueError: no whole data set, of another kind or tokenizer, or files of other sizes than it says.
+            ValueError: no whole data set, of another kind or tokenizer, or files of other sizes
+                than it says.
         """
         try:
             fields = dict(json.loads((folder / DATASET).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            advice = "`diffucoder data tokenize` writes such a folder, and finishes one that it left"
-            raise ValueError(f"data={str(folder)!r}: has no {DATASET} that can be read ({error}); {advice}") from error
+            advice = (
+                "`diffucoder data tokenize` writes such a folder, and finishes one that it left"
+            )
+            raise ValueError(
+                f"data={str(folder)!r}: has no {DATASET} that can be read ({error}); {advice}"
+            ) from error
         for name, wanted in (("format", FORMAT), ("kind", kind), ("tokenizer", tokenizer)):
             if fields.get(name) != wanted:
-                raise ValueError(f"data={str(folder)!r}: tokenised with {name}={fields.get(name)!r}, not {wanted!r}")
+                raise ValueError(
+                    f"data={str(folder)!r}: tokenised with {name}={fields.get(name)!r}, not {wanted!r}"
+                )
         shards, dtype = fields["shards"], np.dtype(fields["dtype"])
         for shard in shards:
-            for end, size in ((TOKENS, shard["tokens"] * dtype.itemsize), (INDEX, shard["samples"] * 16)):
+            for end, size in (
+                (TOKENS, shard["tokens"] * dtype.itemsize),
+                (INDEX, shard["samples"] * 16),
+            ):
                 path = folder / f"{shard['name']}{end}"
                 if not path.is_file() or path.stat().st_size != size:
-                    raise ValueError(f"data={str(folder)!r}: {path.name} is not there with its {size} bytes")
-        starts = (np.cumsum([0, *(shard[count] for shard in shards)]) for count in ("tokens", "samples"))
+                    raise ValueError(
+                        f"data={str(folder)!r}: {path.name} is not there with its {size} bytes"
+                    )
+        starts = (
+            np.cumsum([0, *(shard[count] for shard in shards)]) for count in ("tokens", "samples")
+        )
         return cls(
             folder, kind, dtype, tuple(shard["name"] for shard in shards), *starts,
             longest=fields["longest"], tokenizer=tokenizer, digest=fields["digest"], refused=fields["refused"],
@@ -97,7 +112,9 @@ class TokenShards:
     @cached_property
     def lengths(self) -> Int[np.ndarray, "n"]:
         """Tokens of each sample."""
-        return np.concatenate([np.diff(self.ends(shard), prepend=0) for shard in range(len(self.names))])
+        return np.concatenate(
+            [np.diff(self.ends(shard), prepend=0) for shard in range(len(self.names))]
+        )
 
     def __getitem__(self, number: int) -> Row:
         """Read a sample: its beginning visible, the rest an open canvas."""
@@ -115,10 +132,14 @@ class TokenShards:
 
     def mapped(self, shard: int, end: str, dtype: np.dtype, first: int, count: int) -> np.ndarray:
         """Map a part of a file; its pages go when the array does."""
-        return np.memmap(self.folder / f"{self.names[shard]}{end}", dtype, "r", first * dtype.itemsize, (count,))
+        return np.memmap(
+            self.folder / f"{self.names[shard]}{end}", dtype, "r", first * dtype.itemsize, (count,)
+        )
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Cut the tokens from `start` to `stop`, of all samples behind each other, where samples end."""
+        """Cut the tokens from `start` to `stop`, of all samples behind each other, where samples
+        end.
+        """
         cuts = [start]
         while cuts[-1] < stop:
             shard, place = located(self.token_starts, cuts[-1])
@@ -126,7 +147,8 @@ class TokenShards:
             ends = self.ends(shard)
             first, last = (int(np.searchsorted(ends, at, "right")) for at in (place, stop - before))
             cuts += [before + int(end) for end in ends[first:last]] or [stop]
-            # A shard's last sample ends with it: the next round begins in the next shard, or goes to `stop`.
+            # A shard's last sample ends with it: the next round begins in the next shard, or goes
+            # to `stop`.
         return list(pairwise(cuts))
 
     def text(self, start: int, stop: int) -> list[int]:
@@ -143,13 +165,15 @@ def located(starts: Int[np.ndarray, "shards"], number: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TextRows:
-    """The rows of `max_length` tokens that all texts behind each other make, in an order of its own per epoch.
+    """The rows of `max_length` tokens that all texts behind each other make, in an order of its own
+    per epoch.
 
-    A row follows from its number, the seed and the epoch alone: no order is held. Its samples are the pieces of texts
-    in it, by where they start and stop.
+    A row follows from its number, the seed and the epoch alone: no order is held. Its samples are
+    the pieces of texts in it, by where they start and stop.
 
     Attributes:
-        first, count: the rows taken, in an order that the seed alone decides: the others are held out, or learnt.
+        first, count: the rows taken, in an order that the seed alone decides: the others are held
+            out, or learnt.
     """
 
     shards: TokenShards
@@ -194,7 +218,9 @@ class TextRows:
 
 
 def permuted(number: int, size: int, key: bytes) -> int:
-    """Map a number below `size` to another one, one to one: a Feistel network, walked until it falls below `size`."""
+    """Map a number below `size` to another one, one to one: a Feistel network, walked until it
+    falls below `size`.
+    """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
@@ -208,4 +234,6 @@ def permuted(number: int, size: int, key: bytes) -> int:
 
 def digest_of(shards: list[dict[str, Any]]) -> str:
     """Digest the digests of all shards."""
-    return hashlib.sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[
+        :16
+    ]

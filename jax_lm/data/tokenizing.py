@@ -1,7 +1,8 @@
 """Tokenise a data set once: parts of a source become shards, in parallel, each whole or not at all.
 
-What a shard holds follows from the settings and its part alone. So a run that was killed, at any moment and with any
-number of workers, goes on with the shards that are missing. `jax_lm.data.token_shards` reads what this writes.
+What a shard holds follows from the settings and its part alone. So a run that was killed, at any
+moment and with any number of workers, goes on with the shards that are missing.
+`jax_lm.data.token_shards` reads what this writes.
 """
 
 import hashlib
@@ -60,7 +61,9 @@ class Tokenization:
 
     def plan(self) -> dict[str, Any]:
         """Describe it as JSON: what a run must have in common with the shards that it finds."""
-        return json.loads(json.dumps({"format": FORMAT, **asdict(self)} | {"tokenizer": self.fingerprint}))
+        return json.loads(
+            json.dumps({"format": FORMAT, **asdict(self)} | {"tokenizer": self.fingerprint})
+        )
 
 
 def tokenize(job: Tokenization, out: Path, workers: int) -> str:
@@ -77,17 +80,30 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
         path.unlink()
     missing = [part for part in range(parts) if not (out / f"{shard_name(part)}{DONE}").is_file()]
     with workers_of(min(workers, len(missing))) as each:
-        for done, shard in enumerate(each(partial(write_shard, job, out), missing), parts - len(missing) + 1):
+        for done, shard in enumerate(
+            each(partial(write_shard, job, out), missing), parts - len(missing) + 1
+        ):
             logger.info("shard %d/%d: %s", done, parts, counts_of([shard]))
-    shards = [json.loads((out / f"{shard_name(part)}{DONE}").read_text(encoding="utf-8")) for part in range(parts)]
-    refused = [(where, reason) for shard in shards for where, reason in shard["refused"][:NAMED]][:NAMED]
+    shards = [
+        json.loads((out / f"{shard_name(part)}{DONE}").read_text(encoding="utf-8"))
+        for part in range(parts)
+    ]
+    refused = [(where, reason) for shard in shards for where, reason in shard["refused"][:NAMED]][
+        :NAMED
+    ]
     named = "".join(f"; {where}: {reason}" for where, reason in refused)
     if not any(shard["samples"] for shard in shards):
         # Else they would stand in the way of the same command with better data.
-        for path in (out / PLAN, *(path for part in range(parts) for path in out.glob(f"{shard_name(part)}.*"))):
+        for path in (
+            out / PLAN,
+            *(path for part in range(parts) for path in out.glob(f"{shard_name(part)}.*")),
+        ):
             path.unlink()
         raise ValueError(f"data: {counts_of(shards)}{named}: nothing to learn from")
-    kept = [{"name": shard_name(part), **shard, "refused": len(shard["refused"])} for part, shard in enumerate(shards)]
+    kept = [
+        {"name": shard_name(part), **shard, "refused": len(shard["refused"])}
+        for part, shard in enumerate(shards)
+    ]
     described = {
         "format": FORMAT,
         "kind": job.kind,
@@ -107,13 +123,17 @@ def agree(plan: dict[str, Any], out: Path) -> None:
     path = out / PLAN
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else plan
     for name in (name for name in plan | held if plan.get(name) != held.get(name)):
-        raise ValueError(f"out={out}: holds shards with {name}={held.get(name)!r}, not {plan.get(name)!r}")
+        raise ValueError(
+            f"out={out}: holds shards with {name}={held.get(name)!r}, not {plan.get(name)!r}"
+        )
     write_synced(path, json.dumps(plan, indent=1).encode())
 
 
 @contextmanager
 def workers_of(count: int) -> Iterator[Callable]:
-    """Give a `map` over so many processes, in this one if there is but one; its results come as they are ready."""
+    """Give a `map` over so many processes, in this one if there is but one; its results come as
+    they are ready.
+    """
     if count <= 1:
         yield map
         return
@@ -152,7 +172,8 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     dtype, digest = dtype_of(tokenizer), hashlib.sha256()
     ends, visible, refused = array("q", [0]), array("q"), []
     path = out / f"{shard_name(part)}{TOKENS}"
-    # Named by the process: another one may write the same shard, if it is being ended while this run begins.
+    # Named by the process: another one may write the same shard, if it is being ended while this
+    # run begins.
     half = out / f"{path.name}.{os.getpid()}{HALF_WRITTEN}"
     with remove_on_exit(half), half.open("wb") as file:
         for where, line in job.source.read(part):
@@ -174,7 +195,12 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     digest.update(index)
     write_synced(path.with_suffix(INDEX), index)
     longest = int(np.diff(np.array(ends)).max(initial=0))
-    shard = {"tokens": ends[-1], "samples": len(visible), "longest": longest, "digest": digest.hexdigest()}
+    shard = {
+        "tokens": ends[-1],
+        "samples": len(visible),
+        "longest": longest,
+        "digest": digest.hexdigest(),
+    }
     write_synced(path.with_suffix(DONE), json.dumps(shard | {"refused": refused}).encode())
     return shard | {"refused": refused}
 
@@ -198,7 +224,12 @@ def tokenizer_of(job: Tokenization) -> DiffuCoderTokenizer:
 @cache
 def rows_of(job: Tokenization) -> Callable[[dict[str, Any]], list[Row]]:
     """Make what turns a line's fields into samples."""
-    return rows_reader(job.kind, tokenizer_of(job), sys.maxsize if job.kind == "text" else job.max_length, job.columns)
+    return rows_reader(
+        job.kind,
+        tokenizer_of(job),
+        sys.maxsize if job.kind == "text" else job.max_length,
+        job.columns,
+    )
 
 
 def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:

@@ -1,4 +1,6 @@
-"""Attempts at problems: a model writes programs, the sandbox executes them, and a resumable run folder keeps them."""
+"""Attempts at problems: a model writes programs, the sandbox executes them, and a resumable run
+folder keeps them.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,11 +23,11 @@ from untrusted.runner import choose_tier
 TOO_LONG = "too long"
 SANDBOX_ERROR = "sandbox_error"
 COMPLETION = CompletionPrompting()
+# numpy and the largest inputs of EvalPlus do not fit the sandbox's default of half as much.
 MEMORY_BYTES = 2**30
-"""numpy and the largest inputs of EvalPlus do not fit the sandbox's default of half as much."""
 
+# Name of a problem, number of the sample.
 Key = tuple[str, int]
-"""Name of a problem, number of the sample."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Attempt:
 
     Attributes:
         program: what was executed, before the tests.
-        outcome: passed, failed, timeout, out_of_memory, sandbox_error (which says nothing about the program), or
-            too long for the model's context; empty before it was executed.
+        outcome: passed, failed, timeout, out_of_memory, sandbox_error (which says nothing about the
+            program), or too long for the model's context; empty before it was executed.
         detail: why it did not pass.
         tier: how it was contained.
         sample: 0, 1, … of the same problem.
@@ -68,12 +70,16 @@ class Attempt:
 
     @property
     def job(self) -> Program:
-        """Its program and tests: assertions are tests of their own, statements that build on each other are one."""
+        """Its program and tests: assertions are tests of their own, statements that build on each
+        other are one.
+        """
         tests, seconds = self.problem.tests, self.problem.seconds
         statements = [test for test in tests if isinstance(test, str)]
         if not all(test.startswith("assert ") for test in statements):
             tests = ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))
-        limits = Limits(seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES)
+        limits = Limits(
+            seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES
+        )
         return Program(self.program, tests, limits)
 
     def record(self) -> Record:
@@ -93,9 +99,11 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Lets a model attempt problems, `batch_size` (at least 1) decoded together, and executes what it wrote.
+    """Lets a model attempt problems, `batch_size` (at least 1) decoded together, and executes what
+    it wrote.
 
-    With `timed` a batch for which something was compiled is decoded again, so that its seconds are of decoding alone.
+    With `timed` a batch for which something was compiled is decoded again, so that its seconds are
+    of decoding alone.
     """
 
     engine: DiffuCoderInference
@@ -111,13 +119,17 @@ class Evaluator:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
 
     def attempts(
-        self, problems: Sequence[Problem], *, done: Collection[Key] = frozenset(), on_progress: Progress | None = None
+        self,
+        problems: Sequence[Problem],
+        *,
+        done: Collection[Key] = frozenset(),
+        on_progress: Progress | None = None,
     ) -> Iterator[Attempt]:
         """Generate in batches and test each completion; problems of similar length share a batch.
 
-        A problem that is listed several times gets several samples. Problems that do not fit the model's context are
-        not passed. What is in `done` is left out; the batches, and what is drawn in them, are the same with and
-        without it.
+        A problem that is listed several times gets several samples. Problems that do not fit the
+        model's context are not passed. What is in `done` is left out; the batches, and what is
+        drawn in them, are the same with and without it.
         """
         limit = self.engine.config.max_position_embeddings
         drafts: list[Draft] = []
@@ -132,7 +144,9 @@ class Evaluator:
             batch = drafts[start : start + self.batch_size]
             if any(draft.attempt.key not in done for draft in batch):
                 written = self.written(batch, batch_seed(self.seed, number))
-                yield from execute_attempts(self.executor, [each for each in written if each.key not in done])
+                yield from execute_attempts(
+                    self.executor, [each for each in written if each.key not in done]
+                )
             if on_progress:
                 on_progress(start + len(batch), len(drafts))
 
@@ -143,7 +157,9 @@ class Evaluator:
             templates = self.prompting.templates(self.engine, problem, self.options)
             width = max(template.width(self.engine.tokenizer) for template in templates)
             prompt = self.prompting.prompt(self.engine, problem)
-            yield Draft(Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width)
+            yield Draft(
+                Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width
+            )
             seen[problem.name] += 1
 
     def written(self, batch: Sequence[Draft], seed: int) -> Iterator[Attempt]:
@@ -156,7 +172,9 @@ class Evaluator:
             decoded = self.engine.decode(rows, self.options, seed=seed)
         generations = iter(decoded.rows)
         for attempt, templates, _ in batch:
-            answer = max((next(generations) for _ in templates), key=lambda row: row.mean_log_confidence)
+            answer = max(
+                (next(generations) for _ in templates), key=lambda row: row.mean_log_confidence
+            )
             yield replace(
                 attempt,
                 program=self.prompting.program(attempt.problem, answer.text),
@@ -179,12 +197,16 @@ def execute_attempts(
 
 
 def batch_seed(seed: int, number: int) -> int:
-    """Derive the seed of a batch: with one for all, samples of a problem in the same row of two batches were equal."""
+    """Derive the seed of a batch: with one for all, samples of a problem in the same row of two
+    batches were equal.
+    """
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0] >> 1)
 
 
 def problem_executor(executor: str, *, allow_unsafe: bool = False) -> Local:
-    """Choose where the programs of problems run on this machine; raises SandboxUnavailableError where nowhere."""
+    """Choose where the programs of problems run on this machine; raises SandboxUnavailableError
+    where nowhere.
+    """
     tier = choose_tier(executor, allow_unsafe=allow_unsafe)
     return Local(tier, allow_unsafe=allow_unsafe)
 
@@ -208,9 +230,15 @@ class Journal(RunLog):
 
 
 def journal_settings(
-    evaluator: Evaluator, problems: Sequence[Problem], *, data: Path | None, model: str | None, **others: Any
+    evaluator: Evaluator,
+    problems: Sequence[Problem],
+    *,
+    data: Path | None,
+    model: str | None,
+    **others: Any,
 ) -> Record:
-    """Collect all that the results depend on, the bytes of data and weights included; `others` as they are.
+    """Collect all that the results depend on, the bytes of data and weights included; `others` as
+    they are.
 
     Raises ValueError if the data cannot be read.
     """

@@ -1,8 +1,9 @@
-"""Analysis of how a model decodes: AR-ness, order, confidence and pass@k at several temperatures, with pictures.
+"""Analysis of how a model decodes: AR-ness, order, confidence and pass@k at several temperatures,
+with pictures.
 
-Measures are those of the DiffuCoder paper (arXiv 2506.20639, appendix A.2). As there, stop tokens end nothing: all
-positions of the canvas are decided, and those after the text are split off afterwards. An order lists positions as they
-were decided, one per step.
+Measures are those of the DiffuCoder paper (arXiv 2506.20639, appendix A.2). As there, stop tokens
+end nothing: all positions of the canvas are decided, and those after the text are split off
+afterwards. An order lists positions as they were decided, one per step.
 """
 
 import json
@@ -27,15 +28,23 @@ from jax_lm.reports.run_folder import Record
 from jax_lm.templates import Template
 from untrusted.results import Executor
 
+# As plotted in the paper.
 LOCAL_K, GLOBAL_K = range(1, 10), range(1, 5)
-"""As plotted in the paper."""
 
 ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=0)
 
+# Traces per temperature that the page replays.
 REPLAYED = 4
-"""Traces per temperature that the page replays."""
 
-ORDER_COLUMNS = ("temperature", "local@1", "global@1", "text: local@1", "text: global@1", "confidence", "pass@k")
+ORDER_COLUMNS = (
+    "temperature",
+    "local@1",
+    "global@1",
+    "text: local@1",
+    "text: global@1",
+    "confidence",
+    "pass@k",
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,9 @@ class Trace:
     end: int
 
     def order(self, *, by_confidence: bool) -> Int[np.ndarray, "t"]:
-        """List positions as they were decided; ValueError if several were at one step and not `by_confidence`."""
+        """List positions as they were decided; ValueError if several were at one step and not
+        `by_confidence`.
+        """
         confidence = np.array(self.confidence) if by_confidence else None
         return decoding_order(np.array(self.commit_step), confidence)
 
@@ -75,7 +86,8 @@ class OrderAnalysis:
         by_confidence: whether confidence orders positions of one step, which the paper leaves open.
         traces: per temperature, every decoded canvas.
         rows: per temperature, its measures.
-        first_confidence: largest probability at each position while everything is masked, averaged over problems.
+        first_confidence: largest probability at each position while everything is masked, averaged
+            over problems.
     """
 
     by_confidence: bool
@@ -89,7 +101,10 @@ class OrderAnalysis:
         for row in self.rows:
             passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
             values = [row[kind][0] for kind in ("local", "global", "local_text", "global_text")]
-            shown = ["-" if value is None else f"{value:.2f}" for value in [*values, row["confidence_text"]]]
+            shown = [
+                "-" if value is None else f"{value:.2f}"
+                for value in [*values, row["confidence_text"]]
+            ]
             rows.append([f"{row['temperature']:g}", *shown, passes])
         return rows
 
@@ -105,15 +120,26 @@ class OrderAnalysis:
         }
         return {
             "order": heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
-            "local": line_chart("Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")),
-            "global": line_chart("Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")),
-            "confidence": line_chart("Confidence by position", "position", "probability", confidence),
-            "temperature": line_chart("What temperature does", "temperature", "share", self.temperature_curves()),
+            "local": line_chart(
+                "Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")
+            ),
+            "global": line_chart(
+                "Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")
+            ),
+            "confidence": line_chart(
+                "Confidence by position", "position", "probability", confidence
+            ),
+            "temperature": line_chart(
+                "What temperature does", "temperature", "share", self.temperature_curves()
+            ),
         }
 
     def curves(self, kind: str) -> Series:
         """List a measure over k, by temperature."""
-        return {f"temperature {row['temperature']:g}": list(enumerate(row[kind], 1)) for row in self.rows}
+        return {
+            f"temperature {row['temperature']:g}": list(enumerate(row[kind], 1))
+            for row in self.rows
+        }
 
     def temperature_curves(self) -> Series:
         """List measures of the text, and how many programs pass, over temperature."""
@@ -153,7 +179,9 @@ def analyze_order(
     samples: int,
     seed: int = 0,
 ) -> OrderAnalysis:
-    """Decode problems under each of the options, which differ in temperature, and execute the programs."""
+    """Decode problems under each of the options, which differ in temperature, and execute the
+    programs.
+    """
     # Greedy samples are all equal.
     counts = [samples if each.temperature > 0 else 1 for each in options]
     traces = [
@@ -165,7 +193,10 @@ def analyze_order(
     return OrderAnalysis(
         by_confidence=by_confidence,
         traces=traces,
-        rows=[temperature_row(part, problems, executor, by_confidence=by_confidence) for part in traces],
+        rows=[
+            temperature_row(part, problems, executor, by_confidence=by_confidence)
+            for part in traces
+        ],
         first_confidence=[round(float(value), 4) for value in first],
     )
 
@@ -176,24 +207,37 @@ def decides_several(options: GenerationOptions) -> bool:
 
 
 def decode_traces(
-    engine: DiffuCoderInference, problems: Sequence[Problem], options: GenerationOptions, *, samples: int, seed: int = 0
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    options: GenerationOptions,
+    *,
+    samples: int,
+    seed: int = 0,
 ) -> list[Trace]:
     """Decode the prompts of problems, `samples` times each and all together."""
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
-    canvas = engine.canvas([Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows])
+    canvas = engine.canvas(
+        [Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows]
+    )
     holes = int(canvas.holes.sum())
     options = replace(options, early_stop=False)
     if not decides_several(options):
-        # The published schedule rounds: with as many steps as positions, some steps decide none and some several. A
-        # rule by probability with that many steps decides one position at each, the first in the order.
-        options = replace(options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION)
+        # The published schedule rounds: with as many steps as positions, some steps decide none and
+        # some several. A rule by probability with that many steps decides one position at each, the
+        # first in the order.
+        options = replace(
+            options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION
+        )
     state = None
     with terminal.progress(f"temperature {options.temperature:g}") as report:
         for state in engine.states(canvas, options, seed=seed, every=None if report is None else 8):
             if report:
                 report(holes - int(np.asarray(state.masked).sum()), holes)
     assert state is not None
-    parts = [np.asarray(part)[canvas.holes] for part in (state.tokens, state.commit_step, state.confidence)]
+    parts = [
+        np.asarray(part)[canvas.holes]
+        for part in (state.tokens, state.commit_step, state.confidence)
+    ]
     decided = zip(*(part.reshape(len(rows), -1).tolist() for part in parts), strict=True)
     return [
         Trace(
@@ -216,12 +260,17 @@ def decode_traces(
 def first_confidence(
     engine: DiffuCoderInference, problems: Sequence[Problem], new_tokens: int
 ) -> Float[np.ndarray, "b t"]:
-    """Find the largest probability at each position before anything is decided (temperature 1, no filters).
+    """Find the largest probability at each position before anything is decided (temperature 1, no
+    filters).
 
     The paper calls its shape an entropy sink: high right after the prompt, low behind.
     """
-    canvas = engine.canvas([Template.completion(problem.prefix, new_tokens) for problem in problems])
-    options = GenerationOptions(max_new_tokens=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None)
+    canvas = engine.canvas(
+        [Template.completion(problem.prefix, new_tokens) for problem in problems]
+    )
+    options = GenerationOptions(
+        max_new_tokens=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None
+    )
     tokens = np.where(canvas.holes, engine.sampler.mask_id, canvas.tokens)
     _, scores = engine.sampler.replay(tokens, canvas, options, 0)
     return scores[canvas.holes].reshape(len(problems), new_tokens)
@@ -233,7 +282,11 @@ def temperature_row(
     """Measure one temperature: AR-ness, confidence, pass@1 and, of n samples, pass@n."""
     named = {problem.name: problem for problem in problems}
     written = [
-        Attempt(problem := named[trace.name], problem.program(problem.filling(trace.text)), sample=trace.sample)
+        Attempt(
+            problem := named[trace.name],
+            problem.program(problem.filling(trace.text)),
+            sample=trace.sample,
+        )
         for trace in traces
     ]
     with terminal.progress("executing") as report:
@@ -245,14 +298,23 @@ def temperature_row(
         "temperature": traces[0].temperature,
         "samples": samples,
         **order_measures(traces, by_confidence=by_confidence),
-        "pass": {f"pass@{rate.k}": [round(v, 4) for v in (rate.value, rate.low, rate.high)] for rate in whole},
+        "pass": {
+            f"pass@{rate.k}": [round(v, 4) for v in (rate.value, rate.low, rate.high)]
+            for rate in whole
+        },
     }
 
 
 def order_measures(traces: Sequence[Trace], *, by_confidence: bool) -> Record:
-    """Average AR-ness over traces, of the whole canvas and of the text alone, and confidence of the text."""
+    """Average AR-ness over traces, of the whole canvas and of the text alone, and confidence of the
+    text.
+    """
     orders = [trace.order(by_confidence=by_confidence) for trace in traces]
-    texts = [within(order, trace.end) for order, trace in zip(orders, traces, strict=True) if trace.end > 1]
+    texts = [
+        within(order, trace.end)
+        for order, trace in zip(orders, traces, strict=True)
+        if trace.end > 1
+    ]
     decided = [value for trace in traces for value in trace.confidence[: trace.end]]
     return {
         "local": [mean(local_ar_ness(order, k) for order in orders) for k in LOCAL_K],
@@ -274,12 +336,14 @@ def decoding_order(
 ) -> Int[np.ndarray, "t"]:
     """List positions by the step at which each was decided.
 
-    Confidence orders positions of one step, the most confident first (the leftmost of equals). Without it, several
-    positions at one step are a ValueError: the paper leaves that open.
+    Confidence orders positions of one step, the most confident first (the leftmost of equals).
+    Without it, several positions at one step are a ValueError: the paper leaves that open.
     """
     if confidence is None:
         if len(np.unique(commit_step)) < len(commit_step):
-            raise ValueError("commit_step: several positions at one step; their order is undefined without confidence")
+            raise ValueError(
+                "commit_step: several positions at one step; their order is undefined without confidence"
+            )
         return np.argsort(commit_step)
     return np.lexsort((np.arange(len(commit_step)), -confidence, commit_step))
 
@@ -290,10 +354,11 @@ def within(order: Int[np.ndarray, "t"], end: int) -> Int[np.ndarray, "e"]:
 
 
 def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
-    """Compute local AR-ness@k: how often the k steps before were the k positions to the left, in whatever order.
+    """Compute local AR-ness@k: how often the k steps before were the k positions to the left, in
+    whatever order.
 
-    The mean over the steps t > k, so that left to right is exactly 1; nan where there is no such step. ValueError as in
-    `require_order`.
+    The mean over the steps t > k, so that left to right is exactly 1; nan where there is no such
+    step. ValueError as in `require_order`.
     """
     require_order(order, k)
     if len(order) <= k:
@@ -304,12 +369,14 @@ def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
 
 
 def global_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
-    """Compute global AR-ness@k: how often the position was among the k leftmost ones that were still masked.
+    """Compute global AR-ness@k: how often the position was among the k leftmost ones that were
+    still masked.
 
     ValueError as in `require_order`.
     """
     require_order(order, k)
-    # Of the masked positions, those to the left of the chosen one are the smaller ones that come later.
+    # Of the masked positions, those to the left of the chosen one are the smaller ones that come
+    # later.
     later_and_smaller = np.triu(order[None, :] < order[:, None], 1).sum(axis=1)
     return float(np.mean(later_and_smaller < k))
 
@@ -323,9 +390,11 @@ def require_order(order: Int[np.ndarray, "t"], k: int) -> None:
 
 
 def heat_map(orders: list[Int[np.ndarray, "t"]], cells: int = 64) -> Float[np.ndarray, "s p"]:
-    """Compute the share of decisions of each stretch of steps (row) per stretch of positions (column).
+    """Compute the share of decisions of each stretch of steps (row) per stretch of positions
+    (column).
 
-    At most `cells` rows and columns; each row sums to 1. ValueError for no order, or orders of different lengths.
+    At most `cells` rows and columns; each row sums to 1. ValueError for no order, or orders of
+    different lengths.
     """
     lengths = {len(order) for order in orders}
     if len(lengths) != 1:

@@ -1,7 +1,9 @@
-"""Problems whose answers can be executed: held-out tasks of the built-in model, and published benchmark files.
+"""Problems whose answers can be executed: held-out tasks of the built-in model, and published
+benchmark files.
 
-Reads and prepares; knows neither models nor how programs are run. The files are those of openai/human-eval,
-openai/human-eval-infilling, google-research MBPP, evalplus (OriginFmt) and LiveCodeBench, as published.
+Reads and prepares; knows neither models nor how programs are run. The files are those of
+openai/human-eval, openai/human-eval-infilling, google-research MBPP, evalplus (OriginFmt) and
+LiveCodeBench, as published.
 """
 
 import ast
@@ -19,39 +21,44 @@ from untrusted.cases import PRELUDE, Test
 
 Suite = Literal["humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
 SINGLE_LINE = "SingleLineInfilling"
+# Texts at which the completion of a function's body has left the function.
 FUNCTION_STOPS = (
     "\nclass ", "\ndef ", "\nif ", "\nfor ", "\nprint(", "\nassert ", "\nimport ", "\nfrom ", "\n#", "\n@", "\n```",
 )  # fmt: skip
-"""Texts at which the completion of a function's body has left the function."""
 
+# Texts at which a completed program has begun to test itself, or the next problem.
 SCRIPT_STOPS = ('\n"""', "\nassert ", "\nprint(", "\nif __name__", "\n```")
-"""Texts at which a completed program has begun to test itself, or the next problem."""
 
-READ_AND_WRITE = "Write a Python program that reads standard input and prints the answer to standard output.\n"
+READ_AND_WRITE = (
+    "Write a Python program that reads standard input and prints the answer to standard output.\n"
+)
 
+# EvalPlus calls a function up to a thousand times, with inputs that are meant to take long: the
+# canonical solution of
+# MBPP/599 alone adds numbers for some 40 seconds.
 PLUS_SECONDS = 60.0
-"""EvalPlus calls a function up to a thousand times, with inputs that are meant to take long: the canonical solution of
-MBPP/599 alone adds numbers for some 40 seconds."""
 
+# In EvalPlus's HumanEval tests, and not in the original ones.
 GENERATED_INPUTS = "\n    inputs = ["
-"""In EvalPlus's HumanEval tests, and not in the original ones."""
 
 UNCHECKED = "exact_match = exp == (out is not None)\n"
 CHECKED = (UNCHECKED, f"{UNCHECKED}    assert exact_match\n")
+# Errors of the tests as generated upstream, and what stands here instead.
 MENDED = {
-    # Unpacks the answer where the coefficients belong; EvalPlus itself checks what stands here instead.
+    # Unpacks the answer where the coefficients belong; EvalPlus itself checks what stands here
+    # instead.
     "HumanEval/32": (
         "assert _poly(*candidate(*inp), inp) <= 0.0001",
         "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001",
     ),
-    # Five inputs have answers of 6 to 128 million strings, which no sandbox carries; the other 107 stay.
+    # Five inputs have answers of 6 to 128 million strings, which no sandbox carries; the other 107
+    # stay.
     "MBPP/255": ("in enumerate(inputs):", "in enumerate(inp for inp in inputs if inp[1] < 70):"),
     # Compare the answer, and then say nothing of it: whatever is returned passes.
     "MBPP/737": CHECKED,
     "MBPP/787": CHECKED,
     "MBPP/794": CHECKED,
 }
-"""Errors of the tests as generated upstream, and what stands here instead."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ class Problem:
         canonical: a right filling; empty where none is published.
         empty: a filling of the right form that solves nothing; None where there is none.
         is_line: the gap is one line, so that what comes after its end is cut off.
-        stops: texts that are outside of the gap, so that a completion ends before the first of them.
+        stops: texts that are outside of the gap, so that a completion ends before the first of
+            them.
         question: what a chat model is asked; empty for problems that are no question.
         preamble: what its program needs before it: imports and functions of the problem.
         seconds: wall clock that its tests may take.
@@ -100,7 +108,9 @@ class Problem:
 
 
 def held_out_problems(count: int) -> list[Problem]:
-    """Read the first `count` held-out tasks of the built-in model; ValueError for fewer than one, or more than ship."""
+    """Read the first `count` held-out tasks of the built-in model; ValueError for fewer than one,
+    or more than ship.
+    """
     return [
         Problem(
             name=f"{task.family}/{number}",
@@ -121,9 +131,11 @@ HELD_OUT_COUNT = 300
 def suite_problems(
     suite: Suite | Literal["builtin"], data: Path | None, count: int | None = None
 ) -> tuple[list[Problem], int]:
-    """Choose `count` problems of a suite, evenly spread over its file, or all; also say how many the suite has.
+    """Choose `count` problems of a suite, evenly spread over its file, or all; also say how many
+    the suite has.
 
-    ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is below 1.
+    ValueError: the file is missing or none of this benchmark's, given for builtin, or `count` is
+    below 1.
     """
     if (suite == "builtin") != (data is None):
         need = f"needs a file: {SUITES[suite][1]}" if suite in SUITES else "takes none"
@@ -151,7 +163,9 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
                     raise LookupError("is no object")
                 problems.append(SUITES[suite][0](record))
     except LookupError as error:
-        raise ValueError(f"{path}: line {len(problems) + 1} {error.args[0]}: no {suite} data") from error
+        raise ValueError(
+            f"{path}: line {len(problems) + 1} {error.args[0]}: no {suite} data"
+        ) from error
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:
@@ -212,15 +226,28 @@ def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
 def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
     """Read a line of MBPP, of its sanitized part, or of MBPP+ in its OriginFmt.
 
-    The code stands before `test_setup_code`: the set-up of tasks 367 and 927 uses the classes of the solution.
+    The code stands before `test_setup_code`: the set-up of tasks 367 and 927 uses the classes of
+    the solution.
     """
-    name, code, asserts = f"MBPP/{record.get('task_id')}", text(record, "code"), texts(record, "test_list")
+    name, code, asserts = (
+        f"MBPP/{record.get('task_id')}",
+        text(record, "code"),
+        texts(record, "test_list"),
+    )
     if not asserts:
         raise LookupError("has no test in 'test_list'")
     prompt = f'"""\n{text(record, "text", "prompt").strip()}\n{asserts[0]}\n"""\n'
     # As one script: Python's own comparisons, as in the published harness.
-    checks = [mended(name, text(record, "test"))] if plus else [record.get("test_setup_code") or "", *asserts]
-    named = [node.name for node in parsed(code, "code") if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    checks = (
+        [mended(name, text(record, "test"))]
+        if plus
+        else [record.get("test_setup_code") or "", *asserts]
+    )
+    named = [
+        node.name
+        for node in parsed(code, "code")
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
     return Problem(
         name=name,
         group="MBPP+" if plus else "MBPP",
@@ -236,8 +263,9 @@ def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
 
 
 def livecodebench(record: dict[str, Any]) -> Problem:
-    """Read a line of LiveCodeBench's code generation. The words of the question are ours, the limits the benchmark's:
-    six seconds for a case, and a program may take for granted what the published harness imports.
+    """Read a line of LiveCodeBench's code generation. The words of the question are ours, the
+    limits the benchmark's: six seconds for a case, and a program may take for granted what the
+    published harness imports.
     """
     content, starter = text(record, "question_content"), text(record, "starter_code").rstrip()
     try:
@@ -269,9 +297,13 @@ def mended(name: str, test: str) -> str:
 
 
 def before_function(prompt: str, name: str) -> str:
-    """Cut from a prompt what stands before the function that it asks for: imports, functions to be used."""
+    """Cut from a prompt what stands before the function that it asks for: imports, functions to be
+    used.
+    """
     body = parsed(f"{prompt}\n    pass\n", "a prompt")
-    starts = [node.lineno for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    starts = [
+        node.lineno for node in body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
     if not starts:
         raise LookupError(f"has a prompt without the function {name!r}")
     return "".join(prompt.splitlines(keepends=True)[: starts[-1] - 1])
@@ -285,15 +317,24 @@ def parsed(program: str, kind: str) -> list[ast.stmt]:
         raise LookupError(f"has {kind} that is no Python ({error.msg})") from error
 
 
+# How a line of each suite's file is read, and the file, for who has given none.
 SUITES: dict[str, tuple[Callable[[dict[str, Any]], Problem], str]] = {
     "humaneval": (humaneval, "HumanEval.jsonl.gz of github.com/openai/human-eval"),
     "humaneval+": (
         partial(humaneval, plus=True),
         "HumanEvalPlus-OriginFmt.jsonl.gz of github.com/evalplus/humanevalplus_release",
     ),
-    "mbpp": (mbpp, "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz"),
-    "mbpp+": (partial(mbpp, plus=True), "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release"),
+    "mbpp": (
+        mbpp,
+        "mbpp.jsonl of github.com/google-research/google-research, or MbppPlus-OriginFmt.jsonl.gz",
+    ),
+    "mbpp+": (
+        partial(mbpp, plus=True),
+        "MbppPlus-OriginFmt.jsonl.gz of github.com/evalplus/mbppplus_release",
+    ),
     "infilling": (infilling, "a file of github.com/openai/human-eval-infilling"),
-    "livecodebench": (livecodebench, "test.jsonl of huggingface.co/datasets/livecodebench/code_generation_lite"),
+    "livecodebench": (
+        livecodebench,
+        "test.jsonl of huggingface.co/datasets/livecodebench/code_generation_lite",
+    ),
 }
-"""How a line of each suite's file is read, and the file, for who has given none."""

@@ -1,6 +1,8 @@
-"""Prompting: how a problem becomes a prompt, and an answer a program. Prompts are those of the published evaluation.
+"""Prompting: how a problem becomes a prompt, and an answer a program. Prompts are those of the
+published evaluation.
 
-A base model completes the text of a problem; a chat model answers a message, in a turn that is opened for it.
+A base model completes the text of a problem; a chat model answers a message, in a turn that is
+opened for it.
 """
 
 from collections.abc import Sequence
@@ -15,8 +17,8 @@ from jax_lm.templates import Template
 from jax_lm.tokenizer import DIFFUSION_PAD
 
 ORACLE = "oracle"
+# How the assistant's turn begins, so that what follows is code.
 OPENING = f"Here is the code to solve this problem:\n{FENCE}python\n"
-"""How the assistant's turn begins, so that what follows is code."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class CompletionPrompting:
     """Lets the model continue the text, or fill its gap.
 
     Attributes:
-        middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling. Where gaps
-            find their own length, the masks that one begins with.
+        middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical
+            filling. Where gaps find their own length, the masks that one begins with.
     """
 
     name: ClassVar[str] = "base"
@@ -35,7 +37,9 @@ class CompletionPrompting:
         """Make the text that stands before the answer."""
         return problem.prefix
 
-    def templates(self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions) -> list[Template]:
+    def templates(
+        self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
+    ) -> list[Template]:
         """Make what is decoded; of several templates the likeliest result is kept."""
         if self.middle_length == ORACLE:
             lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
@@ -56,10 +60,14 @@ class ChatPrompting:
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         if not problem.question:
-            raise ValueError(f"problem {problem.name!r} is not a question: a chat model cannot be asked")
+            raise ValueError(
+                f"problem {problem.name!r} is not a question: a chat model cannot be asked"
+            )
         return engine.chat_prompt(problem.question) + OPENING
 
-    def templates(self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions) -> list[Template]:
+    def templates(
+        self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
+    ) -> list[Template]:
         return [Template.completion(self.prompt(engine, problem), options.max_new_tokens)]
 
     def program(self, problem: Problem, answer: str) -> str:
@@ -70,9 +78,16 @@ Prompting = CompletionPrompting | ChatPrompting
 
 
 def choose_prompting(
-    engine: DiffuCoderInference, problems: Sequence[Problem], middle_length: int | str | None, *, chat: bool, base: bool
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    middle_length: int | str | None,
+    *,
+    chat: bool,
+    base: bool,
 ) -> Prompting:
-    """Choose chat for questions to an instruct model, else completion; `chat` and `base` decide otherwise."""
+    """Choose chat for questions to an instruct model, else completion; `chat` and `base` decide
+    otherwise.
+    """
     has_questions = all(problem.question for problem in problems)
     if has_questions and not base and (chat or is_instruct(engine)):
         return ChatPrompting()
@@ -80,13 +95,16 @@ def choose_prompting(
 
 
 def code_of(answer: str) -> str:
-    """Extract the code of an answer to an opened block: up to the closing fence, or a block that it opens anew."""
+    """Extract the code of an answer to an opened block: up to the closing fence, or a block that it
+    opens anew.
+    """
     code = answer.partition(FENCE)[0]
     return code if code.strip() else extract_code(answer)
 
 
 def is_instruct(engine: DiffuCoderInference) -> bool:
-    """Tell whether a model was tuned to answer messages: of the published ones, those with their own padding token.
+    """Tell whether a model was tuned to answer messages: of the published ones, those with their
+    own padding token.
 
     The built-in model has that token too, and answers both ways; it counts as a base model.
     """

@@ -1,4 +1,5 @@
-"""Rewards: what a completion is worth, as `(prompts, completions, **columns) -> list[float | None]`.
+"""Rewards: what a completion is worth, as `(prompts, completions, **columns) -> list[float |
+None]`.
 
     code_reward(prompts, completions, test_cases=[["assert f(1) == 2"]])
     weighted_sum({"code": 2.0, "code_format": 0.5})(prompts, completions, test_cases=...)
@@ -19,7 +20,13 @@ from typing import Any
 from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
 from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
 from jax_lm.rewards.reward import Reward, RewardFunction
-from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
+from jax_lm.rewards.text import (
+    Format,
+    ReasoningSteps,
+    RepetitionPenalty,
+    SoftOverlongPunishment,
+    TagCount,
+)
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 
 __all__ = [
@@ -46,8 +53,8 @@ __all__ = [
 CODE = (Code, BinaryCode, CodeFormat, CompletedCode)
 MATHEMATICS = (Accuracy, Cosine, Length)
 TEXT = (Format, TagCount, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment)
+# Each with its default settings. The names are those of open-r1.
 REWARDS: dict[str, Reward] = {kind.name: kind() for kind in (*CODE, *MATHEMATICS, *TEXT)}
-"""Each with its default settings. The names are those of open-r1."""
 
 code_reward = REWARDS["code"]
 binary_code_reward = REWARDS["binary_code"]
@@ -73,7 +80,8 @@ def find_reward(name: str, **settings: Any) -> RewardFunction:
     """
     if ":" in name:
         found = imported(name)
-        # A class is made with its settings, a `Reward` takes them over, a function keeps them for its calls.
+        # A class is made with its settings, a `Reward` takes them over, a function keeps them for
+        # its calls.
         if isinstance(found, type | Reward):
             return found(**settings)
         return partial(found, **settings) if settings else found
@@ -81,15 +89,22 @@ def find_reward(name: str, **settings: Any) -> RewardFunction:
         similar = difflib.get_close_matches(name, REWARDS, n=1)
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
         others = "or 'package.module:function', or 'file.py:function'"
-        raise ValueError(f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, {others}")
+        raise ValueError(
+            f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, {others}"
+        )
     return REWARDS[name](**settings)
 
 
 def imported(path: str) -> Any:
-    """Import the callable at "package.module:function" or "folder/file.py:function", also of the current folder."""
+    """Import the callable at "package.module:function" or "folder/file.py:function", also of the
+    current folder.
+    """
     module, _, attribute = path.rpartition(":")
     try:
-        found = getattr(module_of_file(Path(module)) if module.endswith(".py") else module_of_name(module), attribute)
+        found = getattr(
+            module_of_file(Path(module)) if module.endswith(".py") else module_of_name(module),
+            attribute,
+        )
     except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
         raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
     if not callable(found):
@@ -120,9 +135,17 @@ def module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None) -> WeightedSum:
-    """Make the weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by the same names."""
+def weighted_sum(
+    weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> WeightedSum:
+    """Make the weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by
+    the same names.
+    """
     settings = settings or {}
     if unused := settings.keys() - weights.keys():
-        raise ValueError(f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}")
-    return WeightedSum({name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights))
+        raise ValueError(
+            f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}"
+        )
+    return WeightedSum(
+        {name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights)
+    )

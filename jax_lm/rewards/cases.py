@@ -1,4 +1,5 @@
-"""Tests of a row, in the columns that data sets for code have: assert statements, and cases of input and output.
+"""Tests of a row, in the columns that data sets for code have: assert statements, and cases of
+input and output.
 
     test_cases                                 ["assert f(1) == 2"], [{"input", "output", "type"}]: AceCode, open-r1
     verification_info                          {"language": "python", "test_cases": [{"input", "output", "type"}]}
@@ -16,19 +17,25 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-TEST_COLUMNS = ("test_cases", "verification_info", "input_output", "public_test_cases", "private_test_cases")
-"""Columns that hold tests; those that a row has are all read."""
+# Columns that hold tests; those that a row has are all read.
+TEST_COLUMNS = (
+    "test_cases",
+    "verification_info",
+    "input_output",
+    "public_test_cases",
+    "private_test_cases",
+)
 
 METADATA = "metadata"
+# How data sets say of a case that it is a run of the program, or a call of a function.
 RUNS, CALLS = ("stdin", "stdin_stdout"), ("functional", "function_call")
-"""How data sets say of a case that it is a run of the program, or a call of a function."""
 
+# Bytes of a row's private cases: more is no data of a benchmark.
 MAX_UNPACKED = 2**29
-"""Bytes of a row's private cases: more is no data of a benchmark."""
 
 PICKLED_TEXT = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+# All instructions of a pickle that holds one text.
 PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "STOP"}
-"""All instructions of a pickle that holds one text."""
 
 
 def row_tests(row: Mapping[str, Any]) -> list[Any]:
@@ -63,20 +70,35 @@ def column_tests(name: str, row: Mapping[str, Any]) -> list[Any]:
     except TypeError:
         items = None
     texts = name == "test_cases"
-    if items is None or not all(isinstance(item, Mapping) or (texts and isinstance(item, str)) for item in items):
+    if items is None or not all(
+        isinstance(item, Mapping) or (texts and isinstance(item, str)) for item in items
+    ):
         kinds = "assert statements or " if texts else ""
-        raise ValueError(f"must hold lists of {kinds}cases with input and output, or these in JSON, not {cell!r:.80}")
+        raise ValueError(
+            f"must hold lists of {kinds}cases with input and output, or these in JSON, not {cell!r:.80}"
+        )
     return [item if isinstance(item, str) else make_case(item, row) for item in items]
 
 
 def listed_cases(cell: Any) -> list[Mapping[str, Any]]:
     """Turn the two lists of APPS into a list of cases."""
-    lists = [cell.get(name) if isinstance(cell, Mapping) else None for name in ("inputs", "outputs")]
+    lists = [
+        cell.get(name) if isinstance(cell, Mapping) else None for name in ("inputs", "outputs")
+    ]
     inputs, outputs = lists
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError(f"must hold an object with the lists inputs and outputs, equally long, not {cell!r:.80}")
-    kind = {"type": "function_call", "fn_name": cell["fn_name"]} if cell.get("fn_name") else {"type": "stdin"}
-    return [{"input": given, "output": right, **kind} for given, right in zip(inputs, outputs, strict=True)]
+        raise ValueError(
+            f"must hold an object with the lists inputs and outputs, equally long, not {cell!r:.80}"
+        )
+    kind = (
+        {"type": "function_call", "fn_name": cell["fn_name"]}
+        if cell.get("fn_name")
+        else {"type": "stdin"}
+    )
+    return [
+        {"input": given, "output": right, **kind}
+        for given, right in zip(inputs, outputs, strict=True)
+    ]
 
 
 def python_cases(cell: Any) -> Any:
@@ -93,18 +115,29 @@ def make_case(item: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
     from untrusted.cases import Case
 
-    given, right, kind = item.get("input"), item.get("output"), item.get("testtype", item.get("type", RUNS[0]))
+    given, right, kind = (
+        item.get("input"),
+        item.get("output"),
+        item.get("testtype", item.get("type", RUNS[0])),
+    )
     if kind in RUNS:
         return Case(joined("input", given), joined("output", right))
     if kind not in CALLS:
-        raise ValueError(f"has a case of type {kind!r:.80}: must be one of {', '.join((*RUNS, *CALLS))}")
+        raise ValueError(
+            f"has a case of type {kind!r:.80}: must be one of {', '.join((*RUNS, *CALLS))}"
+        )
     name = item.get("fn_name") or function_name(row)
-    # LiveCodeBench's values are JSON as text, and compared as they are; APPS has lists, and wraps some results.
+    # LiveCodeBench's values are JSON as text, and compared as they are; APPS has lists, and wraps
+    # some results.
     if isinstance(given, str) and isinstance(right, str):
         return Case(given, right, "exact", name)
     if not isinstance(given, list):
-        raise ValueError(f"has a call with input={given!r:.80}: must be a list of arguments, or JSON, one on each line")
-    return Case("\n".join(json.dumps(argument) for argument in given), json.dumps(right), "tolerant", name)
+        raise ValueError(
+            f"has a call with input={given!r:.80}: must be a list of arguments, or JSON, one on each line"
+        )
+    return Case(
+        "\n".join(json.dumps(argument) for argument in given), json.dumps(right), "tolerant", name
+    )
 
 
 def joined(name: str, value: Any) -> str:
@@ -132,7 +165,9 @@ def parse_cell(cell: Any, *, is_packed: bool = False) -> Any:
 
 @lru_cache(maxsize=8)
 def parse_text(text: str, is_packed: bool) -> Any:
-    """Read JSON, kept for the completions of one prompt, which follow each other; None if there is none."""
+    """Read JSON, kept for the completions of one prompt, which follow each other; None if there is
+    none.
+    """
     try:
         is_json = not is_packed or text.lstrip().startswith("[")
         return json.loads(text if is_json else unpack(text)) if text.strip() else None
@@ -141,7 +176,8 @@ def parse_text(text: str, is_packed: bool) -> Any:
 
 
 def unpack(text: str) -> str:
-    """Unpack what LiveCodeBench has pickled, compressed and written in base64: a text. No pickle is executed.
+    """Unpack what LiveCodeBench has pickled, compressed and written in base64: a text. No pickle is
+    executed.
 
     Raises:
         ValueError: it is anything else, or too large.

@@ -1,6 +1,8 @@
-"""Rewards for the answer of a mathematical task, judged by math-verify. As in Hugging Face's open-r1.
+"""Rewards for the answer of a mathematical task, judged by math-verify. As in Hugging Face's
+open-r1.
 
-Needs the extra `math`, and the main thread: math-verify limits the time of an expression by a signal.
+Needs the extra `math`, and the main thread: math-verify limits the time of an expression by a
+signal.
 """
 
 import math
@@ -23,21 +25,29 @@ def math_verify() -> ModuleType:
         return import_module("math_verify")
     except ModuleNotFoundError as error:
         install = "pip install 'jax-diffucoder[math]'"
-        raise ValueError(f"rewards for mathematics need math-verify: {install} ({error})") from error
+        raise ValueError(
+            f"rewards for mathematics need math-verify: {install} ({error})"
+        ) from error
 
 
 def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool | None]:
-    """Tell whether each text's LaTeX answer, boxed if any is, equals the solution; None if that cannot be read.
+    """Tell whether each text's LaTeX answer, boxed if any is, equals the solution; None if that
+    cannot be read.
 
     The answer must be correct LaTeX: misspelt operators are not repaired.
     """
     package = math_verify()
     if threading.current_thread() is not threading.main_thread():
-        raise ValueError("rewards for mathematics run in the main thread only: math-verify limits time by signals")
+        raise ValueError(
+            "rewards for mathematics run in the main thread only: math-verify limits time by signals"
+        )
     lenient = package.LatexExtractionConfig()
     correct_latex = replace(lenient.normalization_config, nits=False, malformed_operators=False)
     answer = replace(
-        lenient, normalization_config=correct_latex, boxed_match_priority=0, try_extract_without_anchor=False
+        lenient,
+        normalization_config=correct_latex,
+        boxed_match_priority=0,
+        try_extract_without_anchor=False,
     )
     verdicts: list[bool | None] = []
     for text, solution in zip(texts, solutions, strict=True):
@@ -48,13 +58,17 @@ def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool
 
 
 class AnswerReward(Reward):
-    """A reward that judges each text by whether its answer is right; None where the solution cannot be read."""
+    """A reward that judges each text by whether its answer is right; None where the solution cannot
+    be read.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("solution",)
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         verdicts = correct_answers(texts, columns["solution"])
-        lengths = [len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None]
+        lengths = [
+            len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None
+        ]
         bounds = min(lengths, default=0), max(lengths, default=0)
         return [
             None if correct is None else self.value(len(text), correct, bounds)
@@ -63,12 +77,16 @@ class AnswerReward(Reward):
 
     @abstractmethod
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
-        """Judge an answer by its length and whether it is right; `bounds` are the least and the largest length."""
+        """Judge an answer by its length and whether it is right; `bounds` are the least and the
+        largest length.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(AnswerReward):
-    """1.0 where the answer equals `solution`, else 0.0; None where the solution itself cannot be read."""
+    """1.0 where the answer equals `solution`, else 0.0; None where the solution itself cannot be
+    read.
+    """
 
     name: ClassVar[str] = "accuracy"
 
@@ -80,9 +98,9 @@ class Accuracy(AnswerReward):
 class Cosine(AnswerReward):
     """Half a cosine of the length: a right answer is better short, a wrong one better long.
 
-    A right answer goes from `max_value_correct` at length 0 to `min_value_correct` at `max_len` characters, a wrong
-    one from `min_value_wrong` to `max_value_wrong`; longer texts stay at the end of the curve.
-    Yeo et al. 2025 (arXiv 2502.03373).
+    A right answer goes from `max_value_correct` at length 0 to `min_value_correct` at `max_len`
+    characters, a wrong one from `min_value_wrong` to `max_value_wrong`; longer texts stay at the
+    end of the curve. Yeo et al. 2025 (arXiv 2502.03373).
     """
 
     name: ClassVar[str] = "cosine"
@@ -106,10 +124,12 @@ class Cosine(AnswerReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Length(AnswerReward):
-    """From 0.5 for the shortest text of the call to -0.5 for the longest; a wrong answer gets at most 0.
+    """From 0.5 for the shortest text of the call to -0.5 for the longest; a wrong answer gets at
+    most 0.
 
-    All 0 where all are equally long. Kimi k1.5 technical report (arXiv 2501.12599), which compares the answers to one
-    prompt: like open-r1 this compares all texts of a call, so call it with one prompt's.
+    All 0 where all are equally long. Kimi k1.5 technical report (arXiv 2501.12599), which compares
+    the answers to one prompt: like open-r1 this compares all texts of a call, so call it with one
+    prompt's.
     """
 
     name: ClassVar[str] = "length"

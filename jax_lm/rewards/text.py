@@ -1,4 +1,7 @@
-"""Rewards that read the text or count its tokens: tags, steps, repetition, length. As in Hugging Face's open-r1."""
+"""Rewards that read the text or count its tokens: tags, steps, repetition, length.
+
+As in Hugging Face's open-r1.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,8 +12,8 @@ from jax_lm.rewards.reward import Columns, Reward, Scores
 
 TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 ANSWERED = re.compile(r"<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?=\n|\Z)", re.DOTALL)
+# A numbered item counts at the start of the text alone, a bullet everywhere else: as in open-r1.
 STEP = re.compile(r"Step \d+:|\A\d+\.|\n[-*]|(?:First|Second|Next|Finally),")
-"""A numbered item counts at the start of the text alone, a bullet everywhere else: as in open-r1."""
 
 ENOUGH_STEPS = 3
 
@@ -50,10 +53,11 @@ class ReasoningSteps(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class RepetitionPenalty(Reward):
-    """`max_penalty` times the share of word n-grams that repeat an earlier one; 0 for texts of less than one n-gram.
+    """`max_penalty` times the share of word n-grams that repeat an earlier one; 0 for texts of less
+    than one n-gram.
 
-    Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning", appendix C.2 (arXiv 2502.03373). Words are
-    what whitespace separates, in lower case.
+    Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning", appendix C.2 (arXiv
+    2502.03373). Words are what whitespace separates, in lower case.
     """
 
     name: ClassVar[str] = "repetition_penalty"
@@ -79,9 +83,11 @@ class RepetitionPenalty(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlongPunishment(Reward):
-    """0 up to `max_completion_len - soft_punish_cache` tokens, then down in a line to -1 at the maximum and beyond.
+    """0 up to `max_completion_len - soft_punish_cache` tokens, then down in a line to -1 at the
+    maximum and beyond.
 
-    Yu et al. 2025, "DAPO", equation 13 (arXiv 2503.14476). Lengths are those of the column `completion_ids`.
+    Yu et al. 2025, "DAPO", equation 13 (arXiv 2503.14476). Lengths are those of the column
+    `completion_ids`.
     """
 
     name: ClassVar[str] = "soft_overlong_punishment"

@@ -1,7 +1,7 @@
 """Several rewards as one number per completion.
 
-`WeightedSum` is itself a reward, so that a trainer knows of one callable. It checks what the others return, as
-users write some of them.
+`WeightedSum` is itself a reward, so that a trainer knows of one callable. It checks what the others
+return, as users write some of them.
 """
 
 import math
@@ -34,11 +34,12 @@ class Scored:
 class WeightedSum:
     """The sum of weight times reward.
 
-    A reward that does not apply to a row (a column that it needs is empty there; for a plain function: it returned
-    None) is left out of that row's sum, and the other weights are not scaled up: TRL's `nansum`. A `Reward` that
-    applies and returned None could not judge, such as a program that the sandbox failed to run: that completion gets
-    no total, as a sum of the rest would count a failure of ours against it. A row that nothing applies to has none.
-    Weight 0 shows a reward among the parts and leaves the totals alone.
+    A reward that does not apply to a row (a column that it needs is empty there; for a plain
+    function: it returned None) is left out of that row's sum, and the other weights are not scaled
+    up: TRL's `nansum`. A `Reward` that applies and returned None could not judge, such as a program
+    that the sandbox failed to run: that completion gets no total, as a sum of the rest would count
+    a failure of ours against it. A row that nothing applies to has none. Weight 0 shows a reward
+    among the parts and leaves the totals alone.
 
     Args:
         rewards: callables by the name that they have in reports and errors.
@@ -52,26 +53,36 @@ class WeightedSum:
         if not self.rewards:
             raise ValueError("rewards must name at least one reward")
         if self.rewards.keys() != self.weights.keys():
-            raise ValueError(f"weights are for {sorted(self.weights)}, rewards are {sorted(self.rewards)}")
+            raise ValueError(
+                f"weights are for {sorted(self.weights)}, rewards are {sorted(self.rewards)}"
+            )
         for name, weight in self.weights.items():
             if not math.isfinite(weight):
-                raise ValueError(f"the weight of reward {name!r} must be a finite number, not {weight}")
+                raise ValueError(
+                    f"the weight of reward {name!r} must be a finite number, not {weight}"
+                )
 
-    def __call__(self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any) -> Scores:
+    def __call__(
+        self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any
+    ) -> Scores:
         return self.score(prompts, completions, **columns).totals
 
     def score(self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any) -> Scored:
         """Score completions: totals and parts.
 
         Raises:
-            ValueError: a column, or what a reward returned, has not one value per completion, or a value is
-                neither None nor a finite number.
+            ValueError: a column, or what a reward returned, has not one value per completion, or a
+                value is neither None nor a finite number.
         """
         check_lengths(len(completions), {"prompts": prompts, **columns})
         parts = {}
         for name, reward in self.rewards.items():
             is_ours = isinstance(reward, Reward)
-            scores = reward.judge(prompts, completions, columns) if is_ours else reward(prompts, completions, **columns)
+            scores = (
+                reward.judge(prompts, completions, columns)
+                if is_ours
+                else reward(prompts, completions, **columns)
+            )
             parts[name] = checked_scores(name, scores, len(completions))
         return Scored([self.total(parts, columns, row) for row in range(len(completions))], parts)
 
@@ -92,7 +103,9 @@ def checked_scores(name: str, scores: Any, expected: int) -> Scores:
     values = list(scores) if isinstance(scores, Iterable) else None
     if values is None or len(values) != expected:
         found = type(scores).__name__ if values is None else f"{len(values)} values"
-        raise ValueError(f"reward {name!r} returned {found} for {expected} completions, not a list of that length")
+        raise ValueError(
+            f"reward {name!r} returned {found} for {expected} completions, not a list of that length"
+        )
     result: Scores = []
     for row, value in enumerate(values):
         try:
