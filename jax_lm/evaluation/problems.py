@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from jax_lm.data.prompts import held_out_tasks
+from jax_lm.data.prompts import load_held_out_tasks
 from jax_lm.rewards.cases import row_tests
 from untrusted.cases import PRELUDE, Test
 
@@ -107,7 +107,7 @@ class Problem:
         return self.prefix + middle + self.suffix
 
 
-def held_out_problems(count: int) -> list[Problem]:
+def load_held_out_problems(count: int) -> list[Problem]:
     """Read the first `count` held-out tasks of the built-in model; ValueError for fewer than one,
     or more than ship.
     """
@@ -121,7 +121,7 @@ def held_out_problems(count: int) -> list[Problem]:
             canonical=task.completion,
             empty="\n    pass\n",
         )
-        for number, task in enumerate(held_out_tasks(count))
+        for number, task in enumerate(load_held_out_tasks(count))
     ]
 
 
@@ -141,7 +141,7 @@ def suite_problems(
         need = f"needs a file: {SUITES[suite][1]}" if suite in SUITES else "takes none"
         raise ValueError(f"data={data}: {suite} {need}")
     if suite == "builtin" or data is None:
-        problems = held_out_problems(HELD_OUT_COUNT if count is None else count)
+        problems = load_held_out_problems(HELD_OUT_COUNT if count is None else count)
         return problems, max(HELD_OUT_COUNT, len(problems))
     return file_problems(suite, data, count), len(file_problems(suite, data))
 
