@@ -58,8 +58,8 @@ class JsonFiles:
     def read(self, part: int) -> Iterator[tuple[str, bytes]]:
         """Yield the location and the bytes of each line of a part."""
         # `start` is relative to the current file: files of 10 and 20 bytes, part_bytes=15:
-        # part 1 starts at byte 15, that is, at -(-15) = 15 of the first file (past its end),
-        # and at 15 - 10 = 5 of the second one.
+        # part 1 starts at byte 15, past the end of the first file, which is byte 15 - 10 = 5 of the
+        # second one.
         start = part * self.part_bytes
         for path, size, _ in self.files:
             if start < size and start + self.part_bytes > 0:

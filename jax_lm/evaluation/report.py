@@ -1,6 +1,6 @@
-"""Report of an evaluation: rates next to the published scores, and every attempt.
+"""Report of an evaluation: rates, compared with the published scores, and every attempt.
 
-Reads records of a journal.
+Reads the records of a journal.
 """
 
 from collections import Counter
@@ -15,7 +15,8 @@ from jax_lm.reports.run_folder import Record
 from jax_lm.reports.tables import table_section
 
 PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")
-# pass@1 in percent, as published (arXiv 2506.20639); MBPP is the 378 tasks of evalplus.
+# pass@1 in percent for each of `PUBLISHED_SUITES`, as published (arXiv 2506.20639). MBPP is
+# evalplus's selection of 378 tasks.
 PUBLISHED = {
     "DiffuCoder Base": (67.1, 60.4, 74.2, 60.9),
     "DiffuCoder Instruct": (72.0, 65.2, 75.1, 61.9),
@@ -27,9 +28,11 @@ PUBLISHED = {
 }
 
 NOTE = (
-    "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv 2506.20639). Their intervals "
-    "are Wilson's for the size of the benchmark. Only a run over all problems with those settings is comparable."
+    "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv "
+    "2506.20639). Their intervals are Wilson's for the size of the benchmark. Only a run over all "
+    "problems with those settings is comparable."
 )
+# Columns of the report's tables, and the format of their cells.
 RATES = {
     "problems": "{group}",
     "count": "{problems}",
@@ -45,8 +48,8 @@ SCORES = {
     "95 % interval": "{low:.1f} to {high:.1f}",
 }
 DECODING = (
-    "{max_new_tokens} new tokens, steps: {steps}, {alg}, preset {decoding[preset]}, temperature {temperature:g}, "
-    "top_p {top_p}, top_k {top_k}, seed {seed}, {dtype}"
+    "{max_new_tokens} new tokens, steps: {steps}, {alg}, preset {decoding[preset]}, "
+    "temperature {temperature:g}, top_p {top_p}, top_k {top_k}, seed {seed}, {dtype}"
 )
 
 
@@ -55,8 +58,10 @@ def evaluation_report(
 ) -> Document:
     """Return the report of a run with these settings on a suite of `total` problems."""
     suite, measured = settings["suite"], rates(records, ks)
+    # Failures first: they are what a reader looks for.
     order = sorted(
-        records, key=lambda each: (each["outcome"] == "passed", each["name"], each["sample"])
+        records,
+        key=lambda record: (record["outcome"] == "passed", record["name"], record["sample"]),
     )
     return Document(
         title=suite,
@@ -71,12 +76,13 @@ def evaluation_report(
 
 def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
     """Return a table of this run's pass@1 and the published ones; empty if either is missing."""
-    own, scores = [rate for rate in measured if rate.k == 1], paper_scores(suite)
-    if not own or not scores:
+    pass_at_1, scores = [rate for rate in measured if rate.k == 1], paper_scores(suite)
+    if not pass_at_1 or not scores:
         return []
+    # Number of problems behind the published scores.
     size = 378 if suite.startswith("mbpp") else 164
     # The last rate is that of all groups together if there are several.
-    intervals = {"this run": (own[-1].value, own[-1].low, own[-1].high)}
+    intervals = {"this run": (pass_at_1[-1].value, pass_at_1[-1].low, pass_at_1[-1].high)}
     intervals |= {
         model: (score / 100, *wilson(score / 100, size)) for model, score in scores.items()
     }
