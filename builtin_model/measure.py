@@ -18,9 +18,9 @@ from typing import Literal
 
 from builtin_model.layouts import draw_hole
 from jax_lm.cli.declared import run_main
-from jax_lm.data.prompts import BuiltinTask, held_out_tasks
+from jax_lm.data.prompts import BuiltinTask, load_held_out_tasks
 from jax_lm.evaluation.attempts import Evaluator
-from jax_lm.evaluation.problems import Problem, held_out_problems
+from jax_lm.evaluation.problems import Problem, load_held_out_problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
@@ -81,7 +81,7 @@ def spelled_problems(engine: DiffuCoderInference) -> Iterator[Problem]:
 
 def holed_problems(count: int) -> Iterator[Problem]:
     """Cut one hole into each of the first held-out programs, most of them into its body."""
-    for number, task in enumerate(held_out_tasks(count)):
+    for number, task in enumerate(load_held_out_tasks(count)):
         text = task.prompt + task.completion
         start, end = draw_hole(text, len(task.prompt), random.Random(f"hole {number}"))
         yield Problem(
@@ -102,7 +102,7 @@ def is_whole(text: str, start: int, end: int) -> bool:
 
 def asked_problems(engine: DiffuCoderInference, count: int) -> Iterator[Problem]:
     """Ask for the first held-out tasks in chat."""
-    for number, task in enumerate(held_out_tasks(count)):
+    for number, task in enumerate(load_held_out_tasks(count)):
         form = CHAT_FORMS[number % len(CHAT_FORMS)]
         question = form.format(
             prompt=task.prompt.rstrip(), header=header_of(task), description=task.description, name=task.entry_point
@@ -197,7 +197,7 @@ def main(
         options = replace(options, growth=growth if suite == "infilling" else "off")
         if suite == "outside":
             outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))["prompts"]
-            asked = {"outside": outside, "inside": [problem.prefix for problem in held_out_problems(count)]}
+            asked = {"outside": outside, "inside": [problem.prefix for problem in load_held_out_problems(count)]}
             measured[suite] = {name: count_doubted(engine, prompts, options) for name, prompts in asked.items()}
             shown = ", ".join(f"{name} {c['doubted']}/{c['count']}" for name, c in measured[suite].items())
             sys.stdout.write(f"doubted: {shown}\n")

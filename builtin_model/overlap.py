@@ -15,7 +15,7 @@ import sys
 from builtin_model.layouts import header_prompt
 from builtin_model.spelling import draw_spelled
 from jax_lm.cli.declared import run_main
-from jax_lm.data.prompts import BuiltinTask, held_out_tasks
+from jax_lm.data.prompts import BuiltinTask, load_held_out_tasks
 
 READINGS = ("whole text", "code", "code under other names")
 
@@ -81,7 +81,7 @@ def main(programs: int = 100_000, seed: int = 0, held_out: int = 2000) -> None:
     for _ in range(programs):
         for seen, text in zip(trained, readings("".join(header_prompt(draw_spelled(rng), rng))), strict=True):
             seen.add(text)
-    tasks = held_out_tasks(held_out)
+    tasks = load_held_out_tasks(held_out)
     for group, is_member in (("compositions", True), ("families", False)):
         members = [task for task in tasks if (task.family == "composition") == is_member]
         counts = seen_of(members, trained)

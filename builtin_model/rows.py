@@ -18,7 +18,7 @@ from builtin_model.layouts import (
     unsigned_answer,
 )
 from builtin_model.spelling import draw_spelled
-from jax_lm.data.batches import Batch, Row, closed, collate
+from jax_lm.data.batches import Batch, Row, close_sample, collate
 from jax_lm.templates import AUTO_LENGTHS
 from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer
 
@@ -139,7 +139,7 @@ def stream_batches(
             continue
         if row.open:
             spare = free if rng.random() < longer_share else min(MAX_SPARE, free)
-            row = closed(row, rng.randint(0, spare), tokenizer.pad_id)
+            row = close_sample(row, rng.randint(0, spare), tokenizer.pad_id)
         place = next((number for number, left in enumerate(room) if left >= len(row.ids)), None)
         if place is None:
             yield collate(rows, length, tokenizer.pad_id)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jax_lm.cli.declared import run_main
 from jax_lm.evaluation.attempts import Evaluator
-from jax_lm.evaluation.problems import held_out_problems
+from jax_lm.evaluation.problems import load_held_out_problems
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from untrusted import Local
@@ -26,7 +26,7 @@ def main(model: Path, problems: int = 8, max_new_tokens: int = 96) -> None:
     for name, folder in (("before", None), ("after", model)):
         engine = DiffuCoderInference(folder)
         evaluator = Evaluator(engine=engine, executor=Local(), options=options, batch_size=problems)
-        answers[name] = {attempt.problem.name: attempt for attempt in evaluator.attempts(held_out_problems(problems))}
+        answers[name] = {attempt.problem.name: attempt for attempt in evaluator.attempts(load_held_out_problems(problems))}
     for key, before in answers["before"].items():
         print(f"--- {key}\n{before.problem.prefix}")
         for name, attempts in answers.items():

@@ -20,8 +20,8 @@ from builtin_model.rows import split_row
 from builtin_model.train import LOSS, Chunks
 from jax_lm.checkpoints.description import complete
 from jax_lm.cli.declared import run_main
-from jax_lm.data.batches import Batch, closed, collate
-from jax_lm.data.prompts import shipped_tasks
+from jax_lm.data.batches import Batch, close_sample, collate
+from jax_lm.data.prompts import read_shipped_tasks
 from jax_lm.host.terminal import TERMINATED
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
@@ -53,7 +53,7 @@ def main(
     logging.getLogger("jax").setLevel(logging.WARNING)
     tokenizer = DiffuCoderTokenizer.from_pretrained(model)
     policy = DreamForCausalLM.from_pretrained(model, dtype="float32")
-    solutions = {task.key: task.completion for task in shipped_tasks("training")}
+    solutions = {task.key: task.completion for task in read_shipped_tasks("training")}
     asked = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
     learnt, _ = PromptSet.of(asked, tokenizer, MAX_PROMPT).hold_out(HELD_OUT, seed)
     rows, dropped = [], 0
@@ -61,7 +61,7 @@ def main(
         row = split_row(str(prompt.content), solutions[prompt.columns["key"]], tokenizer)
         pads = len(prompt.ids) + NEW_TOKENS - len(row.ids)
         if pads >= 0:
-            rows.append(closed(row, pads, tokenizer.pad_id))
+            rows.append(close_sample(row, pads, tokenizer.pad_id))
         else:
             dropped += 1
     logging.info("%d solutions, %d more are longer than %d tokens", len(rows), dropped, NEW_TOKENS)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jax_lm.data.acecode import AceCodeProblem, of_difficulty, prepare_acecode, problem_prompts, rewritten
+from jax_lm.data.acecode import AceCodeProblem, prepare_acecode, problem_prompts, rewrite_as_header, select_difficulty
 
 
 def row(number, qwen, llama, question="Add two numbers.", completion="def add(a, b):\n    return a + b"):
@@ -62,7 +62,7 @@ def test_problems_of_a_difficulty(rows, data, tmp_path, difficulty):
 
 def test_difficulties_do_not_overlap(rows):
     problems = [AceCodeProblem.read(fields) for fields in rows]
-    parts = [{p.id for p in of_difficulty(problems, d)} for d in ("hard", "medium", "easy")]
+    parts = [{p.id for p in select_difficulty(problems, d)} for d in ("hard", "medium", "easy")]
     assert not (parts[0] & parts[1]) | (parts[1] & parts[2]) | (parts[0] & parts[2])
 
 
@@ -73,7 +73,7 @@ def test_only_the_judges_count(rows):
 
 def test_question_becomes_a_header_to_complete():
     question = 'Return "ok".\n\nUse """ and \\ as they are.'
-    text = rewritten(AceCodeProblem.read(row(0, [0.5], [0.0], question=question)))
+    text = rewrite_as_header(AceCodeProblem.read(row(0, [0.5], [0.0], question=question)))
     assert text.startswith("Please complete the following problem:\n```python\ndef add(a, b):\n")
     program = text.split("```python\n")[1].removesuffix("```\n")
     assert ast.get_docstring(ast.parse(program).body[0]) == question

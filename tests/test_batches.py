@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_lm.data.batches import Order, Row, SampleStream, collate, filled_up
+from jax_lm.data.batches import Order, Row, SampleStream, collate, fill_rows
 
 PAD, STREAM_PAD = 9, 99
 OPEN, CLOSED = Row((1, 2, 3), (False, True, True)), Row((4, 5), (True, False), open=False)
@@ -24,14 +24,14 @@ def test_open_samples_go_on_to_the_end_of_their_row():
 
 def test_rows_that_fill_up_belong_to_no_sample():
     batch = collate([[OPEN], [CLOSED], [CLOSED]], 5, PAD, openness=0.5)
-    full = filled_up(batch, 4)
+    full = fill_rows(batch, 4)
     for part, filled in zip(jax.tree.leaves(batch), jax.tree.leaves(full), strict=True):
         assert len(filled) == 4
         assert filled.dtype == part.dtype
         np.testing.assert_array_equal(filled[:3], part)
     assert not full.canvas[3].any()
     assert (full.samples[3] == -1).all()
-    assert filled_up(batch, 3) is batch
+    assert fill_rows(batch, 3) is batch
 
 
 def test_samples_side_by_side_are_numbered_on():

@@ -11,7 +11,7 @@ import pytest
 
 from builtin_model.measure import HOLE_TOKENS, AnswerPrompting, count_passed, holed_problems, spelled_problems
 from jax_lm.evaluation.attempts import Evaluator
-from jax_lm.evaluation.problems import held_out_problems
+from jax_lm.evaluation.problems import load_held_out_problems
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template
 from untrusted import Local, run
@@ -88,7 +88,7 @@ def test_the_command_of_the_readme_writes_a_function(engine):
 def test_a_sample_of_held_out_tasks(engine):
     """A small sample; `diffucoder eval builtin` measures on 300, and the card states what came out."""
     evaluator = Evaluator(engine=engine, executor=Local(allow_unsafe=True), options=TURBO, batch_size=24)
-    attempts = list(evaluator.attempts(held_out_problems(24)))
+    attempts = list(evaluator.attempts(load_held_out_problems(24)))
     assert len(attempts) == 24
     assert sum(attempt.passed for attempt in attempts) >= 24 * 0.8
 

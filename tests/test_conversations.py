@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm.data.batches import Row, closed
+from jax_lm.data.batches import Row, close_sample
 from jax_lm.data.columns import BadRowError
 from jax_lm.data.conversations import conversation_rows, read_samples, rows_reader, text_rows
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -110,7 +110,7 @@ def test_digest_tells_samples_apart(tokenizer, tmp_path):
 
 
 def test_closed_samples_end_in_their_own_pads():
-    row = closed(Row((1, 2, 3), (False, True, True)), 2, 9)
+    row = close_sample(Row((1, 2, 3), (False, True, True)), 2, 9)
     assert row == Row((1, 2, 3, 9, 9), (False, True, True, True, True), open=False)
 
 

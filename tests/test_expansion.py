@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_lm.cli.main import main
-from jax_lm.data.batches import Drawn, Row, SampleStream, collate, filled_up
+from jax_lm.data.batches import Drawn, Row, SampleStream, collate, fill_rows
 from jax_lm.data.expansion import MOST_DELETED, Expansion, cut, is_worth_learning, merge_masks
 from jax_lm.diffusion.variable_length import VariableLength
 from jax_lm.inference import DiffuCoderInference
@@ -192,7 +192,7 @@ def test_the_loss_is_that_of_its_definition(sample, expansion, tiny_folder):
         weight += sum(row.drawn.shares)
     assert float(terms.total) == pytest.approx(total, rel=1e-5)
     assert float(terms.weight) == pytest.approx(weight, rel=1e-6)
-    more = loss(nnx.to_pure_dict(nnx.split(model)[1]), filled_up(batch, 4), jax.random.key(1))
+    more = loss(nnx.to_pure_dict(nnx.split(model)[1]), fill_rows(batch, 4), jax.random.key(1))
     assert float(more.total) == pytest.approx(float(terms.total), rel=1e-6)
     assert float(more.weight) == float(terms.weight)
 

@@ -116,11 +116,11 @@ def test_long_texts_are_scored_token_by_token_once(model):
 
 def test_what_does_not_fit_loses_its_beginning(model):
     long = [number % 200 for number in range(600)]
-    context, target = model.fitting(long, [1, 2, 3])
+    context, target = model.fit_to_context(long, [1, 2, 3])
     assert (len(context), target) == (model.max_length - 3, [1, 2, 3])
     assert context == long[-len(context) :]
     with pytest.raises(ValueError, match="600 tokens"):
-        model.fitting([], long)
+        model.fit_to_context([], long)
     cut = model.prompt("x = 1\n" * 300, 400)
     assert len(model.tok_encode(cut)) <= model.max_length - 400
     assert ("x = 1\n" * 300).endswith(cut)

@@ -55,10 +55,10 @@ def test_instructions():
     assert (loop.trips, loop.computation("body"), loop.computation("condition")) == (8, "body.7", "condition.7")
     assert loop.op_name == "jit(run)/while"
     root = module.entry.root
-    assert (root.opcode, root.operands, root.called) == ("fusion", ("gte.9", "Arg_1.2"), ("fused_computation.1",))
+    assert (root.opcode, root.operands, root.callees) == ("fusion", ("gte.9", "Arg_1.2"), ("fused_computation.1",))
     inner = module.computations["fused_computation.1"].root
     assert next(arrays(inner.shape)).space == 1
-    assert [each.opcode for each in module.nested(root)] == ["fusion", "parameter", "parameter", "dynamic-slice"]
+    assert [each.opcode for each in module.walk(root)] == ["fusion", "parameter", "parameter", "dynamic-slice"]
     assert [each.name for each in module.entry.users["Arg_1.2"]] == ["start", "fusion.3"]
 
 

@@ -21,7 +21,7 @@ from jax_lm.evaluation.order_analysis import (
     heat_map,
     local_ar_ness,
     order_measures,
-    within,
+    restrict_order,
 )
 from jax_lm.evaluation.problems import Problem
 from jax_lm.options import Decoding, GenerationOptions
@@ -184,8 +184,8 @@ def test_order_of_commit_steps():
 
 
 def test_the_order_of_the_text_alone():
-    assert within(np.array([3, 0, 2, 1]), 2).tolist() == [0, 1]
-    assert local_ar_ness(within(np.array([3, 0, 2, 1]), 2), 1) == 1.0
+    assert restrict_order(np.array([3, 0, 2, 1]), 2).tolist() == [0, 1]
+    assert local_ar_ness(restrict_order(np.array([3, 0, 2, 1]), 2), 1) == 1.0
 
 
 def test_short_orders_and_wrong_arguments():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
-from jax_lm.evaluation.problems import file_problems, held_out_problems, humaneval, mbpp
+from jax_lm.evaluation.problems import file_problems, humaneval, load_held_out_problems, mbpp
 from untrusted import Local
 
 RECORDS = [
@@ -49,15 +49,15 @@ def written(path, records):
 
 
 def test_held_out_problems_are_distinct():
-    problems = held_out_problems(200)
+    problems = load_held_out_problems(200)
     assert len({problem.prefix + problem.canonical for problem in problems}) > 150
     assert len({problem.name for problem in problems}) == 200
     assert len({problem.name.split("/")[0] for problem in problems}) > 80
-    assert held_out_problems(20) == problems[:20]
+    assert load_held_out_problems(20) == problems[:20]
 
 
 def test_canonical_bodies_pass_and_empty_bodies_fail():
-    problems = random.Random(0).sample(held_out_problems(300), 100)
+    problems = random.Random(0).sample(load_held_out_problems(300), 100)
     assert outcomes(problems, [problem.canonical for problem in problems]) == ["passed"] * 100
     assert "passed" not in outcomes(problems, [problem.empty for problem in problems])
 
@@ -109,7 +109,10 @@ def test_truncated_and_missing_files_are_refused(tmp_path):
             file_problems("infilling", bad)
 
 
-@pytest.mark.parametrize("read", [held_out_problems, lambda count: file_problems("humaneval", Path("unused"), count)])
+@pytest.mark.parametrize(
+    "read",
+    [load_held_out_problems, lambda count: file_problems("humaneval", Path("unused"), count)],
+)
 def test_limits_below_one_are_named(read):
     with pytest.raises(ValueError, match="limit=0"):
         read(0)

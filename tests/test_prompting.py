@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jax_lm.evaluation.problems import Problem, humaneval, mbpp
-from jax_lm.evaluation.prompting import ChatPrompting, CompletionPrompting, choose_prompting, code_of, is_instruct
+from jax_lm.evaluation.prompting import ChatPrompting, CompletionPrompting, choose_prompting, extract_answer, is_instruct
 from jax_lm.options import GenerationOptions
 
 PROMPT = 'from math import sqrt\n\n\ndef root(x):\n    """ The root of x.\n    """\n'
@@ -65,7 +65,7 @@ def test_what_is_no_question_cannot_be_asked(engine):
     ],
 )
 def test_code_of_an_answer(answer, code):
-    assert code_of(answer) == code
+    assert extract_answer(answer) == code
 
 
 def test_a_chat_answer_gets_the_imports_of_its_prompt_and_no_more():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jax_lm.data.prompts import builtin_prompts, held_out_tasks, open_prompts, read_prompts
+from jax_lm.data.prompts import builtin_prompts, load_held_out_tasks, open_prompts, read_prompts
 
 
 def test_rows_of_a_file(tmp_path):
@@ -85,7 +85,7 @@ def test_built_in_tasks_are_distinct_and_of_the_training_side():
     assert rows == builtin_prompts(200)
     assert rows != builtin_prompts(200, seed=1)
     assert len({row["key"] for row in rows}) == 200
-    assert {row["key"] for row in rows}.isdisjoint(task.key for task in held_out_tasks(2000))
+    assert {row["key"] for row in rows}.isdisjoint(task.key for task in load_held_out_tasks(2000))
     assert all(row["prefix"] == row["prompt"] and row["test_cases"] for row in rows)
     scripts = [row["test_cases"] for row in rows if not row["test_cases"][0].startswith("assert ")]
     assert scripts

@@ -4,17 +4,17 @@ import gzip
 
 from builtin_model.export import HELD_OUT_COUNT, TRAINING_COUNT, held_out, main, training
 from builtin_model.tasks import is_held_out
-from jax_lm.data.prompts import TASKS_FILE, shipped_tasks
+from jax_lm.data.prompts import TASKS_FILE, read_shipped_tasks
 
 
 def test_the_recipe_draws_the_first_tasks_that_ship():
-    assert held_out(50) == list(shipped_tasks("held-out")[:50])
-    assert training(50) == list(shipped_tasks("training")[:50])
+    assert held_out(50) == list(read_shipped_tasks("held-out")[:50])
+    assert training(50) == list(read_shipped_tasks("training")[:50])
 
 
 def test_the_hash_of_its_key_puts_each_task_on_its_side():
-    assert all(is_held_out(task.key) for task in shipped_tasks("held-out"))
-    assert not any(is_held_out(task.key) for task in shipped_tasks("training"))
+    assert all(is_held_out(task.key) for task in read_shipped_tasks("held-out"))
+    assert not any(is_held_out(task.key) for task in read_shipped_tasks("training"))
 
 
 def test_the_file_is_the_same_each_time(tmp_path):

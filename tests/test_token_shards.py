@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_lm.data.batches import Order, SampleStream
-from jax_lm.data.token_shards import TextRows, TokenShards, permuted
+from jax_lm.data.token_shards import TextRows, TokenShards, permute
 
 LENGTHS = ([3, 1, 9, 4], [2], [30, 5, 5, 1, 1, 8])
 """Of the samples of each shard."""
@@ -50,15 +50,15 @@ def shards(tmp_path):
 @given(size=st.integers(1, 400), seed=st.integers(0, 5))
 @settings(max_examples=80, deadline=None)
 def test_permutation_takes_every_number_once(size, seed):
-    numbers = [permuted(number, size, b"%d" % seed) for number in range(size)]
+    numbers = [permute(number, size, b"%d" % seed) for number in range(size)]
     assert sorted(numbers) == list(range(size))
 
 
 def test_permutation_looks_random():
     """Where 0 goes under 4,000 keys, and how far neighbours come apart; four standard deviations."""
-    places = Counter(permuted(0, 10, b"%d" % key) for key in range(4000))
+    places = Counter(permute(0, 10, b"%d" % key) for key in range(4000))
     assert all(abs(places[place] - 400) < 4 * (4000 * 0.1 * 0.9) ** 0.5 for place in range(10))
-    order = np.array([permuted(number, 1000, b"x") for number in range(1000)])
+    order = np.array([permute(number, 1000, b"x") for number in range(1000)])
     together = np.sum(np.abs(np.diff(order)) == 1)
     assert together < 2 + 4 * 2**0.5
 
@@ -109,10 +109,10 @@ def test_held_out_rows_are_not_learnt(shards):
 class Reads(TokenShards):
     """Remembers which tokens were read."""
 
-    def mapped(self, shard, end, dtype, first, count):
+    def map_file(self, shard, end, dtype, first, count):
         if end == ".tokens":
             self.__dict__.setdefault("seen", []).append((shard, first, count))
-        return super().mapped(shard, end, dtype, first, count)
+        return super().map_file(shard, end, dtype, first, count)
 
 
 @pytest.mark.parametrize("kind", ["text", "conversations"])

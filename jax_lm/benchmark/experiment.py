@@ -25,7 +25,7 @@ from jax_lm.benchmark.worker import WorkerRequest, outputs_to_compare, run_worke
 from jax_lm.config import DreamConfig
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
-from jax_lm.evaluation.problems import held_out_problems
+from jax_lm.evaluation.problems import load_held_out_problems
 from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import OutOfMemoryError, PlannedStep, device_bytes, explained, forward_cost
@@ -262,7 +262,7 @@ class ExperimentSteps:
         except SandboxUnavailableError as error:
             raise LeftOut(str(error)) from error
         options = GenerationOptions(max_new_tokens=TASK_TOKENS, temperature=0.0)
-        problems = held_out_problems(self.settings.tasks)
+        problems = load_held_out_problems(self.settings.tasks)
         size = min(TASK_BATCH, len(problems))
         evaluator = Evaluator(engine=self.engine, executor=Local(tier), options=options, batch_size=size)
         attempts = list(evaluator.attempts(problems))

@@ -1,1 +1,1 @@
-"""What XLA makes of the programs for a machine that is not here: compiled without it, and read."""
+"""Compile programs for devices that are not present, and explain the compiled text."""

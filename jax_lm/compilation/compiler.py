@@ -1,11 +1,12 @@
-"""Compile programs for a machine that is not here, and read what the compiler says of its memory.
+"""Compile programs for devices that are not present, and read the compiler's memory figures.
 
-    pip install 'jax-diffucoder[plan]'          # libtpu: the compiler of TPUs, no TPU needed
-    pip install 'jax-diffucoder[plan-gpu]'      # XLA's compiler of NVIDIA GPUs; no GPU, driver or CUDA needed
+    pip install 'jax-diffucoder[plan]'      # libtpu: compiler for TPUs; needs no TPU
+    pip install 'jax-diffucoder[plan-gpu]'  # XLA's compiler for NVIDIA GPUs; needs no GPU, driver
+                                            # or CUDA
 
-Uses `jax.experimental.topologies`; nothing runs. Knows no model: programs are made in `programs`, and what the compiler
-makes of them is read in `explanation`. Entry: `diffucoder plan`, which puts this beside the arithmetic of
-`jax_lm.planning.memory`.
+Uses `jax.experimental.topologies`; nothing runs. Knows no model: `programs` builds the programs,
+and `explanation` reads the compiled text. Entry: `diffucoder plan`, which compares these figures
+with the arithmetic of `jax_lm.planning.memory`.
 """
 
 import importlib.util
@@ -28,6 +29,8 @@ from jax_lm.sharding import AXES, MeshShape
 
 logger = logging.getLogger(__name__)
 
+# Environment for libtpu as a compiler only: it does not search for a TPU, and other processes can
+# use it at the same time.
 QUIET_COMPILER = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -37,21 +40,23 @@ QUIET_COMPILER = {
     "TPU_WORKER_ID": "0",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
-"""libtpu as a compiler alone: it looks for no TPU, and lets others use it."""
 
+# Chips of a TPU host by default.
 SMALLEST_HOST = 4
+# Error of XLA's Triton backend for a matrix product.
 UNTILED = "Couldn't find output tile sizes"
+# "Used 18.10G of 15.75G hbm": bytes needed and available.
 USED = re.compile(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm")
 
 
 @dataclass(frozen=True)
 class CompilerPackage:
-    """What compiles for machines of a kind.
+    """The package with the compiler for a kind of machine.
 
     Attributes:
-        module: by which it is found.
-        distribution: that it belongs to.
-        extra: of this package, that installs it.
+        module: module by which an installation is detected.
+        distribution: distribution that contains the module.
+        extra: extra of this package that installs it.
     """
 
     module: str
@@ -60,11 +65,12 @@ class CompilerPackage:
 
     @classmethod
     def of(cls, topology: Topology) -> "CompilerPackage":
-        """Name the one for a topology."""
+        """Return the compiler package for a topology."""
         return TPU_COMPILER if topology.is_tpu else GPU_COMPILER
 
     @property
     def is_installed(self) -> bool:
+        """Whether the module can be imported."""
         return is_importable(self.module)
 
     def __str__(self) -> str:
@@ -76,22 +82,24 @@ GPU_COMPILER = CompilerPackage("jax_plugins.xla_cuda12", "jax-cuda12-plugin", "p
 
 
 def is_importable(module: str) -> bool:
-    """Tell whether a module, maybe in a package, is installed."""
+    """Return whether a module, possibly inside a package, is installed."""
+    # `find_spec` raises if the parent package is missing.
     package, _, _ = module.rpartition(".")
     return (not package or is_importable(package)) and importlib.util.find_spec(module) is not None
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The compiler's figures of one device.
+    """The compiler's figures for one device.
 
     Attributes:
         arguments: bytes of weights, cache and state.
-        working: bytes of everything else at the peak.
-        flops: operations of one step, as XLA counts them (the body of a loop once); None where it does not.
-        bytes: read and written by one step, counted likewise.
-        refusal: why the compiler would not make the program; then nothing else is known.
-        text: the compiled program, as `jax_lm.compilation.explanation` reads it.
+        working: bytes of everything else at peak memory.
+        flops: operations of one step, as XLA counts them (the body of a loop once); None if it
+            does not count them.
+        bytes: bytes read and written by one step, counted in the same way.
+        refusal: reason why the program could not be compiled; all other fields are then unset.
+        text: text of the compiled program, read by `jax_lm.compilation.explanation`.
     """
 
     arguments: int = 0
@@ -103,41 +111,52 @@ class Compiled:
 
     @property
     def total(self) -> int | None:
-        """Bytes; None if the compiler refused."""
+        """Total bytes; None if the program could not be compiled."""
         return None if self.refusal else self.arguments + self.working
 
 
 def prepare_compiler(topology: Topology) -> None:
-    """Set up a compiler alone, of no device that is here. Call it before any backend of JAX is initialised."""
+    """Set up the process for compiling for a topology without its devices.
+
+    Must be called before any JAX backend is initialised.
+    """
     if topology.is_tpu:
-        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()})
+        os.environ.update(
+            {name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()}
+        )
     else:
         platforms.admit_cuda_compiler()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
-    # A program kept for a device that is not here cannot be read again; JAX warns, and compiles.
+    # A cached program for a device that is not present cannot be loaded again: JAX would warn, and
+    # compile anyway.
     jax.config.update("jax_enable_compilation_cache", False)
 
 
 def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
-    """Make a mesh over devices that need not be here; ValueError if the compiler does not know the topology."""
+    """Return a mesh over the devices of a topology, which need not be present.
+
+    Raises:
+        ValueError: the compiler does not know the topology.
+    """
     try:
-        found = describe_topology(topology)
+        description = describe_topology(topology)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"topology={str(topology)!r}: {str(error).splitlines()[0]}") from error
     if topology.chip.cores == 1:
-        return shape.mesh(found.devices)
-    # `jax.make_mesh` arranges whole chips only; cores lie beside each other in this order.
-    devices = np.asarray(found.devices).reshape(list(shape.sizes.values()))
+        return shape.mesh(description.devices)
+    # `jax.make_mesh` arranges whole chips only. In this order, the cores of a chip are adjacent.
+    devices = np.asarray(description.devices).reshape(list(shape.sizes.values()))
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def describe_topology(topology: Topology) -> topologies.TopologyDescription:
-    """Describe the devices of a topology to the compiler."""
+    """Return the compiler's description of a topology."""
     if not topology.is_tpu:
-        # Hosts, processes of a host, devices of a process.
+        # The name is hosts x processes per host x devices per process.
         config, name = target_config(topology.family), f"1x1x{topology.devices}"
         return topologies.get_topology_desc(platform="cuda", target_config=config, topology=name)
-    # A host has four chips unless it is told otherwise; smaller topologies are one host of their size.
+    # A host has four chips by default. A smaller topology is a single host of its size:
+    # shape (2, 1) -> chips_per_host_bounds (2, 1, 1)
     chips = topology.devices // topology.chip.cores
     bounds = (*topology.shape, *[1] * (3 - len(topology.shape)))
     options = {"chips_per_host_bounds": bounds} if chips < SMALLEST_HOST else {}
@@ -145,47 +164,58 @@ def describe_topology(topology: Topology) -> topologies.TopologyDescription:
 
 
 def compile_lowered(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program for the devices of its arguments."""
+    """Compile a lowered program for the devices of its arguments."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if UNTILED not in str(error):
             raise
-    # On the card, autotuning tries each product and passes over tiles that do not fit; here the first choice stands.
-    logger.warning("the compiler found no tiles for a product; compiled again with the products of cuBLAS")
+    # On a real card, autotuning tries several tilings of each product and skips those that do not
+    # fit. Without the card, XLA uses its first choice.
+    logger.warning(
+        "the compiler found no tiles for a product; compiled again with the products of cuBLAS"
+    )
     return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": "False"})
 
 
 def compile_program(program: StepProgram) -> Compiled:
-    """Compile a program for the devices of its arguments."""
+    """Compile a program for the devices of its arguments, and return the compiler's figures."""
     try:
         compiled = compile_lowered(program.lower())
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        found = USED.search(str(error))
-        return Compiled(refusal=f"needs {found[1]} of {found[2]}" if found else str(error).splitlines()[0][:300])
+        used = USED.search(str(error))
+        return Compiled(
+            refusal=f"needs {used[1]} of {used[2]}" if used else str(error).splitlines()[0][:300]
+        )
     cost = compiled.cost_analysis()
     cost = cost if isinstance(cost, dict) else {}
-    return Compiled(*memory_of(compiled), cost.get("flops"), cost.get("bytes accessed"), text=compiled.as_text() or "")
+    return Compiled(
+        *memory_of(compiled),
+        cost.get("flops"),
+        cost.get("bytes accessed"),
+        text=compiled.as_text() or "",
+    )
 
 
 def memory_of(compiled: jax.stages.Compiled) -> tuple[int, int]:
-    """Bytes on each device of the arguments, and of everything else at the peak."""
+    """Return bytes of the arguments on each device, and of everything else at peak memory."""
     memory = compiled.memory_analysis()
     assert memory is not None
-    kept = memory.argument_size_in_bytes
-    working = memory.peak_memory_in_bytes - kept
+    arguments = memory.argument_size_in_bytes
+    working = memory.peak_memory_in_bytes - arguments
     if not on_tpus(compiled):
-        # GPUs set one buffer aside for all that is temporary, and CPUs know no peak. The compiler of TPUs does: it
-        # takes programs whose temporary buffers and arguments, which do not all live at once, add up to more than the
-        # memory (an update of sft_v5e-16: 18.1 GiB, of which 13.3 at once).
+        # GPUs allocate one buffer for all temporaries, and CPUs report no peak. TPUs do: their
+        # compiler accepts programs whose temporaries and arguments add up to more than the memory,
+        # as they are not all live at once (an update of sft_v5e-16: 18.1 GiB, of which 13.3 GiB are
+        # live at the same time).
         results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
         working = max(working, memory.temp_size_in_bytes + results)
-    return kept, working + memory.generated_code_size_in_bytes
+    return arguments, working + memory.generated_code_size_in_bytes
 
 
 def on_tpus(compiled: jax.stages.Compiled) -> bool:
-    """Whether a program is for TPUs."""
+    """Return whether a program is compiled for TPUs."""
     devices = jax.tree.leaves(compiled.input_shardings)[0].device_set
     return next(iter(devices)).platform == "tpu"

@@ -1,11 +1,13 @@
-"""Say what the compiler has made of a step: kernels, bytes, copies, sorts, and what takes the memory.
+"""Explain a compiled step: its kernels, memory traffic, copies, sorts and large buffers.
 
     text = program.lower(*arguments).compile().as_text()
-    found = explain(text, StepShape(vocabulary=152064, hidden=3584, memory=16 * 2**30, in_loop=True))
-    print(found.kernels, found.read_again, found.buffers)
+    shape = StepShape(vocabulary=152064, hidden=3584, memory=16 * 2**30, in_loop=True)
+    explanation = explain(text, shape)
+    print(explanation.kernels, explanation.read_again, explanation.buffers)
 
-Reads the text of any program of this package, for CPUs, GPUs and TPUs: arguments are called `params…` or `frozen…`
-(weights), `cache…` and so on, as the functions that are compiled call them. How long a kernel takes it does not say.
+Reads the text of any program of this package, for CPUs, GPUs and TPUs. Arguments are recognised by
+their names in the compiled functions: `params…` or `frozen…` (weights), `cache…` and so on. It does
+not estimate how long a kernel takes.
 """
 
 import math
@@ -17,25 +19,30 @@ from dataclasses import dataclass
 from jax_lm.compilation.hlo import ArrayShape, Instruction, arrays, parse_hlo
 from jax_lm.compilation.kernels import Kernel, LoopRun, Tracer
 
+# Share of a device's memory from which a buffer is listed.
 LARGE = 0.01
-"""Share of a device's memory from which a buffer is named."""
+# A weight is read again if a step reads more than this multiple of its bytes. The margin is for
+# lookups of single rows, in addition to one read of the whole.
 AGAIN = 1.02
-"""Reads of a weight above this count as more than one; below, some of its rows may be looked up besides."""
+# Index of a layer: params['layers'][3] -> params['layers'][*] groups the layers.
 LAYER = re.compile(r"\[\d+\]")
+# Prefixes of the arguments' names, and words in the names of the head and the embedding table.
 WEIGHTS, CACHE, HEAD, TABLE = ("params", "frozen"), "cache", "lm_head", "embed_tokens"
+# Only layouts of TPUs have tiles.
 TILED = ":T("
-"""Only layouts of TPUs have tiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """What must be known of a program to read it.
+    """Properties of a program that its text does not contain.
 
     Attributes:
         vocabulary: columns of the logits on one device.
-        hidden: width of the hidden states; what has it and the vocabulary is a weight or a gradient, no logits.
-        memory: bytes of the device.
-        in_loop: whether the step is the body of the largest loop, as in a generation, or else the whole program.
+        hidden: width of the hidden states. An array with both this dimension and the vocabulary is
+            a weight or a gradient, not logits.
+        memory: bytes of the device's memory.
+        in_loop: the step is the body of the largest loop, as in a generation; otherwise it is the
+            whole program.
     """
 
     vocabulary: int
@@ -46,13 +53,13 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Group:
-    """Equal things of a step.
+    """A group of equal arguments, kernels or arrays of a step.
 
     Attributes:
-        what: of what it is one: an argument, a kernel, rows.
-        shape: of the array, if it is one.
-        bytes: of each.
-        count: how many there are, or how often it happens in a step.
+        what: name of the argument or kernel, or number of rows.
+        shape: shape of the array, if it is one.
+        bytes: bytes of each member.
+        count: number of members, or of occurrences in a step.
         source: path of JAX's tracing.
     """
 
@@ -65,7 +72,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of arguments of one kind: those that a step reads at all, each counted once, and what its kernels read."""
+    """Memory traffic of one kind of arguments.
+
+    Attributes:
+        once: bytes that a step reads at all, each counted once.
+        read: bytes that all kernels of a step read.
+    """
 
     once: int
     read: int
@@ -73,22 +85,27 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A compiled step. Everything is of one device; bytes are without padding.
+    """A compiled step. All figures are per device; bytes are without padding.
 
     Attributes:
-        kernels: how many run in a step, by kind: product, sort, collective, host, copy, other.
-        read, written: bytes of a step, by all kernels.
-        weights, head, cache: what is read of the arguments; the head is one of the weights.
-        read_again: weights that are read more than once; the count is how often.
-        moves: copies and conversions of whole weights, or of the keys or values of a layer, in a step.
-        moves_before: the same outside of the loop, once per call.
-        sorts: what is sorted; a search for the largest few is one too.
+        kernels: kernels of a step, by kind: product, sort, collective, host, copy, other.
+        read: bytes read by all kernels of a step.
+        written: bytes written by all kernels of a step.
+        weights: reads of the weights.
+        head: reads of the head, which is one of the weights.
+        cache: reads of the KV cache.
+        read_again: weights that are read more than once; `count` is the number of reads.
+        moves: copies and conversions, in a step, of whole weights or of the keys or values of a
+            layer.
+        moves_before: the same moves outside the loop, once per call.
+        sorts: sorts, including top-k searches.
         collectives: communication between devices.
         host: transfers from and to the host.
-        rows: products with weights, by the number of rows that they compute.
-        logits: float32 arrays over the vocabulary; `what` says of how many rows.
-        buffers: arrays of more than 1 % of the device's memory, arguments among them.
-        unknown_loops: loops in a step of which only the data say how often they run; they count once.
+        rows: number of products with weights, by the number of rows that they compute.
+        logits: float32 arrays over the vocabulary; `what` is their number of rows.
+        buffers: arrays of more than 1 % of the device's memory, including arguments.
+        unknown_loops: loops in a step whose number of iterations depends on the data. They are
+            counted as one iteration.
     """
 
     kernels: dict[str, int]
@@ -110,16 +127,27 @@ class Explanation:
 
     @property
     def launches(self) -> int:
-        """Count the kernels of all kinds."""
+        """Number of kernels of all kinds."""
         return sum(self.kernels.values())
 
 
 def explain(text: str, shape: StepShape) -> Explanation:
-    """Read the text of a compiled program; ValueError if it is none, or has no loop where the step should be one."""
+    """Explain a compiled program from its text.
+
+    Raises:
+        ValueError: the text is not an HLO module, or it has no loop although the step is a loop's
+            body.
+    """
+    # trace all kernels, with each argument as the origin of its values
     module = parse_hlo(text)
-    arguments = {each.op_name or each.name: each for each in module.entry.parameters}
+    arguments = {
+        parameter.op_name or parameter.name: parameter for parameter in module.entry.parameters
+    }
     tracer = Tracer(module, is_tpu=TILED in text)
-    everything, _ = tracer.run(module.entry, [each.op_name or each.name for each in module.entry.parameters])
+    everything, _ = tracer.run(
+        module.entry, [parameter.op_name or parameter.name for parameter in module.entry.parameters]
+    )
+    # separate the step from the kernels outside its loop
     loop = largest_loop(tracer) if shape.in_loop else None
     step = everything if loop is None else loop.kernels
     inner = list(tracer.loops.values()) if loop is None else loop.inner
@@ -131,7 +159,7 @@ def explain(text: str, shape: StepShape) -> Explanation:
         written=sum(kernel.written * kernel.times for kernel in step),
         weights=traffic(step, arguments, is_weight),
         head=traffic(step, arguments, is_head),
-        cache=traffic(step, arguments, is_cached),
+        cache=traffic(step, arguments, is_cache),
         read_again=tuple(read_again(step, arguments)),
         moves=group_equal(moves(step, arguments)),
         moves_before=group_equal(moves(outside, arguments)),
@@ -141,52 +169,67 @@ def explain(text: str, shape: StepShape) -> Explanation:
         rows=sum_by_key(product_rows(step, arguments)),
         logits=group_equal(logits(step, shape)),
         buffers=group_equal(buffers(everything, arguments, shape.memory * LARGE)),
-        unknown_loops=tuple(each.source for each in inner if each.trips is None),
+        unknown_loops=tuple(run.source for run in inner if run.trips is None),
     )
 
 
 def largest_loop(tracer: Tracer) -> LoopRun:
-    """Take the loop whose body moves most bytes."""
+    """Return the loop whose body reads and writes the most bytes."""
     if not tracer.loops:
         raise ValueError("no loop in this program: must have one, whose body is the step")
-    return max(tracer.loops.values(), key=lambda run: sum((k.read + k.written) * k.times for k in run.kernels))
+    return max(
+        tracer.loops.values(),
+        key=lambda run: sum((k.read + k.written) * k.times for k in run.kernels),
+    )
 
 
 def is_weight(name: str) -> bool:
+    """Return whether an argument is a weight."""
     return name.startswith(WEIGHTS)
 
 
-def is_cached(name: str) -> bool:
+def is_cache(name: str) -> bool:
+    """Return whether an argument is part of the KV cache."""
     return name.startswith(CACHE)
 
 
 def head_of(arguments: Iterable[str]) -> Callable[[str], bool]:
-    """Tell which of the arguments give the logits: those of the head, or the embedding table if there is none."""
+    """Return a predicate for the arguments that compute the logits.
+
+    These are the weights of the head or, if embeddings are tied, the embedding table.
+    """
     word = HEAD if any(HEAD in name for name in arguments) else TABLE
     return lambda name: is_weight(name) and word in name
 
 
 def sum_by_key(pairs: Iterable[tuple]) -> dict:
-    """Sum up numbers by their key, in the order of the keys."""
-    found: Counter = Counter()
+    """Return the sum of the numbers of each key, sorted by key."""
+    # ("copy", 1), ("sort", 2), ("copy", 3) -> {"copy": 4, "sort": 2}
+    sums: Counter = Counter()
     for key, number in pairs:
-        found[key] += number
-    return dict(sorted(found.items()))
+        sums[key] += number
+    return dict(sorted(sums.items()))
 
 
 def read_by_argument(step: list[Kernel]) -> dict[str, int]:
-    """Sum up the bytes that are read of each argument."""
-    return sum_by_key((origin, size * k.times) for k in step for origin, size in k.reads if origin is not None)
+    """Return the bytes that a step reads from each argument."""
+    return sum_by_key(
+        (origin, size * k.times) for k in step for origin, size in k.reads if origin is not None
+    )
 
 
-def traffic(step: list[Kernel], arguments: dict[str, Instruction], belongs: Callable[[str], bool]) -> Traffic:
-    """Sum up what is read of some arguments, once and by every kernel."""
+def traffic(
+    step: list[Kernel], arguments: dict[str, Instruction], belongs: Callable[[str], bool]
+) -> Traffic:
+    """Return the memory traffic of the arguments that `belongs` selects."""
     read = {name: size for name, size in read_by_argument(step).items() if belongs(name)}
-    return Traffic(sum(min(size, arguments[name].bytes) for name, size in read.items()), sum(read.values()))
+    return Traffic(
+        sum(min(size, arguments[name].bytes) for name, size in read.items()), sum(read.values())
+    )
 
 
 def read_again(step: list[Kernel], arguments: dict[str, Instruction]) -> Iterator[Group]:
-    """Yield the matrices that are read more than once."""
+    """Yield the weight matrices that are read more than once."""
     for name, size in read_by_argument(step).items():
         argument = arguments[name]
         times = size / max(argument.bytes, 1)
@@ -195,25 +238,31 @@ def read_again(step: list[Kernel], arguments: dict[str, Instruction]) -> Iterato
 
 
 def moves(step: list[Kernel], arguments: dict[str, Instruction]) -> Iterator[tuple[Group, float]]:
-    """Yield copies and conversions of matrices and caches."""
+    """Yield copies and conversions of weight matrices and caches."""
     for kernel in step:
         for name in kernel.moved:
-            if is_matrix(arguments[name]) and (is_weight(name) or is_cached(name)):
+            if is_matrix(arguments[name]) and (is_weight(name) or is_cache(name)):
                 size = arguments[name].bytes
                 source = kernel.source or kernel.name
-                yield Group(LAYER.sub("[*]", name), shape_of(arguments[name]), size, 0, source), kernel.times
+                yield (
+                    Group(LAYER.sub("[*]", name), shape_of(arguments[name]), size, 0, source),
+                    kernel.times,
+                )
 
 
 def of_kind(step: list[Kernel], kind: str) -> Iterator[tuple[Group, float]]:
-    """Yield the kernels of a kind, each with its largest result."""
+    """Yield the kernels of a kind, with the shape of their largest result."""
     for kernel in step:
         if kernel.kind == kind:
             largest = max(kernel.shapes, key=lambda shape: shape.bytes, default=None)
-            yield Group(kernel.name, str(largest or ""), kernel.written, 0, kernel.source), kernel.times
+            yield (
+                Group(kernel.name, str(largest or ""), kernel.written, 0, kernel.source),
+                kernel.times,
+            )
 
 
 def logits(step: list[Kernel], shape: StepShape) -> Iterator[tuple[Group, float]]:
-    """Yield float32 arrays of rows of logits, or of anything else over the vocabulary."""
+    """Yield float32 arrays over the vocabulary: logits, probabilities and the like."""
     for kernel in step:
         for array in kernel.shapes:
             if rows := logit_rows(array, shape):
@@ -221,34 +270,49 @@ def logits(step: list[Kernel], shape: StepShape) -> Iterator[tuple[Group, float]
 
 
 def logit_rows(array: ArrayShape, shape: StepShape) -> int:
-    """Count the rows of an array over the vocabulary, which may be cut in chunks; 0 if it is none."""
+    """Return the number of rows of an array over the vocabulary; 0 for any other array."""
+    # f32[2,16,152064] -> 32 rows; f32[32,594,256] -> 32 rows, since 594 * 256 = 152064
     if array.dtype != "f32" or shape.hidden in array.dimensions:
         return 0
     last = array.dimensions[-1:]
-    # Chunks are of a power of two columns; other products of dimensions are the vocabulary by chance.
+    # XLA may split the vocabulary into chunks, whose width is a power of two. If it is not, the
+    # product of the dimensions equals the vocabulary by chance.
     chunked = math.prod(array.dimensions[-2:]) == shape.vocabulary and last[0].bit_count() == 1
-    return array.elements // shape.vocabulary if shape.vocabulary in array.dimensions or chunked else 0
+    return (
+        array.elements // shape.vocabulary if shape.vocabulary in array.dimensions or chunked else 0
+    )
 
 
-def product_rows(step: list[Kernel], arguments: dict[str, Instruction]) -> Iterator[tuple[int, float]]:
-    """Yield for each product with weights how many rows it computes; a compiler may have joined several weights."""
+def product_rows(
+    step: list[Kernel], arguments: dict[str, Instruction]
+) -> Iterator[tuple[int, float]]:
+    """Yield the number of rows of each product with weights.
+
+    The compiler may have merged products with several weights into one.
+    """
     for kernel in step:
         shapes = [
-            next(arrays(arguments[name].shape)) for name, _ in kernel.reads if name is not None and is_weight(name)
+            next(arrays(arguments[name].shape))
+            for name, _ in kernel.reads
+            if name is not None and is_weight(name)
         ]
         matrices = [shape for shape in shapes if len(shape.dimensions) > 1]
         if kernel.kind == "product" and matrices and len(kernel.factors) == 2:
             weights, inputs = sum(shape.elements for shape in matrices), matrices[0].dimensions[-1]
+            # One factor is the weights, the other one the inputs, of shape [rows, inputs]. If both
+            # have the same size, either one gives the number of rows.
             left, right = kernel.factors
-            # Where they are equally large, either is right.
             yield (left if right == weights else right) // inputs, kernel.times
 
 
-def buffers(kernels: list[Kernel], arguments: dict[str, Instruction], least: float) -> Iterator[tuple[Group, float]]:
-    """Yield arrays of at least so many bytes: arguments, and results that are no part of another array."""
-    for name, each in arguments.items():
-        if each.bytes >= least:
-            yield Group(LAYER.sub("[*]", name), shape_of(each), each.bytes, 0, "argument"), 1
+def buffers(
+    kernels: list[Kernel], arguments: dict[str, Instruction], least: float
+) -> Iterator[tuple[Group, float]]:
+    """Yield arrays of at least `least` bytes: arguments, and results not inside another array."""
+    for name, argument in arguments.items():
+        if argument.bytes >= least:
+            group = Group(LAYER.sub("[*]", name), shape_of(argument), argument.bytes, 0, "argument")
+            yield group, 1
     for kernel in kernels:
         for array in kernel.shapes:
             if array.bytes >= least:
@@ -256,16 +320,21 @@ def buffers(kernels: list[Kernel], arguments: dict[str, Instruction], least: flo
 
 
 def is_matrix(argument: Instruction) -> bool:
+    """Return whether all arrays of an argument have at least two dimensions."""
     return all(len(array.dimensions) >= 2 for array in arrays(argument.shape))
 
 
 def shape_of(argument: Instruction) -> str:
+    """Return the shape of an argument's first array."""
     return str(next(arrays(argument.shape)))
 
 
 def group_equal(items: Iterable[tuple[Group, float]]) -> tuple[Group, ...]:
-    """Count equal groups; the largest first."""
-    found = sum_by_key(((each.bytes, each.what, each.shape, each.source), count) for each, count in items)
+    """Merge equal groups and add up their counts; the largest members come first."""
+    counts = sum_by_key(
+        ((group.bytes, group.what, group.shape, group.source), count) for group, count in items
+    )
     return tuple(
-        Group(what, shape, size, count, source) for (size, what, shape, source), count in reversed(found.items())
+        Group(what, shape, size, count, source)
+        for (size, what, shape, source), count in reversed(counts.items())
     )

@@ -1,15 +1,17 @@
-"""NVIDIA GPUs as XLA's compiler must know them to compile without one.
+"""Descriptions of NVIDIA GPUs with which XLA can compile for them without the card.
 
-What a generation of chips has in common (compute capability, threads, registers, shared memory) is from the tables of
-NVIDIA's CUDA programming guide; the rest of a card from NVIDIA's data sheets, and from what CUDA's `deviceQuery` prints
-of it. Those of A100, H100 and H200 were compared with the files that OpenXLA keeps (openxla/xla, in
-xla/backends/gpu/target_config/specs, 2026-11-22); where they differ, a real card's answer was taken.
+Figures of a generation (compute capability, threads, registers, shared memory) are from the tables
+of NVIDIA's CUDA programming guide. Figures of a card are from NVIDIA's data sheets and the output
+of CUDA's `deviceQuery`. Those of A100, H100 and H200 were compared with OpenXLA's own files
+(openxla/xla, xla/backends/gpu/target_config/specs, 2026-11-22); where they differ, the figure is
+that of a real card.
 """
 
 from dataclasses import dataclass
 
 from jax_lm.planning.roofline import CHIPS
 
+# A GpuTargetConfigProto in text format, with the fields that jaxlib 0.10.2 knows.
 TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -36,12 +38,19 @@ dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 runtime_version {{ major: 12 minor: 9 patch: 0 }}
 device_description_str: "{name}"
 """
-"""A GpuTargetConfigProto in text form, in the fields that jaxlib 0.10.2 knows."""
 
 
 @dataclass(frozen=True)
 class GpuGeneration:
-    """What the cores of a generation have: float32 units, threads, bytes of shared memory of a core and of a block."""
+    """Properties of a generation's streaming multiprocessors.
+
+    Attributes:
+        capability: CUDA compute capability (major, minor).
+        units: float32 units.
+        threads: maximum resident threads.
+        shared_memory: bytes of shared memory.
+        block_memory: bytes of shared memory that one block may use (opt-in).
+    """
 
     capability: tuple[int, int]
     units: int
@@ -50,6 +59,7 @@ class GpuGeneration:
     block_memory: int
 
 
+# block_memory is shared_memory less the 1024 bytes that CUDA reserves for each block.
 AMPERE = GpuGeneration((8, 0), 64, 2048, 167936, 166912)
 ADA = GpuGeneration((8, 9), 128, 1536, 102400, 101376)
 HOPPER = GpuGeneration((9, 0), 128, 2048, 233472, 232448)
@@ -57,13 +67,14 @@ HOPPER = GpuGeneration((9, 0), 128, 2048, 233472, 232448)
 
 @dataclass(frozen=True)
 class Card:
-    """A card, beside what `jax_lm.planning.roofline` says of its memory.
+    """A GPU model. `jax_lm.planning.roofline` has the figures of its memory.
 
     Attributes:
-        name: as its driver calls it.
-        cores: streaming multiprocessors.
-        l2_cache: bytes.
-        clock: highest, in GHz.
+        name: name that the driver reports.
+        generation: properties of its streaming multiprocessors.
+        cores: number of streaming multiprocessors.
+        l2_cache: bytes of the L2 cache.
+        clock: highest clock rate, in GHz.
     """
 
     name: str
@@ -73,6 +84,7 @@ class Card:
     clock: float
 
 
+# By `Topology.family`.
 CARDS = {
     "a100": Card("NVIDIA A100-SXM4-80GB", AMPERE, 108, 40 * 2**20, 1.41),
     "h100": Card("NVIDIA H100 80GB HBM3", HOPPER, 132, 50 * 2**20, 1.98),
@@ -83,7 +95,7 @@ CARDS = {
 
 
 def target_config(family: str) -> str:
-    """Describe a card for XLA's compiler."""
+    """Return a card's description for XLA's compiler, a GpuTargetConfigProto in text format."""
     card, chip = CARDS[family], CHIPS[family]
     return TARGET.format(
         generation=card.generation,

@@ -1,8 +1,8 @@
-"""Read the text that XLA prints of a compiled program: computations, instructions, shapes.
+"""Parse the text of a compiled XLA program: computations, instructions and shapes.
 
     module = parse_hlo(compiled.as_text())
 
-Knows the grammar of HLO's text alone: no model, and nothing of what an instruction costs.
+Knows only the grammar of HLO text: neither models nor the cost of an instruction.
 """
 
 import math
@@ -11,26 +11,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+# First line of a computation: "ENTRY %main.9 (Arg_0.1: f32[4]) -> f32[4] {"
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+# Beginning of an instruction: "  ROOT %add.3 = f32[4]{0} add(%x, %y), metadata={...}"
 INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 OPCODE = re.compile(r"\s*([\w\-]+)\(")
+# Shape of an array, with an optional layout: "bf16[8,128]{1,0:T(8,128)S(1)}"
 ARRAY = re.compile(r"(\w+)\[([\d,<=? ]*)\](\{[^}]*\})?")
+# Memory space in a layout.
 SPACE = re.compile(r"S\((\d+)\)")
 OPERAND = re.compile(r"%([\w.\-]+)")
+# Attributes with the computations that an instruction runs: "body=%b" or "calls={%a, %b}"
 CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations)="
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation"
+    r"|branch_computations|called_computations)="
     r"(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
 OP_NAME = re.compile(r'metadata=\{[^{}]*?op_name="((?:[^"\\]|\\.)*)"')
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# Brackets around operands, shapes and attributes.
 OPENING, CLOSING = "([{", ")]}"
 
 
 @dataclass(frozen=True)
 class ArrayShape:
-    """An array of a program: its element type and dimensions, and the memory space that it lies in (0 is the main
-    one)."""
+    """Shape of an array in a program.
+
+    Attributes:
+        dtype: element type in HLO's notation, such as bf16.
+        dimensions: size of each dimension.
+        space: memory space; 0 is the device's main memory.
+    """
 
     dtype: str
     dimensions: tuple[int, ...]
@@ -38,39 +50,49 @@ class ArrayShape:
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return math.prod(self.dimensions)
 
     @property
     def bytes(self) -> int:
-        """Size without padding; half bytes are rounded up, tokens have none."""
-        bits = 8 if self.dtype == "pred" else int((re.findall(r"^[a-z]+(\d+)", self.dtype) or ["0"])[0])
+        """Size without padding. Fractions of a byte are rounded up; tokens have no size."""
+        # bf16 -> 16 bits, s4 -> 4, pred -> 8, token -> 0
+        bits = (
+            8
+            if self.dtype == "pred"
+            else int((re.findall(r"^[a-z]+(\d+)", self.dtype) or ["0"])[0])
+        )
         return -(-self.elements * bits // 8)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dimensions))}]"
 
 
+# Shape of an array, or a tuple of shapes.
 Shape = ArrayShape | tuple
-"""Of an array, or of each part of a tuple."""
 
 
 def arrays(shape: Shape) -> Iterator[ArrayShape]:
-    """Yield the arrays of a shape, those of nested tuples too."""
+    """Yield the arrays of a shape, including those in nested tuples."""
     if isinstance(shape, ArrayShape):
         yield shape
     else:
-        for part in shape:
-            yield from arrays(part)
+        for element in shape:
+            yield from arrays(element)
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """A line of a computation.
+    """An instruction of a computation.
 
     Attributes:
+        name: name within the computation.
+        shape: shape of the result.
+        opcode: operation, such as add or fusion.
         operands: names of instructions of the same computation.
-        literal: what stands between the parentheses, such as the number of a parameter.
-        attributes: what follows them.
+        literal: text between the parentheses, such as the index of a parameter.
+        attributes: text after the parentheses.
+        is_root: whether its result is that of the computation.
     """
 
     name: str
@@ -82,88 +104,95 @@ class Instruction:
     is_root: bool
 
     @cached_property
-    def called(self) -> tuple[str, ...]:
-        """Computations that it runs, in their order."""
+    def callees(self) -> tuple[str, ...]:
+        """Names of the computations that it runs, in their order."""
+        # "condition=%c, body=%b" -> ["%c", "%b"]; "calls={%a, %b}" -> ["%a, %b"]
         names = [many or one for many, one in CALLED.findall(self.attributes)]
-        return tuple(name.strip().lstrip("%") for part in names for name in part.split(",") if name.strip())
+        return tuple(
+            name.strip().lstrip("%")
+            for listing in names
+            for name in listing.split(",")
+            if name.strip()
+        )
 
     def computation(self, role: str) -> str | None:
-        """Name the computation of one role, such as body; None if it has none."""
-        found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
-        return found[1] if found else None
+        """Return the name of the computation in a role, such as body; None if there is none."""
+        match = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
+        return match[1] if match else None
 
     @cached_property
     def op_name(self) -> str:
-        """Where it comes from: the path of JAX's tracing, or the argument of a parameter."""
-        found = OP_NAME.search(self.attributes)
-        return found[1].replace("\\'", "'").replace('\\"', '"') if found else ""
+        """Origin in the source: the path of JAX's tracing, or the argument of a parameter."""
+        match = OP_NAME.search(self.attributes)
+        return match[1].replace("\\'", "'").replace('\\"', '"') if match else ""
 
     @property
     def target(self) -> str:
-        """Name the library function of a custom call."""
-        found = TARGET.search(self.attributes)
-        return found[1] if found else ""
+        """Library function of a custom call; empty for other instructions."""
+        match = TARGET.search(self.attributes)
+        return match[1] if match else ""
 
     @property
     def trips(self) -> int | None:
-        """Number of runs of a loop, if the compiler knows it."""
-        found = TRIPS.search(self.attributes)
-        return int(found[1]) if found else None
+        """Number of iterations of a loop, if the compiler knows it."""
+        match = TRIPS.search(self.attributes)
+        return int(match[1]) if match else None
 
     @property
     def bytes(self) -> int:
-        """Size of the result, all arrays of a tuple together."""
+        """Size of the result: the sum over all arrays of a tuple."""
         return sum(array.bytes for array in arrays(self.shape))
 
 
 @dataclass
 class Computation:
-    """Instructions by name, in the order in which they run if the program is scheduled."""
+    """Instructions by name. In a scheduled program they are in the order of execution."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
     @cached_property
     def root(self) -> Instruction:
-        return next(each for each in self.instructions.values() if each.is_root)
+        """The instruction whose result is that of the computation."""
+        return next(line for line in self.instructions.values() if line.is_root)
 
     @cached_property
     def parameters(self) -> list[Instruction]:
-        """List the parameters by their number."""
-        found = [each for each in self.instructions.values() if each.opcode == "parameter"]
-        return sorted(found, key=lambda each: int(each.literal))
+        """Parameters, sorted by their index."""
+        parameters = [line for line in self.instructions.values() if line.opcode == "parameter"]
+        return sorted(parameters, key=lambda parameter: int(parameter.literal))
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Instructions that read each other one."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
-        for each in self.instructions.values():
-            for operand in dict.fromkeys(each.operands):
-                found[operand].append(each)
-        return found
+        """Instructions that read each result, by its name."""
+        users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for user in self.instructions.values():
+            for operand in dict.fromkeys(user.operands):
+                users[operand].append(user)
+        return users
 
 
 @dataclass
 class Module:
-    """A compiled program."""
+    """A compiled program: its computations by name, and the one that runs first."""
 
     computations: dict[str, Computation]
     entry: Computation
 
-    def nested(self, instruction: Instruction) -> Iterator[Instruction]:
-        """Yield an instruction and all that it runs, however deep."""
+    def walk(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yield an instruction and, recursively, all instructions of the computations it runs."""
         yield instruction
-        for name in instruction.called:
-            for each in self.computations[name].instructions.values():
-                yield from self.nested(each)
+        for name in instruction.callees:
+            for inner in self.computations[name].instructions.values():
+                yield from self.walk(inner)
 
 
 def parse_hlo(text: str) -> Module:
-    """Read a module; ValueError if the text is none."""
+    """Parse a module. Raises ValueError if the text is not an HLO module."""
     computations: dict[str, Computation] = {}
     entry: Computation | None = None
     current: Computation | None = None
-    for line in whole_lines(text):
+    for line in join_lines_of_instructions(text):
         if current is None:
             header = HEADER.match(line)
             if header:
@@ -175,30 +204,36 @@ def parse_hlo(text: str) -> Module:
             current.instructions[start[2]] = parse_instruction(line, start)
     if entry is None:
         raise ValueError(
-            f"no ENTRY computation in a text that begins with {text[:40]!r}: must be that of an HLO module"
+            f"no ENTRY computation in a text that begins with {text[:40]!r}: "
+            "must be that of an HLO module"
         )
     return Module(computations, entry)
 
 
-def whole_lines(text: str) -> Iterator[str]:
-    """Yield lines; what a Pallas kernel says of itself stands on lines of its own, within an instruction."""
-    kept = ""
+def join_lines_of_instructions(text: str) -> Iterator[str]:
+    """Yield lines, with the description of a Pallas kernel joined to its instruction.
+
+    XLA prints such descriptions on separate lines that begin with a quote or two braces.
+    """
+    pending = ""
     for line in text.splitlines():
-        if kept and line.startswith(('"', "}}")):
-            kept += line
+        if pending and line.startswith(('"', "}}")):
+            pending += line
         else:
-            yield from [kept] if kept else []
-            kept = line
-    yield kept
+            yield from [pending] if pending else []
+            pending = line
+    yield pending
 
 
 def parse_instruction(line: str, start: re.Match) -> Instruction:
-    """Read what follows the name: shape, opcode, operands, attributes."""
+    """Parse an instruction; `start` is the match of its beginning, up to the equals sign."""
+    # shape: a tuple in parentheses, or an array without spaces
     position = start.end()
-    end = closing(line, position) + 1 if line[position] == "(" else line.index(" ", position)
+    end = find_closing(line, position) + 1 if line[position] == "(" else line.index(" ", position)
+    # opcode, operands in parentheses, attributes
     opcode = OPCODE.match(line, end)
     assert opcode is not None, line[:200]
-    last = closing(line, opcode.end() - 1)
+    last = find_closing(line, opcode.end() - 1)
     literal = line[opcode.end() : last]
     return Instruction(
         name=start[2],
@@ -211,8 +246,9 @@ def parse_instruction(line: str, start: re.Match) -> Instruction:
     )
 
 
-def closing(line: str, position: int) -> int:
-    """Find the parenthesis that closes the one at a position; layouts have some of their own."""
+def find_closing(line: str, position: int) -> int:
+    """Return the index of the bracket that closes the one at `position`."""
+    # "(f32[4]{0:T(8)}, u32[2]) tuple": layouts contain nested brackets
     depth = 0
     for index in range(position, len(line)):
         if line[index] in OPENING:
@@ -225,20 +261,23 @@ def closing(line: str, position: int) -> int:
 
 
 def parse_shape(text: str) -> Shape:
-    """Read an array's shape, or a tuple's."""
+    """Parse the shape of an array or a tuple."""
+    # Long tuples contain comments with the index: "(f32[4]{0}, /*index=5*/pred[3]{0})"
     text = re.sub(r"/\*.*?\*/", "", text).strip()
     if text.startswith("("):
-        return tuple(parse_shape(part) for part in split_at_commas(text[1:-1]))
-    found = ARRAY.match(text)
-    if found is None:  # token, opaque
+        return tuple(parse_shape(element) for element in split_at_commas(text[1:-1]))
+    match = ARRAY.match(text)
+    if match is None:  # token, opaque
         return ArrayShape(text.partition("[")[0], (0,))
-    space = SPACE.search(found[3] or "")
-    sizes = tuple(int(re.sub(r"\D", "", size)) for size in found[2].split(",") if size.strip())
-    return ArrayShape(found[1], sizes, int(space[1]) if space else 0)
+    space = SPACE.search(match[3] or "")
+    # A dynamic dimension such as <=8 counts with its bound.
+    sizes = tuple(int(re.sub(r"\D", "", size)) for size in match[2].split(",") if size.strip())
+    return ArrayShape(match[1], sizes, int(space[1]) if space else 0)
 
 
 def split_at_commas(text: str) -> Iterator[str]:
-    """Yield what commas separate, but for those inside of parentheses."""
+    """Split at commas outside brackets."""
+    # "f32[2,4]{1,0}, (u32[2], pred[])" -> "f32[2,4]{1,0}", " (u32[2], pred[])"
     depth, start = 0, 0
     for index, character in enumerate(text):
         depth += (character in OPENING) - (character in CLOSING)

@@ -1,6 +1,7 @@
-"""The programs of this package, made for devices that are not here: arguments are shapes with shardings.
+"""Build the programs of a planned step for devices that need not be present.
 
-A generation is the loop over a block that `Sampler` runs; SFT, LoRA and coupled-GRPO are one update of the trainer.
+Their arguments are shapes with shardings. A generation is the loop over a block that `Sampler`
+runs; SFT, LoRA and coupled-GRPO are one update of the trainer.
 """
 
 import functools
@@ -33,19 +34,19 @@ from jax_lm.training.run_defaults import resolve_grpo
 from jax_lm.training.update import in_dtype, make_update, partition
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
+# Steps of the learning rate schedule. The cost of an update does not depend on their number.
 STEPS = 1000
-"""Of the schedule; no number of it changes what a step takes."""
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A compiled function's input: what is compiled, and for which arguments.
+    """A function to compile, with its arguments.
 
     Attributes:
-        function: under `jax.jit`.
-        arguments: shapes with shardings, and what is static.
-        rows: rows of each sequence that it computes.
-        head_rows: rows of each sequence that the head computes at most.
+        function: a function under `jax.jit`.
+        arguments: shapes with shardings, and static arguments.
+        rows: positions of each sequence that it computes.
+        head_rows: maximum positions of each sequence for which it computes logits.
     """
 
     function: Any
@@ -54,17 +55,17 @@ class StepProgram:
     head_rows: int
 
     def lower(self) -> jax.stages.Lowered:
-        """Trace it; what it gives is compiled by `compile()`."""
+        """Trace and lower the function for its arguments."""
         return self.function.lower(*self.arguments)
 
 
 def step_programs(
     config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions
 ) -> dict[str, StepProgram]:
-    """Make what a planned step runs on the devices of a mesh, that which takes most memory first.
+    """Return the programs of a planned step by name, the one that takes the most memory first.
 
-    An update is one program. A generation with a cache has two: a block begins with a refresh of all rows, and goes on
-    with steps over a window; without one, every step computes all rows.
+    An update is one program. A generation with a KV cache has two: a block begins with a refresh of
+    all rows and continues with steps over a window. Without a cache, every step computes all rows.
     """
     if planned.is_training:
         return {"update": update_program(config, planned, mesh)}
@@ -74,18 +75,26 @@ def step_programs(
 def generation_programs(
     config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions
 ) -> dict[str, StepProgram]:
-    """Make the loops over the first block that `Sampler` runs."""
+    """Return the programs of `Sampler` for the first block of a generation."""
+    # abstract model and canvas
     model = DreamForCausalLM.abstract(config, jnp.dtype(planned.dtype), int8=planned.is_int8)
     model.model.mesh = mesh
     sampler = Sampler(model)
     prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, planned.new_tokens)
     block = next(canvas.blocks(options.decoding.block_columns(planned.new_tokens)))
-    params = placed(sampler.params, tree_shardings(sampler.params, config, mesh))
-    window = Window.of(block=block.start, rows=0, first_step=0, until=planned.new_tokens, forwards=planned.new_tokens)
+    params = place_on(sampler.params, tree_shardings(sampler.params, config, mesh))
+    window = Window.of(
+        block=block.start,
+        rows=0,
+        first_step=0,
+        until=planned.new_tokens,
+        forwards=planned.new_tokens,
+    )
     params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
     method = sampler.canvas_config(canvas, options)
 
+    # state, inputs and cache as shapes with shardings
     def start() -> tuple[Any, BatchInputs]:
         state = method.variant.begin(sampler.start(canvas, 0), canvas)
         return state, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
@@ -94,50 +103,77 @@ def generation_programs(
     kind, cache = options.decoding.settings.cache, KVCache()
     if kind != "none":
         lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
-        cache = placed(lowered.out_info, lowered.compile().output_shardings)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    given = sampler.graph, params, placed(state, everywhere), cache, placed(inputs, everywhere)
+        cache = place_on(lowered.out_info, lowered.compile().output_shardings)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    arguments = (
+        sampler.graph,
+        params,
+        place_on(state, replicated),
+        cache,
+        place_on(inputs, replicated),
+    )
+    # one program for each kind of pass
     passes = block_passes(canvas, block, [], options.decoding, method)
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
     return {
-        name: StepProgram(run, (*given, each.config), each.config.rows or planned.canvas, block.length)
+        name: StepProgram(
+            run, (*arguments, each.config), each.config.rows or planned.canvas, block.length
+        )
         for name, each in zip(names, passes, strict=True)
     }
 
 
-def placed(tree: Any, shardings: Any) -> Any:
-    """Give shapes their shardings: each its own, or one to all."""
+def place_on(tree: Any, shardings: Any) -> Any:
+    """Return shapes with shardings: a tree of shardings, or the same one for all."""
     if isinstance(shardings, NamedSharding):
-        everywhere = shardings
-        shardings = jax.tree.map(lambda _: everywhere, tree)
+        sharding = shardings
+        shardings = jax.tree.map(lambda _: sharding, tree)
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
     )
 
 
 def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> StepProgram:
-    """Make one update (AdamW, float32 masters) as the trainer does, of all weights or of adapters."""
-    model = trained_model(config, planned)
+    """Return one update of the trainer (AdamW, float32 masters), of all weights or of adapters."""
+    # split the parameters into those that are trained and those that are frozen
+    model = make_abstract_model(config, planned)
     model.model.mesh = mesh
     graph, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
-    ours = partition(params, lambda name: planned.lora_rank is None or lora.is_lora(name))
+    trained = partition(params, lambda name: planned.lora_rank is None or lora.is_lora(name))
     others = partition(params, lambda name: not (planned.lora_rank is None or lora.is_lora(name)))
     frozen = jax.eval_shape(functools.partial(in_dtype, dtype=planned.dtype), others)
-    loss, batch = {"sft": supervised, "grpo": policy_gradient}[planned.kind](graph, config, planned, mesh)
+    # loss, optimizer and their shardings
+    loss, batch = {"sft": make_sft_inputs, "grpo": make_grpo_inputs}[planned.kind](
+        graph, config, planned, mesh
+    )
     transform = make_optimizer(OPTIMIZER, STEPS)
-    optimizer = jax.eval_shape(transform.init, ours)
-    where = tree_shardings(ours, config, mesh), tree_shardings(optimizer, config, mesh)
+    optimizer = jax.eval_shape(transform.init, trained)
+    shardings = tree_shardings(trained, config, mesh), tree_shardings(optimizer, config, mesh)
     rate = schedule(OPTIMIZER, STEPS, OPTIMIZER.learning_rate)
-    update = make_update(loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=where)
+    update = make_update(
+        loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=shardings
+    )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
-    given = placed(frozen, tree_shardings(frozen, config, mesh)), step, batch
     head_rows = planned.new_tokens if planned.kind == "grpo" else planned.canvas
-    return StepProgram(update, (placed(ours, where[0]), placed(optimizer, where[1]), *given), planned.canvas, head_rows)
+    return StepProgram(
+        update,
+        (
+            place_on(trained, shardings[0]),
+            place_on(optimizer, shardings[1]),
+            place_on(frozen, tree_shardings(frozen, config, mesh)),
+            step,
+            batch,
+        ),
+        planned.canvas,
+        head_rows,
+    )
 
 
-def trained_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM:
-    """Make the model that is trained, with shapes in place of arrays."""
+def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM:
+    """Return the model of an update, with shapes in place of arrays."""
 
     def make() -> DreamForCausalLM:
         model = DreamForCausalLM(config, dtype=jnp.float32)
@@ -150,35 +186,44 @@ def trained_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM
     return nnx.eval_shape(make)
 
 
-def supervised(graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> tuple[Any, Batch]:
-    """Make the masked-diffusion loss, layers computed again for their gradient, and a batch split by rows."""
+def make_sft_inputs(
+    graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
+) -> tuple[Any, Batch]:
+    """Return the masked-diffusion loss with rematerialisation, and a batch sharded by rows."""
     settings = LossConfig(normalisation="sequence", remat=True)
     loss = masked_diffusion.diffusion_loss(graph, settings, config.mask_token_id or 0)
 
-    def rows() -> Batch:
+    def make_batch() -> Batch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         arrays: Any = tokens, tokens.astype(bool), tokens, None
         return Batch(*arrays)
 
-    return loss, placed(jax.eval_shape(rows), NamedSharding(mesh, row_spec(planned.batch, mesh)))
+    rows = NamedSharding(mesh, row_spec(planned.batch, mesh))
+    return loss, place_on(jax.eval_shape(make_batch), rows)
 
 
-def policy_gradient(
+def make_grpo_inputs(
     graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
-    """Make the coupled-GRPO loss in its published settings, and rows that lie whole on every device."""
+    """Return the coupled-GRPO loss with published settings, and a batch on every device."""
     settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
     assert settings.score_chunk is not None
-    chosen = {"completion_length": planned.new_tokens, "mask_id": config.mask_token_id or 0}
-    how = {"masks": settings.masks, "chunk": settings.score_chunk, "remat": bool(settings.remat)}
-    score = functools.partial(policy_scores, graph, **how, **chosen)
+    score = functools.partial(
+        policy_scores,
+        graph,
+        completion_length=planned.new_tokens,
+        mask_id=config.mask_token_id or 0,
+        masks=settings.masks,
+        chunk=settings.score_chunk,
+        remat=bool(settings.remat),
+    )
 
-    def rows() -> PolicyBatch:
+    def make_batch() -> PolicyBatch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         scores = jnp.zeros((planned.batch, planned.new_tokens))
         keys = jax.random.key_data(jax.random.split(jax.random.key(0), planned.batch))
         masked = MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys)
         return PolicyBatch(masked, scores, scores, scores[:, 0])
 
-    batch = placed(jax.eval_shape(rows), NamedSharding(mesh, PartitionSpec()))
+    batch = place_on(jax.eval_shape(make_batch), NamedSharding(mesh, PartitionSpec()))
     return coupled_grpo.grpo_loss(score, settings), batch

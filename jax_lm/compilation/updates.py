@@ -1,10 +1,11 @@
-"""The update of a run as a program, and its arguments as shapes, for devices that need not be here.
+"""Build the update of a training run for devices that need not be present.
 
     update, arguments = training_program(settings, model, trained=is_lora)
     update.lower(*arguments).compile().memory_analysis()
 
-What `masked_diffusion.train` and `DiffuGRPOTrainer` compile for the same settings, to the letter. Knows settings and
-abstract models; nothing runs.
+The program is exactly the one that `masked_diffusion.train` and `DiffuGRPOTrainer` compile for the
+same settings. Its arguments are shapes with shardings. Knows settings and abstract models; nothing
+runs.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_lm.compilation.programs import place_on
 from jax_lm.data.batches import Batch
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.sharding import AnyMesh, row_devices, row_spec, tree_shardings
+from jax_lm.sharding import row_devices, row_spec, tree_shardings
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.coupled_grpo import grpo_loss
 from jax_lm.training.grpo_config import GRPOConfig
@@ -40,18 +42,23 @@ def training_program(
     trained: Callable[[str], bool] = lambda name: True,
     steps: int = 1000,
 ) -> tuple[Any, tuple]:
-    """Make the update of a run, and its arguments as shapes with shardings.
+    """Return the update of a run, and its arguments as shapes with shardings.
 
     Args:
-        model: abstract, with its adapters, and with its mesh.
-        trained: which parameters are trained, by their checkpoint name.
-        steps: of the schedule; no number of them changes what an update takes.
+        settings: settings of the run.
+        model: abstract model, with its adapters and its mesh.
+        trained: whether a parameter is trained, by its checkpoint name.
+        steps: steps of the learning rate schedule if the settings have no `max_steps`. The cost of
+            an update does not depend on their number.
 
     Raises:
-        ValueError: settings that do not fit the mesh, or a model without a mask token.
+        ValueError: the settings do not fit the mesh, or the model has no mask token.
     """
     if model.mesh is None or model.config.mask_token_id is None:
-        raise ValueError(f"mesh={model.mesh}, mask_token_id={model.config.mask_token_id}: must be given")
+        raise ValueError(
+            f"mesh={model.mesh}, mask_token_id={model.config.mask_token_id}: must be given"
+        )
+    # settings that depend on the size of the model
     mesh, (graph, state) = model.mesh, nnx.split(model)
     weights, count = nnx.to_pure_dict(state), weight_count(state)
     training = resolve_trainer(settings.training, count)
@@ -60,12 +67,17 @@ def training_program(
         loss, batch = policy_update(graph, model, resolve_grpo(settings, count, mesh))
     else:
         loss, batch = diffusion_update(graph, model, settings, count)
+    # shapes of the parameters: trained ones are float32 masters, all others are in the dtype
     float32 = jax.eval_shape(
-        lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree), partition(weights, trained)
+        lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree),
+        partition(weights, trained),
     )
-    frozen = jax.eval_shape(lambda tree: in_dtype(tree, dtype), partition(weights, lambda name: not trained(name)))
+    frozen = jax.eval_shape(
+        lambda tree: in_dtype(tree, dtype), partition(weights, lambda name: not trained(name))
+    )
     transform = make_optimizer(training.optimizer, training.max_steps or steps)
     optimizer = jax.eval_shape(transform.init, float32)
+    # the update itself, and its arguments with shardings
     places = [tree_shardings(tree, model.config, mesh) for tree in (float32, optimizer, frozen)]
     update = make_update(
         loss,
@@ -77,21 +89,30 @@ def training_program(
         placement=(places[0], places[1]),
     )
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    arguments = [with_shardings(tree, where) for tree, where in zip((float32, optimizer, frozen), places, strict=True)]
+    arguments = [
+        place_on(tree, shardings)
+        for tree, shardings in zip((float32, optimizer, frozen), places, strict=True)
+    ]
     return update, (*arguments, step, batch)
 
 
 def diffusion_update(
     graph: nnx.GraphDef, model: DreamForCausalLM, settings: SftConfig | AdaptConfig, count: int
 ) -> tuple[Any, Batch]:
-    """Make the loss of fine-tuning or adaptation, and a batch that is split by rows."""
+    """Return the loss of fine-tuning or adaptation, and a batch sharded by rows."""
+    # Adaptation always packs: its rows are cut from the concatenated texts.
     is_adapted = isinstance(settings, AdaptConfig)
     packed = is_adapted or settings.packed
     loss = resolve_remat(settings.loss, count)
-    loss = diffusion_loss(graph, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0)
+    loss = diffusion_loss(
+        graph, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0
+    )
+    # The batch is filled up to a multiple of the accumulation steps and devices: 6 rows on 4
+    # devices are 8.
     multiple = settings.training.gradient_accumulation_steps * row_devices(model.mesh)
     rows = settings.batch_size + -settings.batch_size % multiple
     shape = (rows, settings.max_length)
+    # Only attention annealing needs the openness of the rows.
     opens = is_adapted and settings.annealing_steps > 0
     arrays: Any = (
         jax.ShapeDtypeStruct(shape, jnp.int32),
@@ -100,11 +121,13 @@ def diffusion_update(
         jax.ShapeDtypeStruct((rows,), jnp.float32) if opens else None,
     )
     assert model.mesh is not None
-    return loss, everywhere(Batch(*arrays), model.mesh, row_spec(rows, model.mesh))
+    return loss, place_on(Batch(*arrays), NamedSharding(model.mesh, row_spec(rows, model.mesh)))
 
 
-def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOConfig) -> tuple[Any, PolicyBatch]:
-    """Make the loss of coupled-GRPO, and rows that lie whole on every device."""
+def policy_update(
+    graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOConfig
+) -> tuple[Any, PolicyBatch]:
+    """Return the loss of coupled-GRPO, and a batch that is replicated on every device."""
     assert settings.score_chunk is not None
     assert model.mesh is not None
     rows, new_tokens = settings.completions, settings.generation.max_new_tokens
@@ -117,6 +140,7 @@ def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOCo
         chunk=settings.score_chunk,
         remat=bool(settings.remat),
     )
+    # prompts are padded to a multiple of the bucket: 500 -> 512 with WIDTH_BUCKET = 32
     width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
 
     def make_batch() -> PolicyBatch:
@@ -131,17 +155,5 @@ def policy_update(graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOCo
             advantages=scores[:, 0],
         )
 
-    batch = everywhere(jax.eval_shape(make_batch), model.mesh, PartitionSpec())
+    batch = place_on(jax.eval_shape(make_batch), NamedSharding(model.mesh, PartitionSpec()))
     return grpo_loss(score, settings), batch
-
-
-def everywhere(tree: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
-    """Give shapes one and the same sharding."""
-    return with_shardings(tree, jax.tree.map(lambda _: NamedSharding(mesh, spec), tree))
-
-
-def with_shardings(tree: Any, shardings: Any) -> Any:
-    """Give shapes their shardings."""
-    return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree, shardings
-    )

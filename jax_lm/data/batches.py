@@ -1,7 +1,8 @@
-"""Samples as token rows, and the batch of every step of masked-diffusion training: order, packing, variation.
+"""Batches of masked-diffusion training: token rows, and their order, packing and variation.
 
-A batch follows from the seed and the step alone, and is the same for any number of processes: nothing to save, a run
-that continues at step N draws what it would have drawn. Knows tokens, not where they come from.
+A batch depends only on the seed and the step, and is the same for any number of processes. The
+data order therefore needs no checkpoint: a run that resumes at step N draws the batches that it
+would have drawn without the interruption. Knows tokens, not where they come from.
 """
 
 import itertools
@@ -13,12 +14,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+# Rows that packing fills at the same time. More rows waste fewer tokens, but packing takes longer.
 OPEN_ROWS = 64
-"""Rows that a packed epoch fills at a time; more would waste less, and take longer."""
 
 
 class Drawn(NamedTuple):
-    """The level t of a sample that is masked already, and by how much of a token each of its tokens counts."""
+    """Masking of a sample whose masks are already drawn.
+
+    Attributes:
+        level: t, the masking level.
+        shares: weight of each token in the loss, in tokens.
+    """
 
     level: float
     shares: tuple[float, ...]
@@ -26,9 +32,14 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Ids of one sample; `canvas` marks what may be masked; an `open` sample's canvas goes on to the end of its row.
+    """Token ids of one sample.
 
-    Where masks are `drawn`, the canvas marks what is masked, and the ids are what it is to become.
+    Attributes:
+        ids: token ids.
+        canvas: positions that may be masked.
+        open: the canvas extends to the end of the row in which the sample is placed.
+        drawn: levels and weights if the masks are already drawn. The canvas then marks the masked
+            positions, and `ids` holds their targets.
     """
 
     ids: tuple[int, ...]
@@ -37,17 +48,21 @@ class Row:
     drawn: Drawn | None = None
 
 
-def closed(row: Row, pads: int, pad_id: int) -> Row:
-    """Close a sample, so that others can stand behind it: with `pads` pads of its own as targets, and no more."""
+def close_sample(row: Row, pads: int, pad_id: int) -> Row:
+    """Close a sample, so that another one can follow it in the same row.
+
+    The closed sample ends with `pads` pad tokens, which are targets.
+    """
+    # pads=2: ids [5, 6] -> [5, 6, pad, pad], canvas [False, True] -> [False, True, True, True]
     return Row((*row.ids, *[pad_id] * pads), (*row.canvas, *[True] * pads), open=False)
 
 
+# (sample, step, generator) -> the sample as that step sees it. It may not become longer.
 Vary = Callable[[Row, int, np.random.Generator], Row]
-"""Changes a sample for a step; it may not grow."""
 
 
 class DrawnMasks(NamedTuple):
-    """Of the sample of each token, the level at which it was masked; and by how much of a token each counts."""
+    """`Drawn` of a batch: masking level of each token's sample, and weight of each token."""
 
     levels: Float[np.ndarray, "b t"]
     shares: Float[np.ndarray, "b t"]
@@ -57,13 +72,13 @@ class Batch(NamedTuple):
     """Rows of one length.
 
     Attributes:
-        tokens: ids.
-        canvas: which positions may be masked, and are targets then.
-        samples: number, among the samples of the step, of the sample that a token belongs to; -1 where there is
-            nothing to attend to. Tokens of different samples do not see each other.
-        openness: share of the future that attention sees while it opens; 1 is bidirectional, 0 causal. None is
-            bidirectional, and draws nothing.
-        drawn: of rows whose canvas is masked as a whole; None if a step draws the masks.
+        tokens: token ids.
+        canvas: positions that may be masked; masked positions are targets.
+        samples: index, within the step, of the sample that a token belongs to; -1 where there is
+            nothing to attend to. Tokens of different samples do not attend to each other.
+        openness: share of future positions that attention sees during annealing: 0 is causal, 1 is
+            bidirectional. None is bidirectional too, and draws no random numbers.
+        drawn: levels and weights if the canvas is already masked; None if the step draws the masks.
     """
 
     tokens: Int[np.ndarray, "b t"]
@@ -74,12 +89,22 @@ class Batch(NamedTuple):
 
 
 def collate(
-    rows: Sequence[Sequence[Row]], length: int, pad_id: int, *, first_sample: int = 0, openness: float | None = None
+    rows: Sequence[Sequence[Row]],
+    length: int,
+    pad_id: int,
+    *,
+    first_sample: int = 0,
+    openness: float | None = None,
 ) -> Batch:
-    """Make a batch of rows of samples, padded on the right to `length`.
+    """Collate rows of samples into a batch, padded on the right to `length`.
 
     Args:
-        first_sample: number of the first sample, where other processes hold the ones before.
+        rows: samples of each row.
+        length: tokens of a row.
+        pad_id: token id of the padding.
+        first_sample: index of the first sample within the step; above 0 where other processes hold
+            the samples before it.
+        openness: value for all rows, see `Batch`.
 
     Raises:
         ValueError: a row is longer than `length`.
@@ -87,7 +112,12 @@ def collate(
     tokens = np.full((len(rows), length), pad_id, np.int32)
     canvas = np.zeros((len(rows), length), bool)
     samples = np.full((len(rows), length), -1, np.int32)
-    drawn = DrawnMasks(np.zeros((len(rows), length), np.float32), np.zeros((len(rows), length), np.float32))
+    drawn = DrawnMasks(
+        np.zeros((len(rows), length), np.float32), np.zeros((len(rows), length), np.float32)
+    )
+    # length=6, samples [1, 2] (closed) and [3, 4] (open):
+    #   tokens  1 2 3 4 pad pad
+    #   samples 0 0 1 1  1   1
     number = first_sample
     for i, row in enumerate(rows):
         size = sum(len(sample.ids) for sample in row)
@@ -110,8 +140,12 @@ def collate(
     return Batch(tokens, canvas, samples, opening, drawn if is_drawn else None)
 
 
-def filled_up(batch: Batch, multiple: int) -> Batch:
-    """Add rows that no sample is in, and that count for nothing, up to a multiple of so many rows."""
+def fill_rows(batch: Batch, multiple: int) -> Batch:
+    """Append rows without samples until the number of rows is a multiple of `multiple`.
+
+    No position of these rows is on the canvas, so they do not contribute to the loss.
+    """
+    # 6 rows, multiple=4: -6 % 4 = 2 rows are missing
     missing = -len(batch.tokens) % multiple
     if not missing:
         return batch
@@ -121,30 +155,38 @@ def filled_up(batch: Batch, multiple: int) -> Batch:
         return np.concatenate([rows, np.repeat(last, missing, axis=0)])
 
     openness = None if batch.openness is None else more(batch.openness)
-    drawn = None if batch.drawn is None else DrawnMasks(*(more(values, 0.0) for values in batch.drawn))
-    return Batch(more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness, drawn)
+    drawn = (
+        None if batch.drawn is None else DrawnMasks(*(more(values, 0.0) for values in batch.drawn))
+    )
+    return Batch(
+        more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness, drawn
+    )
 
 
 @runtime_checkable
 class RowOrder(Protocol):
-    """Which samples make which row: `rows` takes `count` of them from the `first` on, over the ends of epochs, each a
-    list of keys of samples; `start` counts the rows before an epoch."""
+    """The assignment of samples to rows."""
 
-    def rows(self, first: int, count: int) -> list[list[Any]]: ...
+    def rows(self, first: int, count: int) -> list[list[Any]]:
+        """Return the sample keys of `count` rows starting at row `first`, across epochs."""
+        ...
 
-    def start(self, epoch: int) -> int: ...
+    def start(self, epoch: int) -> int:
+        """Return the number of rows before an epoch."""
+        ...
 
 
 class Order:
-    """Rows of sample numbers, epoch after epoch, each epoch in an order of its own.
+    """Rows of sample indices, in a new random order every epoch.
 
     Args:
         lengths: tokens of each sample.
-        capacity: tokens of a row that several samples share; None gives each sample a row of its own.
-        numbers: of the samples; from 0 on if not given.
+        seed: the order depends only on the seed and the epoch.
+        capacity: tokens of a row if samples are packed; None places one sample in each row.
+        numbers: indices of the samples; 0, 1, 2, ... by default.
 
     Raises:
-        ValueError: no samples, or one that fits no row.
+        ValueError: there is no sample, or one is longer than a row.
     """
 
     def __init__(
@@ -158,21 +200,30 @@ class Order:
             raise ValueError("lengths=[]: there must be at least one sample")
         self.lengths, self.seed, self.capacity = np.asarray(lengths), seed, capacity
         if capacity is not None and self.lengths.max() > capacity:
-            raise ValueError(f"sample of {self.lengths.max()} tokens: longer than a row of {capacity}")
+            raise ValueError(
+                f"sample of {self.lengths.max()} tokens: longer than a row of {capacity}"
+            )
         self.numbers = np.arange(len(self.lengths)) if numbers is None else numbers
         self.starts = [0]
         self.held: tuple[int, Any] = (-1, [])
 
     def epoch(self, number: int) -> list[list[int]] | Int[np.ndarray, "n 1"]:
-        """Order all samples once: rows of numbers, as lists or as one array."""
+        """Return the rows of an epoch, as lists of sample indices or as one array.
+
+        The last epoch is cached: consecutive steps ask for the same one.
+        """
         if self.held[0] != number:
             order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths))
-            rows = self.numbers[order, None] if self.capacity is None else self.packed(order.tolist())
+            rows = self.numbers[order, None] if self.capacity is None else self.pack(order.tolist())
             self.held = (number, rows)
         return self.held[1]
 
-    def packed(self, order: Sequence[int]) -> list[list[int]]:
-        """Put each sample into the first open row that has room; the fullest row closes when too many are open."""
+    def pack(self, order: Sequence[int]) -> list[list[int]]:
+        """Pack samples first-fit: each goes into the first open row with enough room.
+
+        If no row has room and `OPEN_ROWS` are open, the fullest of them is closed.
+        """
+        # capacity 8, lengths 5, 6, 3, 2 -> rows [5, 3] and [6, 2]
         assert self.capacity is not None
         done, rows, room = [], [], []
         for sample in order:
@@ -191,40 +242,42 @@ class Order:
         return done + rows
 
     def start(self, epoch: int) -> int:
-        """Count the rows before an epoch."""
+        """Return the number of rows before an epoch."""
         if self.capacity is None:
             return epoch * len(self.lengths)
+        # The number of packed rows differs between epochs: each has to be packed to know it.
         while len(self.starts) <= epoch:
             self.starts.append(self.starts[-1] + len(self.epoch(len(self.starts) - 1)))
         return self.starts[epoch]
 
     def rows(self, first: int, count: int) -> list[list[int]]:
-        """Take `count` rows from the `first` on, over the ends of epochs."""
+        """Return `count` rows starting at row `first`, across epochs."""
         epoch = 0
         while self.start(epoch + 1) <= first:
             epoch += 1
         taken: list[list[int]] = []
         while len(taken) < count:
             offset = first + len(taken) - self.start(epoch)
-            part = self.epoch(epoch)[offset : offset + count - len(taken)]
-            taken += part.tolist() if isinstance(part, np.ndarray) else part
+            section = self.epoch(epoch)[offset : offset + count - len(taken)]
+            taken += section.tolist() if isinstance(section, np.ndarray) else section
             epoch += 1
         return taken
 
 
 @dataclass
 class SampleStream:
-    """Batches of rows of samples.
+    """The batches of a run.
 
     Attributes:
-        samples: to draw from, by the keys that `order` gives.
-        order: which samples make which row.
+        samples: maps the keys of `order` to samples.
+        order: assigns samples to rows.
         max_length: tokens of a row.
         batch_size: rows of a step, over all processes.
-        pad_id: of the padding behind the text.
-        spare_pads: pads, as targets, behind a sample that others may stand behind; None where it may go on to the end
-            of its row.
-        vary: changes a sample at a step.
+        pad_id: token id of the padding.
+        seed: seed of `vary`, together with the step and the sample's index within the step.
+        spare_pads: pad tokens, as targets, after a sample that another one may follow; None leaves
+            samples open, to the end of their row.
+        vary: changes a sample at each step.
     """
 
     samples: Any
@@ -242,37 +295,45 @@ class SampleStream:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
 
     def steps(self, epochs: float) -> int:
-        """Count the steps of so many epochs."""
+        """Return the number of steps of `epochs` epochs, which may be fractional."""
         whole = int(epochs)
         start = self.order.start(whole)
-        part = (epochs - whole) * (self.order.start(whole + 1) - start) if epochs > whole else 0
-        return max(1, math.ceil((start + part) / self.batch_size))
+        fraction = (epochs - whole) * (self.order.start(whole + 1) - start) if epochs > whole else 0
+        return max(1, math.ceil((start + fraction) / self.batch_size))
 
-    def batch(self, step: int, *, openness: float | None = None, process: int = 0, processes: int = 1) -> Batch:
-        """Collate the rows of a process at a step (from 0), reading no other samples than theirs.
+    def batch(
+        self, step: int, *, openness: float | None = None, process: int = 0, processes: int = 1
+    ) -> Batch:
+        """Collate the rows of one process at a step (from 0). Reads only the samples of these rows.
 
         Raises:
-            ValueError: the processes cannot divide the rows.
+            ValueError: the batch size is not a multiple of the number of processes.
         """
         if self.batch_size % processes:
-            raise ValueError(f"batch_size={self.batch_size}: must be a multiple of the {processes} processes")
+            raise ValueError(
+                f"batch_size={self.batch_size}: must be a multiple of the {processes} processes"
+            )
         mine = self.batch_size // processes
         keys = self.order.rows(step * self.batch_size, self.batch_size)
+        # Numbered across processes, so that `vary` draws the same for any number of processes.
         before = sum(map(len, keys[: process * mine]))
         count = itertools.count(before)
         groups = keys[process * mine : (process + 1) * mine]
-        rows = [[self.varied(self.sample(key), step, next(count)) for key in group] for group in groups]
+        rows = [
+            [self.vary_sample(self.sample(key), step, next(count)) for key in group]
+            for group in groups
+        ]
         return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
 
     def sample(self, key: Any) -> Row:
-        """Read a sample, closed where others may stand behind it."""
+        """Read a sample, and close it if another one may follow it."""
         row = self.samples[key]
         if self.spare_pads is None:
             return row
-        return closed(row, min(self.spare_pads, self.max_length - len(row.ids)), self.pad_id)
+        return close_sample(row, min(self.spare_pads, self.max_length - len(row.ids)), self.pad_id)
 
-    def varied(self, sample: Row, step: int, number: int) -> Row:
-        """Show a sample, the `number`th of its step, as that step sees it."""
+    def vary_sample(self, sample: Row, step: int, number: int) -> Row:
+        """Apply `vary` to a sample with index `number` within the step."""
         if self.vary is None:
             return sample
         return self.vary(sample, step, np.random.default_rng((self.seed, step, number)))

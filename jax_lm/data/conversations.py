@@ -1,4 +1,6 @@
-"""Training samples from JSON lines: a conversation whose last turn is to be learnt, a prompt and a response, or a text.
+"""Training samples from JSON lines: conversations, prompts with a response, or texts.
+
+The last turn of a conversation, and a response, are learnt; a text is learnt as a whole.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
@@ -6,7 +8,8 @@
     {"prompt": "…", "completion": "…"}
     {"text": "…"}
 
-Rows that cannot be used are counted and named, never dropped in silence. Knows text and tokens, nothing of training.
+Lines that cannot be used are counted and reported, never dropped silently. Knows text and tokens,
+nothing of training.
 """
 
 import hashlib
@@ -25,13 +28,21 @@ from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer, Mess
 
 logger = logging.getLogger(__name__)
 
+# Refused lines that a message quotes; `Samples.refused` has all of them.
 NAMED = 3
-"""So many refused lines are named in a message; all are in the list."""
 
+# Columns that hold the turns of a conversation.
 CONVERSATIONS = ("messages", "conversations")
+# Columns that are ignored once the user maps columns explicitly.
 HIDDEN = {*CONVERSATIONS, "response", "completion"}
-SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-"""Of ShareGPT, and their roles."""
+# Speakers of ShareGPT, and their roles in the chat template.
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+}
 
 NOTHING_TO_LEARN = "neither messages nor prompt, nor conversations"
 
@@ -40,7 +51,13 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a file, and the lines (or rows, as `unit` has it) that gave none, with the reason."""
+    """Samples of a data source, and its refused lines.
+
+    Attributes:
+        rows: the samples.
+        refused: number (from 1) and reason of each refused line.
+        unit: word for a line in messages: "line", or "row" of a data set.
+    """
 
     rows: list[Row]
     refused: list[tuple[int, str]]
@@ -48,8 +65,8 @@ class Samples:
 
     @property
     def digest(self) -> str:
-        """A digest of all tokens: tells whether a run goes on with the samples it began with."""
-        # Piece by piece: as one text, tens of gigabytes are not there twice.
+        """Digest of all tokens. A resumed run compares it to detect changed samples."""
+        # Hashed row by row: the JSON of all rows together may take tens of gigabytes.
         digest = hashlib.sha256(b"[")
         for number, row in enumerate(self.rows):
             digest.update((", " * (number > 0) + json.dumps((row.ids, row.canvas))).encode())
@@ -57,30 +74,42 @@ class Samples:
         return digest.hexdigest()[:16]
 
     def describe(self, path: Path) -> str:
-        """Say how many lines were used and refused, and name the first of these."""
+        """Return a summary: numbers of samples and refused lines, and the first refused ones."""
         named = "; ".join(f"{self.unit} {line}: {reason}" for line, reason in self.refused[:NAMED])
         more = f"; and {len(self.refused) - NAMED} more" if len(self.refused) > NAMED else ""
-        return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (f" ({named}{more})" if named else "")
+        return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (
+            f" ({named}{more})" if named else ""
+        )
 
 
 def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
-    """Read the samples that each line, or element of an array, gives; ValueError: no file, or no line can be used."""
+    """Read the samples of a JSONL file or of a file with one JSON array.
+
+    Raises:
+        ValueError: the file cannot be read, or no line of it can be used.
+    """
     if holds_array(path):
         return read_source(JsonArray.of(path), path, to_rows)
     read, refused = read_lines(path, to_rows)
-    return usable(Samples([row for rows in read for row in rows], refused), path)
+    return require_samples(Samples([row for rows in read for row in rows], refused), path)
 
 
-def usable(samples: Samples, name: Path) -> Samples:
-    """Return samples and log how many there are; ValueError if there is none."""
+def require_samples(samples: Samples, name: Path) -> Samples:
+    """Log the summary and return the samples. Raises ValueError if there are no samples."""
     if not samples.rows:
         raise ValueError(f"data={samples.describe(name)}: nothing to learn from")
     logger.log(logging.WARNING if samples.refused else logging.INFO, samples.describe(name))
     return samples
 
 
-def read_source(source: Source, name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
-    """Read the samples of a data set in memory; ValueError: it cannot be loaded, or no row of it can be used."""
+def read_source(
+    source: Source, name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]
+) -> Samples:
+    """Read all samples of a data set into memory.
+
+    Raises:
+        ValueError: it cannot be loaded, or no row of it can be used.
+    """
     samples = Samples([], [], "row")
     lines = (line for part in range(source.parts) for _, line in source.read(part))
     for number, line in enumerate(lines, 1):
@@ -88,27 +117,41 @@ def read_source(source: Source, name: Path, to_rows: Callable[[dict[str, Any]], 
             samples.rows.extend(to_rows(row_fields(line)))
         except (BadRowError, TokenizerError) as error:
             samples.refused.append((number, str(error)))
-    return usable(samples, name)
+    return require_samples(samples, name)
 
 
-def read_lines(path: Path, read: Callable[[dict[str, Any]], Read]) -> tuple[list[Read], list[tuple[int, str]]]:
-    """Read each line that is not blank; returns what they gave, and number (from 1) and reason of those refused."""
+def read_lines(
+    path: Path, read: Callable[[dict[str, Any]], Read]
+) -> tuple[list[Read], list[tuple[int, str]]]:
+    """Apply `read` to each line of a JSONL file that is not blank.
+
+    Returns:
+        The values, and the number (from 1) and reason of each refused line.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
     try:
+        # Not `splitlines`: Unicode line separators are allowed inside JSON strings.
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
-    found, refused = [], []
+    values, refused = [], []
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
-                found.append(read(json_object(line)))
+                values.append(read(json_object(line)))
         except (BadRowError, TokenizerError) as error:
             refused.append((number, str(error)))
-    return found, refused
+    return values, refused
 
 
 def row_fields(line: Any) -> dict[str, Any]:
-    """Read what a source gives for a line: UTF-8 text of JSON, or what that says; BadRowError if it is no object."""
+    """Return the fields of a source's line, which is UTF-8 JSON or an already parsed value.
+
+    Raises:
+        BadRowError: the line is not a JSON object.
+    """
     if not isinstance(line, bytes):
         return dict(require_object(line))
     try:
@@ -118,7 +161,7 @@ def row_fields(line: Any) -> dict[str, Any]:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """Parse a line; BadRowError if it is no JSON object."""
+    """Parse a line. Raises BadRowError if it is not a JSON object."""
     try:
         return require_object(json.loads(line))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -126,7 +169,7 @@ def json_object(line: str) -> dict[str, Any]:
 
 
 def require_object(fields: Any) -> dict[str, Any]:
-    """Return the same fields; BadRowError if they are no JSON object."""
+    """Return `fields` unchanged. Raises BadRowError if it is not a JSON object."""
     if not isinstance(fields, dict):
         raise BadRowError(f"expected a JSON object, not {type(fields).__name__}")
     return fields
@@ -135,13 +178,19 @@ def require_object(fields: Any) -> dict[str, Any]:
 def rows_reader(
     kind: Kind, tokenizer: DiffuCoderTokenizer, max_length: int, columns: Columns = ()
 ) -> Callable[[dict[str, Any]], list[Row]]:
-    """Make what turns a line's fields into samples, with the names that its columns have in place of ours."""
+    """Return the function that converts a line's fields to samples; `columns` maps their names."""
     to_rows = {"text": text_rows, "conversations": conversation_rows}[kind](tokenizer, max_length)
-    return lambda fields: to_rows(in_our_names(fields, columns))
+    return lambda fields: to_rows(rename_columns(fields, columns))
 
 
-def in_our_names(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
-    """Give columns our names; what is named hides all other messages. BadRowError names a column that is not there."""
+def rename_columns(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
+    """Rename columns to our names. Mapped columns replace all others that could hold the sample.
+
+    Raises:
+        BadRowError: a column is missing.
+    """
+    # columns (("response", "solution"),):
+    # {"solution": s, "messages": m} -> {"solution": s, "response": s}
     if not columns:
         return fields
     require_columns(fields, columns)
@@ -149,51 +198,72 @@ def in_our_names(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
     return others | {name: fields[column] for name, column in columns}
 
 
-def conversation_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:
-    """Make a line a sample: everything before the response stays visible, the response is the canvas.
+def conversation_rows(
+    tokenizer: DiffuCoderTokenizer, max_length: int
+) -> Callable[[dict[str, Any]], list[Row]]:
+    """Return the function that converts a conversation to one sample.
 
-    The canvas is open: the pads after the end of the response are targets too, so that the model learns to end.
+    Everything before the response stays visible, and the response is the canvas. The canvas is
+    open: the pad tokens after the response are targets too, so that the model learns to stop.
     """
 
     def to_rows(fields: dict[str, Any]) -> list[Row]:
-        prompt, response, end = parts(fields, tokenizer)
+        prompt, response, end = prompt_and_response(fields, tokenizer)
         visible = tokenizer.encode(prompt)
-        written = [*without_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
-        size = len(visible) + len(written)
+        target = [*reject_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
+        size = len(visible) + len(target)
         if size > max_length:
             raise BadRowError(f"{size} tokens, longer than max_length={max_length}")
-        return [Row((*visible, *written), (False,) * len(visible) + (True,) * len(written))]
+        return [Row((*visible, *target), (False,) * len(visible) + (True,) * len(target))]
 
     return to_rows
 
 
-def text_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> Callable[[dict[str, Any]], list[Row]]:
-    """Make a line of text samples of at most `max_length` tokens, all of which may be masked."""
+def text_rows(
+    tokenizer: DiffuCoderTokenizer, max_length: int
+) -> Callable[[dict[str, Any]], list[Row]]:
+    """Return the function that cuts a text into samples of at most `max_length` tokens.
+
+    Every token may be masked.
+    """
 
     def to_rows(fields: dict[str, Any]) -> list[Row]:
         text = fields.get("text")
         if not isinstance(text, str) or not text.strip():
             raise BadRowError("has no text")
-        ids = [*without_mask(tokenizer.encode(text), tokenizer), tokenizer.token_id(END_OF_TEXT)]
-        parts = (tuple(ids[start : start + max_length]) for start in range(0, len(ids), max_length))
-        return [Row(part, (True,) * len(part), open=False) for part in parts]
+        ids = [*reject_mask(tokenizer.encode(text), tokenizer), tokenizer.token_id(END_OF_TEXT)]
+        # max_length=3: [1, 2, 3, 4, end] -> [1, 2, 3], [4, end]
+        chunks = (
+            tuple(ids[start : start + max_length]) for start in range(0, len(ids), max_length)
+        )
+        return [Row(chunk, (True,) * len(chunk), open=False) for chunk in chunks]
 
     return to_rows
 
 
-def without_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
-    """Return the same ids; BadRowError if the mask token, which is never a target, is among them."""
+def reject_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
+    """Return `ids` unchanged. Raises BadRowError if the mask token, never a target, is in them."""
     if tokenizer.mask_id in ids:
         raise BadRowError("holds the mask token where the model is to write")
     return ids
 
 
-def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[str, str, str]:
-    """Find prompt, response and the token that ends it; BadRowError if the fields give none."""
+def prompt_and_response(
+    fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer
+) -> tuple[str, str, str]:
+    """Return the prompt, the response and the token that ends the response.
+
+    Raises:
+        BadRowError: the fields contain no prompt and response, or contain two responses.
+    """
     for name in CONVERSATIONS:
         if name in fields:
-            messages = messages_of(fields[name], name)
-            return tokenizer.apply_chat_template(messages[:-1]), messages[-1]["content"], END_OF_TURN
+            messages = parse_turns(fields[name], name)
+            return (
+                tokenizer.apply_chat_template(messages[:-1]),
+                messages[-1]["content"],
+                END_OF_TURN,
+            )
     if "response" in fields and "completion" in fields:
         raise BadRowError("has both a response and a completion, which mean the same")
     answer = "completion" if "completion" in fields else "response"
@@ -207,22 +277,41 @@ def parts(fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer) -> tuple[st
     return tokenizer.apply_chat_template([user]), fields[answer], END_OF_TURN
 
 
-def messages_of(turns: Any, name: str) -> list[Message]:
-    """Read turns in the form of OpenAI (role, content) or ShareGPT (from, value); BadRowError if they are neither."""
-    # Parquet gives a column of lists as arrays.
+def parse_turns(turns: Any, name: str) -> list[Message]:
+    """Return the turns as chat messages.
+
+    Turns are objects in the form of OpenAI (role, content) or of ShareGPT (from, value).
+
+    Raises:
+        BadRowError: the turns have another form, or the last one is not the assistant's.
+    """
+    # Not `isinstance(turns, list)`: Parquet returns a column of lists as arrays.
     if isinstance(turns, str) or not isinstance(turns, Sequence) or len(turns) < 2:
-        raise BadRowError(f"{name}: must be at least two objects with role and content, or with from and value")
-    messages = [read_turn(turn, name) for turn in turns]
+        raise BadRowError(
+            f"{name}: must be at least two objects with role and content, or with from and value"
+        )
+    messages = [parse_turn(turn, name) for turn in turns]
     if messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip():
         raise BadRowError(f"{name}: must end with what the assistant says")
     return messages
 
 
-def read_turn(turn: Any, name: str) -> Message:
-    """Read one turn; BadRowError if it is of neither form, or of a speaker that ShareGPT does not know."""
+def parse_turn(turn: Any, name: str) -> Message:
+    """Convert one turn. Raises BadRowError for another form or an unknown ShareGPT speaker."""
     for role, content in (("role", "content"), ("from", "value")):
-        if isinstance(turn, dict) and isinstance(turn.get(role), str) and isinstance(turn.get(content), str):
+        if (
+            isinstance(turn, dict)
+            and isinstance(turn.get(role), str)
+            and isinstance(turn.get(content), str)
+        ):
             if role == "from" and turn[role] not in SPEAKERS:
-                raise BadRowError(f"{name}: from={turn[role]!r} must be one of {', '.join(SPEAKERS)}")
-            return {"role": SPEAKERS[turn[role]] if role == "from" else turn[role], "content": turn[content]}
-    raise BadRowError(f"{name}: all must be objects with role and content, or with from and value, that are text")
+                raise BadRowError(
+                    f"{name}: from={turn[role]!r} must be one of {', '.join(SPEAKERS)}"
+                )
+            return {
+                "role": SPEAKERS[turn[role]] if role == "from" else turn[role],
+                "content": turn[content],
+            }
+    raise BadRowError(
+        f"{name}: all must be objects with role and content, or with from and value, that are text"
+    )

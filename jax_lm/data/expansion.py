@@ -1,8 +1,9 @@
-"""Answers with a hole between their lines, as a model that expands and deletes masks is to see them.
+"""Training samples with a hole, for a model that expands and deletes masks.
 
-A hole is shown with the wrong number of masks: with more, which are to be deleted, and with fewer, of which one is to
-become two (DreamOn, arXiv 2602.01326; DreamLM/DreamOn, src/trainer/sft_expand_dataset.py). What an expansion covers is
-left out of the row: in decoding it is not there either. Knows text and tokens, nothing of the loss.
+The hole has the wrong number of masks: too many, of which the excess is to be deleted, or too few,
+of which one is to become two (DreamOn, arXiv 2602.01326; DreamLM/DreamOn,
+src/trainer/sft_expand_dataset.py). A token covered by an expansion is left out of the row, since
+decoding does not see it either. Knows text and tokens, nothing of the loss.
 """
 
 import re
@@ -15,22 +16,27 @@ from jaxtyping import Bool, Int
 from jax_lm.data.batches import Drawn, Row
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+# Largest number of excess masks of a hole.
 MOST_DELETED = 63
-"""Masks beyond its length that a hole is shown with, at most."""
+# Probability that two neighbouring masks are merged. Half of the samples scale it by the share of
+# tokens that are not masked.
 EXPANDED_SHARE = 0.5
-"""How often two neighbouring masks become one, where that does not fall with the share of masks."""
+# Words of the lines that are cut out, at least.
 LEAST_WORDS = 3
+# Random draws of lines before the whole text is cut out.
 TRIES = 5
+# Probability that a hole begins and ends inside its lines. Not in DreamOn: users also edit in the
+# middle of a line.
 PART_SHARE = 0.5
-"""How often a hole begins and ends anywhere in its lines: ours, as one types in the middle of a line."""
+# Probability that an answer appears without its prompt. Not in DreamOn: code that is infilled has
+# no prompt.
 ALONE_SHARE = 0.5
-"""How often an answer stands without its prompt: ours, as code does whose holes are filled."""
+# Code block of an answer; the group is the text between the fences.
 FENCED = re.compile(r"```[^\n]*\n(.*?)\n?```", re.DOTALL)
-"""A code block of an answer: what is between its fences."""
 
 
 class Cut(NamedTuple):
-    """A text in three parts."""
+    """A text cut into three; the middle is the hole."""
 
     prefix: str
     middle: str
@@ -39,15 +45,16 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Expansion:
-    """Shows a sample with a hole in its answer; a step's variation of samples (`jax_lm.data.batches.Vary`).
+    """A `jax_lm.data.batches.Vary` that cuts a hole into a sample's answer.
 
     Attributes:
-        tokenizer: with the token for expanding.
-        delete_id: the token of a mask that is to be deleted, which also ends a text.
+        tokenizer: tokenizer with an expand token.
+        delete_id: target of a mask that is to be deleted; this token also ends a text.
         max_length: tokens of a row.
-        high_levels: t = 1 - u^2 instead of t = u: more holes are nearly or wholly masked.
-        excess_masks: how many masks too many a hole is shown with, up to `MOST_DELETED`: `uniform`, as published, or
-            `log`, even in the logarithm: few are as likely as many.
+        high_levels: draw t = 1 - u^2 instead of t = u, so that more holes are almost or fully
+            masked.
+        excess_masks: distribution of the number of excess masks, up to `MOST_DELETED`: `uniform`,
+            as published, or `log`, uniform in the logarithm, which makes few as likely as many.
     """
 
     tokenizer: DiffuCoderTokenizer
@@ -57,29 +64,42 @@ class Expansion:
     excess_masks: str = "uniform"
 
     def __call__(self, sample: Row, step: int, rng: np.random.Generator) -> Row:
-        """Cut, lengthen, mask and merge: the canvas of the row is what is masked. The step decides nothing."""
-        prompt = [token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if not learnt]
+        """Return the sample with a hole. The canvas of the row marks the masked positions.
+
+        The step has no influence.
+        """
+        # cut
+        prompt = [
+            token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if not learnt
+        ]
         answer = [token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if learnt]
-        prefix, middle, suffix = map(self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng))
+        prefix, middle, suffix = map(
+            self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng)
+        )
         before = [*(self.tokenizer.begin_ids if rng.random() < ALONE_SHARE else prompt), *prefix]
         after = [*suffix, self.delete_id]
         room = self.max_length - len(middle) - len(after)
-        # Parts that are encoded apart may be a token or two longer than the answer as a whole was.
+        # Encoded separately, the three parts may be a token or two longer than the whole answer.
         before = before[max(len(before) - room, 0) :]
+        # mask
         deletes = min(self.draw_excess(rng), room - len(before))
         level = float(rng.random())
         if self.high_levels:
             level = 1 - level**2
         masked = rng.random(len(middle)) < level
         if not deletes and not masked.any():
-            # A row without a mask would teach nothing.
+            # A row without a mask has no target.
             masked[rng.integers(len(middle))] = True
+        # merge, then append the masks that are to be deleted
         share = EXPANDED_SHARE * (1.0 if rng.random() < 0.5 else 1 - masked.mean())
         labels, shown, masked = merge_masks(np.array(middle), masked, share, self.expand_id, rng)
         ids = [*before, *labels[shown].tolist(), *[self.delete_id] * deletes, *after]
         in_hole = [*masked[shown].tolist(), *[True] * deletes]
-        # What is to be deleted weighs as one token, however much it is.
-        shares = [*masked[shown].astype(float).tolist(), *[1 / deletes if deletes else 0.0] * deletes]
+        # All masks that are to be deleted weigh as much as one token, however many there are.
+        shares = [
+            *masked[shown].astype(float).tolist(),
+            *[1 / deletes if deletes else 0.0] * deletes,
+        ]
         return Row(
             tuple(ids),
             (*[False] * len(before), *in_hole, *[False] * len(after)),
@@ -88,25 +108,27 @@ class Expansion:
         )
 
     def draw_excess(self, rng: np.random.Generator) -> int:
-        """Draw how many masks a hole is shown with beyond its length."""
+        """Draw the number of excess masks of a hole."""
         if self.excess_masks == "log":
+            # u = 0 -> 0, u = 0.5 -> 7, u -> 1: 63
             return int((MOST_DELETED + 2) ** rng.random()) - 1
         return int(rng.integers(MOST_DELETED + 1))
 
     @property
     def expand_id(self) -> int:
-        """The token by which a mask becomes two."""
+        """Token id that splits a mask into two."""
         expand_id = self.tokenizer.expand_id
         assert expand_id is not None
         return expand_id
 
 
 def cut(text: str, rng: np.random.Generator) -> Cut:
-    """Cut lines, or a part of them, out of a text or of its first code block: three words or more, and no definition,
-    if there are such lines.
+    """Cut random lines, or a part of them, out of a text or of its first code block.
+
+    The lines have at least `LEAST_WORDS` words and no definition, unless `TRIES` draws find none.
 
     Raises:
-        ValueError: there is nothing to cut out.
+        ValueError: the text, or its first code block, is blank.
     """
     block = FENCED.search(text)
     start, end = block.span(1) if block and block[1].strip() else (0, len(text.rstrip("\n")))
@@ -128,18 +150,26 @@ def cut(text: str, rng: np.random.Generator) -> Cut:
 
 
 def is_worth_learning(lines: str) -> bool:
-    """Tell whether lines say something, and define nothing whose name only they know."""
+    """Return whether lines have enough words and no `def`, whose name could not be predicted."""
     return len(lines.split()) >= LEAST_WORDS and not re.search(r"\bdef\b", lines)
 
 
 def merge_masks(
-    middle: Int[np.ndarray, "n"], masked: Bool[np.ndarray, "n"], share: float, expand_id: int, rng: np.random.Generator
+    middle: Int[np.ndarray, "n"],
+    masked: Bool[np.ndarray, "n"],
+    share: float,
+    expand_id: int,
+    rng: np.random.Generator,
 ) -> tuple[Int[np.ndarray, "n"], Bool[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-    """Merge neighbouring masks, each pair with a probability: the first is to expand, the second is not shown.
+    """Merge each pair of neighbouring masks with probability `share`.
+
+    The target of the first mask becomes `expand_id`, and the second is not shown.
 
     Returns:
-        What each token is to become, which tokens are shown, and which are masked.
+        The target of each token, which tokens are shown, and which are masked.
     """
+    # [a, b, c, d] with b, c, d masked and the first pair drawn:
+    # labels [a, expand, c, d], shown [True, True, False, True]
     labels, shown, drawn = middle.copy(), np.ones(len(middle), bool), rng.random(len(middle))
     for place in range(len(middle) - 1):
         if masked[place] and masked[place + 1] and drawn[place] < share:

@@ -1,4 +1,7 @@
-"""Prompts for reinforcement learning, with what rewards read: from files, `datasets`, or the built-in tasks."""
+"""Prompts for reinforcement learning, with the columns that rewards read.
+
+They come from JSON files, from the library `datasets`, or from the built-in tasks.
+"""
 
 import gzip
 import json
@@ -12,8 +15,8 @@ from typing import Any, Literal
 from jax_lm.data.columns import BadRowError, Columns, require_columns
 from jax_lm.data.sources import open_source, require_whole
 
+# One JSON object per line: the fields of `BuiltinTask`, and "split".
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"
-"""One JSON object a line: the fields of a task, and "split"."""
 
 Split = Literal["held-out", "training"]
 
@@ -23,13 +26,14 @@ class BuiltinTask:
     """One small programming problem: `prompt + completion` is a program that passes `tests`.
 
     Attributes:
-        family: what kind of problem it is; "composition" for pipelines of list steps.
-        key: what the train / held-out split hashes; tasks with one key differ only in phrasing.
+        family: kind of problem; "composition" for pipelines of list steps.
+        key: hashed for the split into training and held-out tasks; tasks with the same key differ
+            only in their phrasing.
         entry_point: name of the function or class.
-        prompt: the header, with or without a docstring.
-        completion: the body.
-        description: the problem in a sentence.
-        tests: statements that hold after the program; assertions, or the lines of one script.
+        prompt: header of the function or class, with or without a docstring.
+        completion: body of the function or class.
+        description: the problem in one sentence.
+        tests: statements to run after the program: assertions, or the lines of one script.
     """
 
     family: str
@@ -41,45 +45,65 @@ class BuiltinTask:
     tests: tuple[str, ...]
 
 
-def held_out_tasks(count: int) -> list[BuiltinTask]:
-    """Return the first `count` held-out tasks, distinct by key; ValueError: fewer than 1, or more than there are."""
-    return _first(count, shipped_tasks("held-out"))
-
-
-def training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
-    """Return `count` training tasks, distinct by key: the first of the file for seed 0, of a shuffled file for others.
+def load_held_out_tasks(count: int) -> list[BuiltinTask]:
+    """Return the first `count` held-out tasks, distinct by key.
 
     Raises:
-        ValueError: fewer than one, or more than there are.
+        ValueError: `count` is less than 1 or more than the number of tasks.
     """
-    tasks = list(shipped_tasks("training"))
+    return _first(count, read_shipped_tasks("held-out"))
+
+
+def load_training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
+    """Return `count` training tasks, distinct by key.
+
+    Args:
+        count: number of tasks.
+        seed: 0 takes the first tasks of the file; other seeds shuffle the file first.
+
+    Raises:
+        ValueError: `count` is less than 1 or more than the number of tasks.
+    """
+    tasks = list(read_shipped_tasks("training"))
     if seed:
         random.Random(seed).shuffle(tasks)
     return _first(count, tasks)
 
 
 @cache
-def shipped_tasks(split: Split) -> tuple[BuiltinTask, ...]:
-    """Read all tasks of one side of the split, in the order of the file."""
+def read_shipped_tasks(split: Split) -> tuple[BuiltinTask, ...]:
+    """Read all tasks of one split, in the order of the file."""
     with gzip.open(TASKS_FILE, "rt", encoding="utf-8") as lines:
         records = [record for record in map(json.loads, lines) if record.pop("split") == split]
     return tuple(BuiltinTask(**record | {"tests": tuple(record["tests"])}) for record in records)
 
 
 def _first(count: int, tasks: Sequence[BuiltinTask]) -> list[BuiltinTask]:
-    """Take the first tasks, or raise a ValueError that names the option of the commands."""
+    """Return the first tasks. The ValueError names the command-line option `limit`."""
     if count < 1:
         raise ValueError(f"limit={count}: must be at least 1")
     if count > len(tasks):
-        raise ValueError(f"limit={count}: must be at most {len(tasks)}, the tasks that ship with the built-in model")
+        raise ValueError(
+            f"limit={count}: must be at most {len(tasks)}, "
+            "the tasks that ship with the built-in model"
+        )
     return list(tasks[:count])
 
 
-def open_prompts(data: str, columns: Columns = (), *, split: str, subset: str | None) -> list[dict[str, Any]]:
-    """Read the rows of JSON files, or of what the library `datasets` loads, with our names for these columns.
+def open_prompts(
+    data: str, columns: Columns = (), *, split: str, subset: str | None
+) -> list[dict[str, Any]]:
+    """Read prompt rows from JSON files or through the library `datasets`.
+
+    Args:
+        data: file, folder, or Hugging Face Hub id.
+        columns: columns to rename to our names.
+        split: split to read.
+        subset: configuration of the data set, `name` in `datasets`.
 
     Raises:
-        ValueError: they cannot be read, have no such split or column, or one is no row with a prompt.
+        ValueError: the data cannot be read, has no such split or column, or contains a row without
+            a prompt.
     """
     path = Path(data)
     if path.suffix == ".jsonl" or (path.is_file() and path.suffix not in (".json", ".parquet")):
@@ -93,15 +117,19 @@ def open_prompts(data: str, columns: Columns = (), *, split: str, subset: str | 
 def read_prompts(
     path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
 ) -> list[dict[str, Any]]:
-    """Read the rows of a JSONL file: "prompt" (text, or chat messages) and columns such as "test_cases".
+    """Read the rows of a JSONL file: "prompt" (text, or chat messages) and further columns.
 
-    `option` is what an error calls the file; `plain` takes a line that is a string for its prompt.
+    Args:
+        path: the file.
+        option: name of the file in error messages.
+        plain: accept a line that is a JSON string as a prompt.
+        columns: columns to rename to our names.
 
     Raises:
-        ValueError: the file cannot be read, is empty, or has a line that is no such row.
+        ValueError: the file cannot be read, is empty, or has a line without a prompt.
     """
     try:
-        # By bytes: a text may hold line ends of Unicode's, which do not end a row.
+        # Split as bytes: Unicode line separators inside a text do not end a row.
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ValueError(f"{option}={str(path)!r}: cannot be read ({error})") from error
@@ -110,16 +138,32 @@ def read_prompts(
 
 
 def is_message(value: Any) -> bool:
-    """Tell whether something is a chat message."""
-    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+    """Return whether a value is a chat message."""
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), str) for name in ("role", "content")
+    )
 
 
 def prompt_rows(
-    lines: Iterable[tuple[str, Any]], path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
+    lines: Iterable[tuple[str, Any]],
+    path: Path,
+    *,
+    option: str = "data",
+    plain: bool = False,
+    columns: Columns = (),
 ) -> list[dict[str, Any]]:
-    """Read rows with a prompt from lines of JSON, or what such lines say, each with where it stands; else ValueError.
+    """Convert located lines to rows with a prompt.
 
-    An element of an array, and a row of a data set, is what a line says.
+    Args:
+        lines: location (for error messages) and content of each line: UTF-8 JSON, or an already
+            parsed value such as an element of a JSON array or a row of a data set.
+        path: file in error messages.
+        option: name of the file in error messages.
+        plain: accept a string as a prompt.
+        columns: columns to rename to our names.
+
+    Raises:
+        ValueError: a line has no prompt, or there is no line.
     """
     rows = []
     for where, line in lines:
@@ -135,11 +179,16 @@ def prompt_rows(
             except BadRowError as error:
                 raise ValueError(f"{path}: {where} {error}") from error
             row = row | {name: row[column] for name, column in columns}
-        if not isinstance(row, dict) or not row.get("prompt") or not isinstance(row["prompt"], str | list):
+        if (
+            not isinstance(row, dict)
+            or not row.get("prompt")
+            or not isinstance(row["prompt"], str | list)
+        ):
             raise ValueError(f"{path}: {where} has no 'prompt' (text or chat messages)")
         if isinstance(row["prompt"], list) and not all(map(is_message, row["prompt"])):
             raise ValueError(
-                f"{path}: {where} prompt: all messages must be objects with role and content that are text"
+                f"{path}: {where} prompt: "
+                "all messages must be objects with role and content that are text"
             )
         rows.append(row)
     if not rows:
@@ -148,18 +197,30 @@ def prompt_rows(
 
 
 def builtin_prompts(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Read distinct training tasks of the built-in model, to be completed: "prefix" repeats the prompt for the reward
-    `completed_code`.
+    """Return prompt rows of distinct built-in training tasks, to be completed.
+
+    "prefix" repeats the prompt for the reward `completed_code`.
 
     Raises:
-        ValueError: fewer than one, or more than ship.
+        ValueError: `count` is less than 1 or more than the number of tasks.
     """
     return [
-        {"prompt": task.prompt, "prefix": task.prompt, "test_cases": tests_of(task.tests), "key": task.key}
-        for task in training_tasks(count, seed)
+        {
+            "prompt": task.prompt,
+            "prefix": task.prompt,
+            "test_cases": group_tests(task.tests),
+            "key": task.key,
+        }
+        for task in load_training_tasks(count, seed)
     ]
 
 
-def tests_of(tests: tuple[str, ...]) -> list[str]:
-    """Group statements into tests: assertions are tests of their own, statements that build on each other are one."""
+def group_tests(tests: tuple[str, ...]) -> list[str]:
+    """Group statements into tests.
+
+    If all statements are assertions, each is one test. Otherwise they depend on each other and
+    form a single test.
+    """
+    # ("assert f(1) == 2", "assert f(2) == 3") -> two tests
+    # ("x = f(1)", "assert x == 2")            -> ["x = f(1)\nassert x == 2"]
     return list(tests) if all(test.startswith("assert ") for test in tests) else ["\n".join(tests)]

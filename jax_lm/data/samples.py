@@ -1,4 +1,4 @@
-"""The samples of a training run: a file, a data set of the library `datasets`, or a tokenised folder."""
+"""Open the samples of a training run: a file, a data set of `datasets`, or a tokenised folder."""
 
 import logging
 from collections.abc import Sequence
@@ -26,7 +26,10 @@ def open_samples(
     split: str,
     subset: str | None,
 ) -> tuple[Sequence[Row] | TokenShards, str, list | None]:
-    """Return the samples of a run, their digest and the refused lines (None if already tokenised).
+    """Open the samples of a run.
+
+    Returns:
+        The samples, their digest, and the refused lines (None if the data are already tokenised).
 
     Raises:
         ValueError: the data cannot be read, has no usable sample, or no such split or columns.
@@ -34,12 +37,14 @@ def open_samples(
     if data.is_dir() and not holds_dataset(data):
         require_whole(str(data), split, subset)
         for name, column in columns:
-            raise ValueError(f"{name}_column={column!r}: data={str(data)!r} is tokenised, and has no columns")
+            raise ValueError(
+                f"{name}_column={column!r}: data={str(data)!r} is tokenised, and has no columns"
+            )
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None
     to_rows = rows_reader(kind, tokenizer, max_length, columns)
-    # JSONL files are read line by line, so that messages name the line; other data by its library.
+    # JSON files are read here, so that messages name the line; `datasets` reads all other data.
     if data.suffix in JSON_FILES or (data.is_file() and data.suffix != ".parquet"):
         require_whole(str(data), split, subset)
         samples = read_samples(data, to_rows)

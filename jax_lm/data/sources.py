@@ -1,6 +1,7 @@
-"""Where lines of data come from: JSONL files by ranges of bytes, a JSON array, what `datasets` reads; in parts.
+"""Sources of data lines, read in parts: JSONL files by byte ranges, a JSON array, or `datasets`.
 
-A part is read alone, by any process, and always gives the same lines. Knows lines, nothing of what they mean.
+Any process can read any part independently, and a part always contains the same lines. Knows
+lines, nothing of their meaning.
 """
 
 import json
@@ -11,28 +12,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Default size of a part: 256 MiB of a file, or 131,072 rows of a data set.
 PART_BYTES, PART_ROWS = 2**28, 2**17
-"""Size of a part where no number of them is given."""
 
+# The default split, and the one that `datasets` assigns to data without splits.
 WHOLE = "train"
-"""The split that is read where none is named, and that `datasets` gives to data without splits."""
 
 NO_FILE = "data={!r} cannot be read: there is no such file"
+# Words in file names by which `datasets` recognises the splits of a folder.
 NAMES_OF_SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""Words in the names of files by which `datasets` knows the splits of a folder."""
 
 
 @dataclass(frozen=True)
 class JsonFiles:
-    """Files of JSON lines, as if they were one.
+    """JSONL files, read as if they were concatenated.
 
     Attributes:
-        files: path, size and time of change (ns) of each.
-        part_bytes: of a part, which holds the lines that begin in it.
+        files: path, size in bytes and modification time (ns) of each file.
+        part_bytes: bytes of a part. A line belongs to the part in which it begins.
     """
 
     files: tuple[tuple[str, int, int], ...]
@@ -40,18 +41,25 @@ class JsonFiles:
 
     @classmethod
     def of(cls, paths: list[Path], num_shards: int | None) -> "JsonFiles":
-        """Take these files, in as many parts as asked for, or as many as their size makes."""
+        """Return a source for these files, in `num_shards` parts or in parts of `PART_BYTES`."""
         stats = [path.stat() for path in paths]
         names = (str(path.resolve()) for path in paths)
-        files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True))
+        files = tuple(
+            (name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True)
+        )
         total = sum(stat.st_size for stat in stats)
         return cls(files, max(1, -(-total // num_shards) if num_shards else PART_BYTES))
 
     @property
     def parts(self) -> int:
+        """Number of parts."""
         return -(-sum(size for _, size, _ in self.files) // self.part_bytes)
 
     def read(self, part: int) -> Iterator[tuple[str, bytes]]:
+        """Yield the location and the bytes of each line of a part."""
+        # `start` is relative to the current file: files of 10 and 20 bytes, part_bytes=15:
+        # part 1 starts at byte 15, past the end of the first file, which is byte 15 - 10 = 5 of the
+        # second one.
         start = part * self.part_bytes
         for path, size, _ in self.files:
             if start < size and start + self.part_bytes > 0:
@@ -60,10 +68,11 @@ class JsonFiles:
 
 
 def lines_from(path: Path, start: int, stop: int) -> Iterator[tuple[str, bytes]]:
-    """Read the lines that begin between two bytes of a file and are not blank."""
+    """Yield the lines of a file that begin at a byte in [start, stop) and are not blank."""
     with path.open("rb") as file:
         if start:
-            # A line that begins right here ended the one before, which must not be lost with it.
+            # Skip the line that began before `start`. The search begins one byte earlier: if that
+            # byte is the line end, a line begins exactly at `start` and must not be skipped.
             file.seek(start - 1)
             file.readline()
         while (at := file.tell()) < stop and (line := file.readline()):
@@ -73,11 +82,12 @@ def lines_from(path: Path, start: int, stop: int) -> Iterator[tuple[str, bytes]]
 
 @dataclass(frozen=True)
 class JsonArray:
-    """A file with one JSON array, whose elements are the lines; it is read whole.
+    """A file with one JSON array, whose elements are the lines. It is read as a single part.
 
     Attributes:
-        path: of the file.
-        size, changed: bytes and time of change (ns).
+        path: path of the file.
+        size: size in bytes.
+        changed: modification time (ns).
     """
 
     path: str
@@ -87,38 +97,46 @@ class JsonArray:
 
     @classmethod
     def of(cls, path: Path) -> "JsonArray":
+        """Return a source for this file."""
         stat = path.stat()
         return cls(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
 
     def read(self, part: int) -> Iterator[tuple[str, Any]]:
-        """Read the elements; ValueError if the file is no JSON."""
+        """Return the location and value of each element. Raises ValueError if it is not JSON."""
         try:
             elements = json.loads(Path(self.path).read_bytes())
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"data={self.path!r}: begins as a JSON array and is no JSON ({error})") from error
+            raise ValueError(
+                f"data={self.path!r}: begins as a JSON array and is no JSON ({error})"
+            ) from error
         name = Path(self.path).name
-        return ((f"{name}, element {number}", element) for number, element in enumerate(elements, 1))
+        return (
+            (f"{name}, element {number}", element) for number, element in enumerate(elements, 1)
+        )
 
 
 def holds_array(path: Path) -> bool:
-    """Tell whether a .json file begins as an array; such files may also hold JSON lines."""
+    """Return whether a .json file begins with an array."""
     if path.suffix != ".json" or not path.is_file():
         return False
+    # Files named .json may also contain JSON lines: the first character decides.
     with path.open("rb") as file:
         return next((line.lstrip()[:1] == b"[" for line in file if line.strip()), False)
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """What `datasets` loads: from the hub, a folder that it saved, or Parquet and other files; needs its extra.
+    """A data set loaded by `datasets`, which needs the extra of that name.
 
     Attributes:
-        data: hub id (owner/name@revision), folder or file.
-        split: of it.
-        subset: of a data set that has several, `name` in `datasets`.
-        streaming: read from where it lies instead of converting it to Arrow files in the cache first; what is saved as
-            such files is read from them in any case.
-        num_shards: parts; the number of its files when streaming, else by its rows.
+        data: Hub id (owner/name@revision), a folder saved by `datasets`, or Parquet and other
+            files.
+        split: split to read.
+        subset: configuration of the data set, `name` in `datasets`.
+        streaming: read the original files instead of converting them to Arrow files in the cache
+            first. Data saved as Arrow files are read from them in any case.
+        num_shards: number of parts. By default the number of files when streaming, otherwise one
+            part for each `PART_ROWS` rows.
     """
 
     data: str
@@ -129,31 +147,39 @@ class HubDataset:
 
     @property
     def parts(self) -> int:
-        loaded = opened(self)
+        """Number of parts."""
+        loaded = load_dataset(self)
         if hasattr(loaded, "__len__"):
             return self.num_shards or max(1, -(-len(loaded) // PART_ROWS))
         return min(self.num_shards or loaded.num_shards, loaded.num_shards)
 
     def read(self, part: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        lines = opened(self).shard(num_shards=self.parts, index=part, contiguous=True)
+        """Yield the location and the fields of each row of a part."""
+        lines = load_dataset(self).shard(num_shards=self.parts, index=part, contiguous=True)
         return ((f"part {part}, row {number}", fields) for number, fields in enumerate(lines))
 
 
+# `read` yields the lines of a part: the location, and the line as bytes or as a parsed JSON value.
 Source = JsonFiles | JsonArray | HubDataset
-"""Lines in parts: `read` gives those of a part, each with where it stands, as text or as what JSON has there."""
 
 
+# Files by which a folder is recognised as saved by `datasets`.
 SAVED = ("state.json", "dataset_dict.json")
-"""What `datasets` leaves in a folder that it saved."""
 
 
 @cache
-def opened(source: HubDataset) -> Any:
-    """Load a data set, or only its description if it streams, once per process; ValueError says what is missing."""
+def load_dataset(source: HubDataset) -> Any:
+    """Load a data set, or only its metadata when streaming, once per process.
+
+    Raises:
+        ValueError: `datasets` is not installed, or cannot load the data.
+    """
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        wants = "JSONL files are read without, all else needs pip install 'jax-diffucoder[datasets]'"
+        wants = (
+            "JSONL files are read without, all else needs pip install 'jax-diffucoder[datasets]'"
+        )
         raise ValueError(f"data={source.data!r}: {wants}") from error
     path, options = Path(source.data), {"split": source.split, "streaming": source.streaming}
     try:
@@ -166,35 +192,59 @@ def opened(source: HubDataset) -> Any:
             loaded = datasets.load_dataset(source.data, source.subset, **options)
         else:
             name, _, revision = source.data.partition("@")
-            loaded = datasets.load_dataset(name, source.subset, revision=revision or None, **options)
+            loaded = datasets.load_dataset(
+                name, source.subset, revision=revision or None, **options
+            )
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"data={source.data!r}: datasets cannot load it ({error})".replace("\n", " ")) from error
-    # Files in parts of their own, where more are wanted than there are files.
-    return loaded.reshard() if source.streaming and (source.num_shards or 0) > loaded.num_shards else loaded
+        raise ValueError(
+            f"data={source.data!r}: datasets cannot load it ({error})".replace("\n", " ")
+        ) from error
+    # Streams have one shard per file. `reshard` splits files, if more parts are requested.
+    return (
+        loaded.reshard()
+        if source.streaming and (source.num_shards or 0) > loaded.num_shards
+        else loaded
+    )
 
 
 def holds_dataset(folder: Path) -> bool:
-    """Tell whether a folder has JSONL files, or is one that the library `datasets` loads."""
+    """Return whether a folder contains JSONL files or data that `datasets` loads."""
     names = (*SAVED, "*.jsonl", "*.parquet")
     return any(path.is_file() for name in names for path in folder.rglob(name))
 
 
-def open_source(data: str, num_shards: int | None, *, split: str, subset: str | None, streaming: bool) -> Source:
-    """Find out what `data` is: a JSON file, a folder of JSONL files, or something for `datasets`, with these options.
+def open_source(
+    data: str, num_shards: int | None, *, split: str, subset: str | None, streaming: bool
+) -> Source:
+    """Return the source for `data`: a JSON file, a folder of JSONL files, or a data set.
+
+    Args:
+        data: file, folder, or Hugging Face Hub id.
+        num_shards: number of parts; None for the default of the source.
+        split: split to read.
+        subset: configuration of the data set, `name` in `datasets`.
+        streaming: see `HubDataset`.
 
     Raises:
-        ValueError: a file that is not there, JSON that is to have a split, or a folder without files of this split.
+        ValueError: the file does not exist, a split is requested of JSON without splits, or the
+            folder has no files of this split.
     """
     path = Path(data)
     if path.suffix == ".parquet" and not path.exists():
         raise ValueError(NO_FILE.format(data))
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if path.suffix in (".jsonl", ".json") else []
+    files = (
+        sorted(path.glob("*.jsonl"))
+        if path.is_dir()
+        else [path]
+        if path.suffix in (".jsonl", ".json")
+        else []
+    )
     if not files or describes_configs(path):
         return HubDataset(data, split, subset, streaming, num_shards)
-    if found := files_by_split(files):
-        if split not in found:
-            raise ValueError(f"split={split!r}: data={data!r} has only {', '.join(found)}")
-        files, split = found[split], WHOLE
+    if splits := files_by_split(files):
+        if split not in splits:
+            raise ValueError(f"split={split!r}: data={data!r} has only {', '.join(splits)}")
+        files, split = splits[split], WHOLE
     require_whole(data, split, subset)
     for file in files:
         if not file.is_file():
@@ -203,33 +253,37 @@ def open_source(data: str, num_shards: int | None, *, split: str, subset: str | 
 
 
 def describes_configs(folder: Path) -> bool:
-    """Tell whether a card says which files of a folder are which split, which `datasets` reads."""
+    """Return whether the folder's data set card assigns files to splits, as `datasets` reads it."""
     card = folder / "README.md"
-    return card.is_file() and re.search(r"\A---\n(.*\n)*?configs:", card.read_text(encoding="utf-8")) is not None
+    return (
+        card.is_file()
+        and re.search(r"\A---\n(.*\n)*?configs:", card.read_text(encoding="utf-8")) is not None
+    )
 
 
 def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Sort the files of a folder by the split that their names tell; empty if they tell none.
+    """Group files by the split in their names; empty if no name contains a split.
 
     Raises:
-        ValueError: some tell one and some do not, so that nobody knows what is to be read.
+        ValueError: only some names contain a split, so that the others are ambiguous.
     """
-    found: dict[str, list[Path]] = {}
+    # a-train.jsonl, b_train.jsonl, test.jsonl -> {"train": [a, b], "test": [test]}
+    groups: dict[str, list[Path]] = {}
     for file in files if len(files) > 1 else ():
         words = set(re.split(r"[-._ \d]+", file.stem))
         split = next((split for split, names in NAMES_OF_SPLITS.items() if words & set(names)), "")
-        found.setdefault(split, []).append(file)
-    if found.keys() - {""} and "" in found:
-        named, other = (next(iter(group)).name for group in (found[max(found)], found[""]))
+        groups.setdefault(split, []).append(file)
+    if groups.keys() - {""} and "" in groups:
+        named, other = (next(iter(group)).name for group in (groups[max(groups)], groups[""]))
         raise ValueError(
-            f"data={str(files[0].parent)!r}: {named} has the name of a split and {other} has not; name all files by "
-            "train, validation or test, or none"
+            f"data={str(files[0].parent)!r}: {named} has the name of a split and {other} has not; "
+            "name all files by train, validation or test, or none"
         )
-    return {} if "" in found else found
+    return {} if "" in groups else groups
 
 
 def require_whole(data: str, split: str, subset: str | None) -> None:
-    """ValueError if a split or subset is asked for of what has none."""
+    """Raise ValueError if a split or subset is requested of data that have none."""
     for name, value, default in (("split", split, WHOLE), ("subset", subset, None)):
         if value != default:
             kinds = "a hub id, a folder in the hub's layout and Parquet have them"

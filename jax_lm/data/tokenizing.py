@@ -1,7 +1,8 @@
-"""Tokenise a data set once: parts of a source become shards, in parallel, each whole or not at all.
+"""Tokenise a data set: parts of a source are converted to shards in parallel, each atomically.
 
-What a shard holds follows from the settings and its part alone. So a run that was killed, at any moment and with any
-number of workers, goes on with the shards that are missing. `jax_lm.data.token_shards` reads what this writes.
+The content of a shard depends only on the settings and its part. A run that was killed, at any
+moment and with any number of workers, therefore resumes with the missing shards.
+`jax_lm.data.token_shards` reads the shards.
 """
 
 import hashlib
@@ -27,28 +28,30 @@ from jax_lm.data.batches import Row
 from jax_lm.data.columns import BadRowError, Columns
 from jax_lm.data.conversations import NAMED, row_fields, rows_reader
 from jax_lm.data.sources import Source
-from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, digest_of
+from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, combine_digests
 from jax_lm.host.files import output_folder
 from jax_lm.host.interruption import discard_unfinished, remove_on_exit
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)
 
+# Settings of the shards in the folder; written before the first shard.
 PLAN = "plan.json"
+# Suffix of files that are being written.
 HALF_WRITTEN = ".tmp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenization:
-    """What decides the tokens. Pickled for the workers.
+    """All settings that determine the tokens. Pickled for the workers.
 
     Attributes:
-        source: of the lines.
-        tokenizer: its folder.
-        fingerprint: of the tokenizer.
-        kind: what a line is: a text, or a conversation with what is learnt at its end.
-        max_length: longest conversation; longer ones are refused. Texts have any length.
-        columns: of the lines, where they have other names than ours.
+        source: source of the lines.
+        tokenizer: folder of the tokenizer.
+        fingerprint: fingerprint of the tokenizer.
+        kind: whether a line is a text, or a conversation whose last turn is learnt.
+        max_length: maximum tokens of a conversation; longer ones are refused. Texts have no limit.
+        columns: columns to rename to our names.
     """
 
     source: Source
@@ -59,82 +62,110 @@ class Tokenization:
     columns: Columns = ()
 
     def plan(self) -> dict[str, Any]:
-        """Describe it as JSON: what a run must have in common with the shards that it finds."""
-        return json.loads(json.dumps({"format": FORMAT, **asdict(self)} | {"tokenizer": self.fingerprint}))
+        """Return the settings as JSON. A run resumes only shards that have the same plan."""
+        # A round trip through JSON turns tuples into lists, as they are in the plan on disk.
+        return json.loads(
+            json.dumps({"format": FORMAT, **asdict(self)} | {"tokenizer": self.fingerprint})
+        )
 
 
 def tokenize(job: Tokenization, out: Path, workers: int) -> str:
-    """Write the shards that are missing, then the description of the whole; says what there is.
+    """Write the missing shards, then the description of the data set.
+
+    Returns:
+        A summary for the user: numbers of samples, tokens and refused lines, and the first of
+        these.
 
     Raises:
-        ValueError: `out` holds shards of other data or settings, or no line could be used.
+        ValueError: `out` contains shards of other data or settings, or no line could be used.
     """
-    # Before anything is made: data that cannot be read leave nothing.
+    # Counted before any file is written: unreadable data leave no folder.
     parts = job.source.parts
     output_folder(out)
-    agree(job.plan(), out)
+    check_plan(job.plan(), out)
     for path in out.glob(f"*{HALF_WRITTEN}"):
         path.unlink()
     missing = [part for part in range(parts) if not (out / f"{shard_name(part)}{DONE}").is_file()]
-    with workers_of(min(workers, len(missing))) as each:
-        for done, shard in enumerate(each(partial(write_shard, job, out), missing), parts - len(missing) + 1):
-            logger.info("shard %d/%d: %s", done, parts, counts_of([shard]))
-    shards = [json.loads((out / f"{shard_name(part)}{DONE}").read_text(encoding="utf-8")) for part in range(parts)]
-    refused = [(where, reason) for shard in shards for where, reason in shard["refused"][:NAMED]][:NAMED]
+    # write the missing shards
+    with open_pool(min(workers, len(missing))) as map_parts:
+        for done, shard in enumerate(
+            map_parts(partial(write_shard, job, out), missing), parts - len(missing) + 1
+        ):
+            logger.info("shard %d/%d: %s", done, parts, summarize_counts([shard]))
+    # summarise all shards, including those of earlier runs
+    shards = [
+        json.loads((out / f"{shard_name(part)}{DONE}").read_text(encoding="utf-8"))
+        for part in range(parts)
+    ]
+    refused = [(where, reason) for shard in shards for where, reason in shard["refused"][:NAMED]][
+        :NAMED
+    ]
     named = "".join(f"; {where}: {reason}" for where, reason in refused)
     if not any(shard["samples"] for shard in shards):
-        # Else they would stand in the way of the same command with better data.
-        for path in (out / PLAN, *(path for part in range(parts) for path in out.glob(f"{shard_name(part)}.*"))):
+        # Empty shards would make the same command with better data fail.
+        for path in (
+            out / PLAN,
+            *(path for part in range(parts) for path in out.glob(f"{shard_name(part)}.*")),
+        ):
             path.unlink()
-        raise ValueError(f"data: {counts_of(shards)}{named}: nothing to learn from")
-    kept = [{"name": shard_name(part), **shard, "refused": len(shard["refused"])} for part, shard in enumerate(shards)]
+        raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
+    summaries = [
+        {"name": shard_name(part), **shard, "refused": len(shard["refused"])}
+        for part, shard in enumerate(shards)
+    ]
     described = {
         "format": FORMAT,
         "kind": job.kind,
         "tokenizer": job.fingerprint,
         "dtype": dtype_of(tokenizer_of(job)).str,
         "longest": max(shard["longest"] for shard in shards),
-        "refused": sum(shard["refused"] for shard in kept),
-        "digest": digest_of(kept),
-        "shards": [shard for shard in kept if shard["samples"]],
+        "refused": sum(shard["refused"] for shard in summaries),
+        "digest": combine_digests(summaries),
+        "shards": [shard for shard in summaries if shard["samples"]],
     }
     write_synced(out / DATASET, json.dumps(described, indent=1).encode())
-    return f"{out}: {counts_of(shards)}{named}"
+    return f"{out}: {summarize_counts(shards)}{named}"
 
 
-def agree(plan: dict[str, Any], out: Path) -> None:
-    """Write the plan of a new folder; ValueError if the folder holds shards of another plan."""
+def check_plan(plan: dict[str, Any], out: Path) -> None:
+    """Write the plan to a new folder. Raises ValueError if the folder has another plan."""
     path = out / PLAN
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else plan
     for name in (name for name in plan | held if plan.get(name) != held.get(name)):
-        raise ValueError(f"out={out}: holds shards with {name}={held.get(name)!r}, not {plan.get(name)!r}")
+        raise ValueError(
+            f"out={out}: holds shards with {name}={held.get(name)!r}, not {plan.get(name)!r}"
+        )
     write_synced(path, json.dumps(plan, indent=1).encode())
 
 
 @contextmanager
-def workers_of(count: int) -> Iterator[Callable]:
-    """Give a `map` over so many processes, in this one if there is but one; its results come as they are ready."""
+def open_pool(count: int) -> Iterator[Callable]:
+    """Yield a `map` over `count` processes, or the builtin `map` if `count` is at most 1.
+
+    It yields the results in order, each as soon as it and those before it are ready.
+    """
     if count <= 1:
         yield map
         return
-    # Python's tracker of semaphores removes them after an interrupt, and warns of it.
+    # After an interrupt, Python's resource tracker removes leaked semaphores and warns about them.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
 
-        def mapped(*arguments: Any) -> Iterator:
-            # Processes inherit it: Ctrl-C is for the one that started them, and they end with it.
+        def map_in_pool(*arguments: Any) -> Iterator:
+            # Workers inherit the blocked signal: only the parent handles Ctrl-C, and workers end
+            # with the parent.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 return pool.map(*arguments)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-        yield mapped
+        yield map_in_pool
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it has ended, even by SIGKILL."""
+    """End this process once its parent has ended, even by SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -147,12 +178,13 @@ def end_with_parent() -> None:
 
 
 def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
-    """Write the shard of a part, its description last; returns that."""
-    tokenizer, to_rows = tokenizer_of(job), rows_of(job)
+    """Write the shard of a part, its description last. Returns the description."""
+    tokenizer, to_rows = tokenizer_of(job), rows_reader_of(job)
     dtype, digest = dtype_of(tokenizer), hashlib.sha256()
     ends, visible, refused = array("q", [0]), array("q"), []
     path = out / f"{shard_name(part)}{TOKENS}"
-    # Named by the process: another one may write the same shard, if it is being ended while this run begins.
+    # The name contains the process id: a worker of an earlier run that is still ending may write
+    # the same shard.
     half = out / f"{path.name}.{os.getpid()}{HALF_WRITTEN}"
     with remove_on_exit(half), half.open("wb") as file:
         for where, line in job.source.read(part):
@@ -166,21 +198,28 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
                 digest.update(ids)
                 file.write(ids)
                 ends.append(ends[-1] + len(row.ids))
+                # canvas [False, False, True, ...] -> 2 visible tokens
                 visible.append(row.canvas.index(True))
         file.flush()
         os.fsync(file.fileno())
         half.replace(path)
+    # samples of 4 and 3 tokens with 1 and 2 visible ones: [4, 7, 1, 2]
     index = np.concatenate([np.array(ends[1:], "<i8"), np.array(visible, "<i8")]).tobytes()
     digest.update(index)
     write_synced(path.with_suffix(INDEX), index)
     longest = int(np.diff(np.array(ends)).max(initial=0))
-    shard = {"tokens": ends[-1], "samples": len(visible), "longest": longest, "digest": digest.hexdigest()}
+    shard = {
+        "tokens": ends[-1],
+        "samples": len(visible),
+        "longest": longest,
+        "digest": digest.hexdigest(),
+    }
     write_synced(path.with_suffix(DONE), json.dumps(shard | {"refused": refused}).encode())
     return shard | {"refused": refused}
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, and stays when the machine goes down."""
+    """Write a file atomically and durably: it is complete and survives a crash of the machine."""
     half = path.with_name(f"{path.name}.{os.getpid()}{HALF_WRITTEN}")
     with remove_on_exit(half), half.open("wb") as file:
         file.write(content)
@@ -191,26 +230,33 @@ def write_synced(path: Path, content: bytes) -> None:
 
 @cache
 def tokenizer_of(job: Tokenization) -> DiffuCoderTokenizer:
-    """Load the tokenizer, once per process; for texts, adaptation may have to add the mask token."""
+    """Load the tokenizer, once per process. Adds the mask token for texts, used in adaptation."""
     return DiffuCoderTokenizer.from_pretrained(job.tokenizer, adds_mask=job.kind == "text")
 
 
 @cache
-def rows_of(job: Tokenization) -> Callable[[dict[str, Any]], list[Row]]:
-    """Make what turns a line's fields into samples."""
-    return rows_reader(job.kind, tokenizer_of(job), sys.maxsize if job.kind == "text" else job.max_length, job.columns)
+def rows_reader_of(job: Tokenization) -> Callable[[dict[str, Any]], list[Row]]:
+    """Return the function that converts a line's fields to samples."""
+    return rows_reader(
+        job.kind,
+        tokenizer_of(job),
+        sys.maxsize if job.kind == "text" else job.max_length,
+        job.columns,
+    )
 
 
 def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:
-    """Choose the smallest type that holds all ids."""
+    """Return the smallest dtype that holds all ids."""
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
 def shard_name(part: int) -> str:
+    """Return the file name of a shard, without suffix."""
     return f"{part:06}"
 
 
-def counts_of(shards: list[dict[str, Any]]) -> str:
-    """Count what shards hold, and what they refused."""
+def summarize_counts(shards: list[dict[str, Any]]) -> str:
+    """Return a summary of shards: numbers of samples, tokens and refused lines."""
     samples, tokens = (sum(shard[name] for shard in shards) for name in ("samples", "tokens"))
-    return f"{samples} samples, {tokens} tokens, {sum(len(shard['refused']) for shard in shards)} lines refused"
+    refused = sum(len(shard["refused"]) for shard in shards)
+    return f"{samples} samples, {tokens} tokens, {refused} lines refused"

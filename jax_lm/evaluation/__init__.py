@@ -1,0 +1,1 @@
+"""Evaluation of models on problems with executable tests, and analysis of decoding orders."""

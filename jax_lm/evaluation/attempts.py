@@ -1,4 +1,7 @@
-"""Attempts at problems: a model writes programs, the sandbox executes them, and a resumable run folder keeps them."""
+"""Attempts at problems: a model writes programs, and the sandbox executes them.
+
+Attempts are recorded in a run folder, from which an interrupted evaluation resumes.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,35 +21,38 @@ from untrusted import Limits, Local, Program
 from untrusted.results import Executor, Result
 from untrusted.runner import choose_tier
 
+# Outcome of a problem that does not fit into the model's context.
 TOO_LONG = "too long"
+# Outcomes of a program that the sandbox could not run, and of one whose tests no border can judge.
 SANDBOX_ERROR, CANNOT_JUDGE = "sandbox_error", "cannot_judge"
 UNJUDGED = (SANDBOX_ERROR, CANNOT_JUDGE)
+# Follows the tier of a verdict that is the program's own word.
 NO_BORDER = ", in the program's process"
-"""What follows the tier of a verdict that is the program's own word."""
 COMPLETION = CompletionPrompting()
+# 1 GiB: numpy and EvalPlus's largest inputs do not fit into the sandbox's default of half of it.
 MEMORY_BYTES = 2**30
-"""numpy and the largest inputs of EvalPlus do not fit the sandbox's default of half as much."""
 
+# Name of a problem, index of the sample.
 Key = tuple[str, int]
-"""Name of a problem, number of the sample."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One program for a problem, and what became of it.
+    """One program for a problem, and its outcome.
 
     Attributes:
-        program: what was executed, before the tests.
-        outcome: passed, failed, timeout, out_of_memory, sandbox_error (which says nothing about the program), or
-            too long for the model's context; empty before it was executed.
-        detail: why it did not pass.
-        tier: how it was contained.
-        sample: 0, 1, … of the same problem.
-        prompt: text that stood before the answer.
-        completion: what it wrote, as a whole.
-        tokens: how many the answer has, without stop tokens.
-        forwards: model evaluations of its batch.
-        seconds: its share of the time that decoding the batch took.
+        problem: the problem.
+        program: code executed before the tests.
+        outcome: passed, failed, timeout, out_of_memory, sandbox_error (which says nothing about the
+            program), or too long for the model's context; empty before execution.
+        detail: reason of an outcome other than passed.
+        tier: isolation tier of the sandbox.
+        sample: index among the samples of the same problem.
+        prompt: text before the answer.
+        completion: the whole answer.
+        tokens: tokens of the answer, without stop tokens.
+        forwards: forward passes of the batch.
+        seconds: decoding time of the batch, divided by its number of attempts.
     """
 
     problem: Problem
@@ -63,31 +69,39 @@ class Attempt:
 
     @property
     def passed(self) -> bool:
+        """Whether the program passed all tests."""
         return self.outcome == "passed"
 
     @property
     def key(self) -> Key:
+        """Name of the problem and index of the sample."""
         return self.problem.name, self.sample
 
     @property
     def job(self) -> Program:
-        """Its program and tests: assertions are tests of their own, statements that build on each other are one."""
+        """The program with its tests, for the sandbox.
+
+        If all statements are assertions, each is one test. Otherwise they depend on each other and
+        form a single test.
+        """
         tests, seconds = self.problem.tests, self.problem.seconds
         statements = [test for test in tests if isinstance(test, str)]
         if not all(test.startswith("assert ") for test in statements):
             tests = ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))
-        limits = Limits(seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES)
+        limits = Limits(
+            seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES
+        )
         return Program(self.program, tests, limits)
 
     def record(self) -> Record:
-        """Turn it into plain data."""
+        """Return the attempt as plain data."""
         problem, data = self.problem, vars(self) | {"seconds": round(self.seconds, 4)}
         del data["problem"]
         return {"name": problem.name, "group": problem.group, "suffix": problem.suffix, **data}
 
 
 class Draft(NamedTuple):
-    """An attempt to be written, the templates to decode for it, and the longest of them in tokens."""
+    """An attempt before decoding, its templates, and the width of the longest of them in tokens."""
 
     attempt: Attempt
     templates: list[Template]
@@ -96,9 +110,17 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Lets a model attempt problems, `batch_size` (at least 1) decoded together, and executes what it wrote.
+    """Decodes answers to problems in batches, and executes the programs.
 
-    With `timed` a batch for which something was compiled is decoded again, so that its seconds are of decoding alone.
+    Attributes:
+        engine: the model.
+        executor: runs the programs.
+        options: options of decoding.
+        prompting: converts problems to prompts, and answers to programs.
+        batch_size: attempts decoded together, at least 1.
+        seed: seed of all batches, see `batch_seed`.
+        timed: decode a batch again if it caused a compilation, so that its seconds include decoding
+            only.
     """
 
     engine: DiffuCoderInference
@@ -114,13 +136,21 @@ class Evaluator:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
 
     def attempts(
-        self, problems: Sequence[Problem], *, done: Collection[Key] = frozenset(), on_progress: Progress | None = None
+        self,
+        problems: Sequence[Problem],
+        *,
+        done: Collection[Key] = frozenset(),
+        on_progress: Progress | None = None,
     ) -> Iterator[Attempt]:
-        """Generate in batches and test each completion; problems of similar length share a batch.
+        """Decode the problems in batches, and execute the programs of each batch.
 
-        A problem that is listed several times gets several samples. Problems that do not fit the model's context are
-        not passed. What is in `done` is left out; the batches, and what is drawn in them, are the same with and
-        without it.
+        Problems of similar length share a batch. Problems that do not fit into the model's context
+        are yielded with outcome `TOO_LONG`.
+
+        Args:
+            problems: a problem that is listed n times gets n samples.
+            done: keys of attempts to skip. Batches and their random numbers do not depend on it.
+            on_progress: called with the number of decoded attempts and the total.
         """
         limit = self.engine.config.max_position_embeddings
         drafts: list[Draft] = []
@@ -130,36 +160,44 @@ class Evaluator:
             elif draft.attempt.key not in done:
                 detail = f"takes {draft.width} tokens: the context holds {limit}"
                 yield replace(draft.attempt, outcome=TOO_LONG, detail=detail)
+        # widths 9 4 7 5, batch_size=2 -> batches of 4 5 and 7 9: little padding
         drafts.sort(key=lambda draft: draft.width)
         for number, start in enumerate(range(0, len(drafts), self.batch_size)):
             batch = drafts[start : start + self.batch_size]
             if any(draft.attempt.key not in done for draft in batch):
-                written = self.written(batch, batch_seed(self.seed, number))
-                yield from execute_attempts(self.executor, [each for each in written if each.key not in done])
+                attempts = self.decode_batch(batch, batch_seed(self.seed, number))
+                yield from execute_attempts(
+                    self.executor, [attempt for attempt in attempts if attempt.key not in done]
+                )
             if on_progress:
                 on_progress(start + len(batch), len(drafts))
 
     def drafts(self, problems: Sequence[Problem]) -> Iterator[Draft]:
-        """Prepare an attempt at each problem, numbered where it is listed again."""
+        """Yield a draft for each problem; repetitions of a problem are numbered as its samples."""
         seen: Counter[str] = Counter()
         for problem in problems:
             templates = self.prompting.templates(self.engine, problem, self.options)
             width = max(template.width(self.engine.tokenizer) for template in templates)
             prompt = self.prompting.prompt(self.engine, problem)
-            yield Draft(Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width)
+            yield Draft(
+                Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width
+            )
             seen[problem.name] += 1
 
-    def written(self, batch: Sequence[Draft], seed: int) -> Iterator[Attempt]:
-        """Decode a batch of drafts; the attempts are not executed yet."""
+    def decode_batch(self, batch: Sequence[Draft], seed: int) -> Iterator[Attempt]:
+        """Decode a batch of drafts. The attempts are not executed."""
         rows = [template for draft in batch for template in draft.templates]
-        # A last batch of another size would compile the loop once more.
+        # Pad the last batch by repeating its last row: another size would compile the loop again.
         rows += [rows[-1]] * (self.batch_size * len(batch[0].templates) - len(rows))
         decoded = self.engine.decode(rows, self.options, seed=seed)
         if self.timed and decoded.compile_seconds:
             decoded = self.engine.decode(rows, self.options, seed=seed)
+        # Of several templates of a draft, such as hole lengths, the most confident answer is used.
         generations = iter(decoded.rows)
         for attempt, templates, _ in batch:
-            answer = max((next(generations) for _ in templates), key=lambda row: row.mean_log_confidence)
+            answer = max(
+                (next(generations) for _ in templates), key=lambda row: row.mean_log_confidence
+            )
             yield replace(
                 attempt,
                 program=self.prompting.program(attempt.problem, answer.text),
@@ -173,7 +211,7 @@ class Evaluator:
 def execute_attempts(
     executor: Executor, attempts: Sequence[Attempt], *, on_progress: Progress | None = None
 ) -> list[Attempt]:
-    """Execute the programs of attempts, in order."""
+    """Execute the programs of attempts, and return the attempts with outcomes in the same order."""
     results = executor.run_many([attempt.job for attempt in attempts], on_progress=on_progress)
     return [
         replace(attempt, outcome=result.outcome, detail=result.detail, tier=tier_of(result))
@@ -187,18 +225,29 @@ def tier_of(result: Result) -> str:
 
 
 def batch_seed(seed: int, number: int) -> int:
-    """Derive the seed of a batch: with one for all, samples of a problem in the same row of two batches were equal."""
+    """Derive the seed of a batch from the seed of the run.
+
+    With one seed for all batches, samples of a problem in the same row of two batches would be
+    equal.
+    """
+    # generate_state is uint32; >> 1 keeps it within int32
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0] >> 1)
 
 
-def problem_executor(executor: str, *, allow_unsafe: bool = False, same_process: bool = False) -> Local:
-    """Choose where the programs of problems run on this machine; raises SandboxUnavailableError where nowhere."""
+def problem_executor(
+    executor: str, *, allow_unsafe: bool = False, same_process: bool = False
+) -> Local:
+    """Return the sandbox of this machine for the programs of problems.
+
+    Raises:
+        SandboxUnavailableError: the machine has no sandbox that is allowed.
+    """
     tier = choose_tier(executor, allow_unsafe=allow_unsafe)
     return Local(tier, allow_unsafe=allow_unsafe, same_process=same_process)
 
 
 class Journal(RunLog):
-    """Attempts so far, by problem and sample."""
+    """Log of the attempts of a run, by problem and sample."""
 
     name, kind = "attempts.jsonl", "attempt"
 
@@ -208,29 +257,43 @@ class Journal(RunLog):
 
     @property
     def done(self) -> set[Key]:
-        """Attempts that need not be made again; a failure of the sandbox said nothing."""
+        """Keys of attempts that need no repetition. Failures of the sandbox do."""
         return {key for key, record in self.records.items() if record["outcome"] != SANDBOX_ERROR}
 
     def take(self, record: Record) -> None:
+        """Add a record. It replaces an earlier one of the same problem and sample."""
         self.records[record["name"], record["sample"]] = record
 
 
 def journal_settings(
-    evaluator: Evaluator, problems: Sequence[Problem], *, data: Path | None, model: str | None, **others: Any
+    evaluator: Evaluator,
+    problems: Sequence[Problem],
+    *,
+    data: Path | None,
+    model: str | None,
+    **others: Any,
 ) -> Record:
-    """Collect all that the results depend on, the bytes of data and weights included; `others` as they are.
+    """Return all settings that determine the results, with digests of data and weights.
 
-    Raises ValueError if the data cannot be read.
+    Args:
+        evaluator: the evaluator of the run.
+        problems: problems of the run, with repetitions.
+        data: file of the problems, if any.
+        model: name of the model; by default that of its checkpoint.
+        **others: further settings, recorded unchanged.
+
+    Raises:
+        ValueError: the data cannot be read.
     """
-    found = evaluator.engine.found
-    if found.adapter:
-        others["adapter"] = f"sha256:{file_digest(found.adapter.files[1])}"
+    source = evaluator.engine.found
+    if source.adapter:
+        others["adapter"] = f"sha256:{file_digest(source.adapter.files[1])}"
     return {
         **others,
         "data": None if data is None else f"{data.name} sha256:{file_digest(data)}",
         "problems": len(problems),
-        "model": model or ("built-in model" if evaluator.engine.is_builtin else found.name.name),
-        "weights": f"sampled sha256:{weights_digest(found.folder)}",
+        "model": model or ("built-in model" if evaluator.engine.is_builtin else source.name.name),
+        "weights": f"sampled sha256:{weights_digest(source.folder)}",
         "dtype": evaluator.engine.dtype,
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,

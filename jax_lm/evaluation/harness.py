@@ -1,9 +1,10 @@
-"""A DiffuCoder or Dream checkpoint as a model of lm-evaluation-harness, so that its benchmarks run unchanged.
+"""Run the benchmarks of lm-evaluation-harness on a DiffuCoder or Dream checkpoint.
 
-    python -m jax_lm.evaluation.harness run --model diffucoder --model_args pretrained=P,samples=64 --tasks T
+    python -m jax_lm.evaluation.harness run --model diffucoder \\
+        --model_args pretrained=P,samples=64 --tasks T
 
-A masked-diffusion model has no exact likelihood: what the harness gets is the Monte-Carlo estimate of
-`jax_lm.diffusion.likelihood`, a lower bound in expectation. Needs the extra `lm-eval`.
+A masked-diffusion model has no exact likelihood: the harness gets the Monte Carlo estimate of
+`jax_lm.diffusion.likelihood`, a lower bound in expectation. Requires the extra `lm-eval`.
 """
 
 import logging
@@ -30,30 +31,32 @@ from jax_lm.tokenizer import END_OF_TEXT, Message, pad_left
 
 logger = logging.getLogger(__name__)
 
+# Options of a generation request that this model supports.
 GENERATION_KEYS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}
 
+# A likelihood request: (context, continuation) as texts, ids of the context, ids to score.
 Pair = tuple[tuple[str, str], list[int], list[int]]
-"""A request for a likelihood: its texts, the ids of the context, the ids to score."""
 
 
 @register_model("diffucoder")
 class DiffuCoderLM(TemplateLM):
-    """The model that the harness asks.
+    """Adapter of the harness's model interface.
 
     Args:
-        pretrained: folder or hub id; the built-in model if not given.
-        dtype: float32, bfloat16 or int8; chosen by the device if not given.
+        pretrained: folder or Hub id; by default the built-in model.
+        dtype: float32, bfloat16 or int8; by default chosen by the device.
         samples: masks over which a likelihood is estimated.
-        max_gen_toks: length of an answer where the task does not say.
-        preset: exact, fast or turbo, of generated answers.
-        is_greedy: whether to find out if a scored text is what the model would write, which costs as many forwards as
-            it has tokens; if not, the answer is no.
-        seed: of masks and draws.
+        max_gen_toks: tokens of an answer, unless the task sets them.
+        preset: preset of generated answers: exact, fast or turbo.
+        is_greedy: compute whether greedy decoding would produce a scored text, which takes as many
+            forward passes as the text has tokens. Otherwise it is reported as False.
+        seed: seed of masks and sampling.
         batch_size: answers decoded together.
-        max_batch_size, device: given by the harness; not used.
+        max_batch_size: passed by the harness; not used.
+        device: passed by the harness; not used.
 
     Raises:
-        ValueError: an option out of range, or a checkpoint that cannot be used.
+        ValueError: an option is out of range, or the checkpoint cannot be used.
     """
 
     def __init__(
@@ -75,16 +78,21 @@ class DiffuCoderLM(TemplateLM):
         if samples < 1:
             raise ValueError(f"samples={samples}: must be at least 1")
         self.samples, self.is_greedy, self.batch_size = samples, is_greedy, int(batch_size)
-        self.options, self.seed = GenerationOptions(max_new_tokens=max_gen_toks, decoding=Decoding(preset=preset)), seed
+        self.options, self.seed = (
+            GenerationOptions(max_new_tokens=max_gen_toks, decoding=Decoding(preset=preset)),
+            seed,
+        )
         self.engine = DiffuCoderInference(pretrained, dtype=dtype)
         self.name = "built-in model" if pretrained is None else str(pretrained)
 
     @property
     def eot_token_id(self) -> int:
+        """Token id that ends a text."""
         return self.engine.tokenizer.token_id(END_OF_TEXT)
 
     @property
     def max_length(self) -> int:
+        """Context length of the model, in tokens."""
         return self.engine.config.max_position_embeddings
 
     @property
@@ -93,83 +101,123 @@ class DiffuCoderLM(TemplateLM):
         return self.name.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Return the chat template if the harness uses one. It caches results under it."""
         return self.engine.tokenizer.chat_template if chat_template else None
 
-    def apply_chat_template(self, chat_history: list[Message], add_generation_prompt: bool = True) -> str:
-        return self.engine.tokenizer.apply_chat_template(chat_history, add_generation_prompt=add_generation_prompt)
+    def apply_chat_template(
+        self, chat_history: list[Message], add_generation_prompt: bool = True
+    ) -> str:
+        return self.engine.tokenizer.apply_chat_template(
+            chat_history, add_generation_prompt=add_generation_prompt
+        )
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text; Dream's tokenizer adds no ids of its own either way."""
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Encode a text. `add_special_tokens` has no effect: Dream's tokenizer adds none."""
         return self.engine.tokenizer.encode(string)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """Estimate each likelihood, and whether greedy decoding gives the text. The name is the harness's."""
-        pairs = [self.fitting(context, target) for _, context, target in requests]
+        """Estimate each log-likelihood, and return whether greedy decoding produces the text.
+
+        The harness calls this method by its private name.
+        """
+        pairs = [self.fit_to_context(context, target) for _, context, target in requests]
         greedy = self.are_greedy(pairs) if self.is_greedy else [False] * len(pairs)
         return list(zip(self.estimates(pairs, disable_tqdm), greedy, strict=True))
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Estimate whole texts; one that is longer than the context is scored window by window."""
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Estimate log-likelihoods of whole texts.
+
+        A text longer than the context is scored window by window.
+        """
         texts = [self.windows(request.args[0]) for request in requests]
-        scores = iter(self.estimates([window for windows in texts for window in windows], disable_tqdm))
+        scores = iter(
+            self.estimates([window for windows in texts for window in windows], disable_tqdm)
+        )
         return [sum(next(scores) for _ in windows) for windows in texts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer up to the first stop text, in batches of requests with equal options."""
-        parsed = [self.request_options(request.args[1]) for request in requests]
+        """Generate answers up to the first stop text, in batches of requests with equal options."""
+        settings = [self.request_options(request.args[1]) for request in requests]
         groups: dict[GenerationOptions, list[int]] = defaultdict(list)
-        for index, (options, _) in enumerate(parsed):
+        for index, (options, _) in enumerate(settings):
             groups[options].append(index)
         answers = [""] * len(requests)
         for options, group in groups.items():
-            # The longest first: what does not fit into memory shows at once.
+            # Longest first, so that a batch that does not fit into memory fails at once.
             ordered = sorted(group, key=lambda index: -len(requests[index].args[0]))
             for batch in chunks(ordered, self.batch_size):
-                prompts = [self.prompt(requests[index].args[0], options.max_new_tokens) for index in batch]
-                for index, text in zip(batch, self.engine.complete(prompts, options, seed=self.seed), strict=True):
-                    answers[index] = postprocess_generated_text(text, parsed[index][1], None)
+                prompts = [
+                    self.prompt(requests[index].args[0], options.max_new_tokens) for index in batch
+                ]
+                for index, text in zip(
+                    batch, self.engine.complete(prompts, options, seed=self.seed), strict=True
+                ):
+                    answers[index] = postprocess_generated_text(text, settings[index][1], None)
         return answers
 
     def request_options(self, kwargs: dict[str, Any]) -> tuple[GenerationOptions, list[str]]:
-        """Read options and stop texts of a request; ValueError names what this model has no option for."""
+        """Return the options and the stop texts of a request.
+
+        Raises:
+            ValueError: the request has an option that this model does not support.
+        """
         kwargs = dict(normalize_gen_kwargs(kwargs, self.options.max_new_tokens))
         if unknown := sorted(kwargs.keys() - GENERATION_KEYS):
-            raise ValueError(f"generation_kwargs: {', '.join(unknown)} is none of {', '.join(sorted(GENERATION_KEYS))}")
-        drawn = {name: kwargs[name] for name in ("top_p", "top_k") if name in kwargs}
+            raise ValueError(
+                f"generation_kwargs: {', '.join(unknown)} is none of "
+                f"{', '.join(sorted(GENERATION_KEYS))}"
+            )
+        filters = {name: kwargs[name] for name in ("top_p", "top_k") if name in kwargs}
         temperature, length = float(kwargs.get("temperature", 0.0)), kwargs["max_gen_toks"]
-        return replace(self.options, max_new_tokens=length, temperature=temperature, **drawn), kwargs["until"]
+        return replace(
+            self.options, max_new_tokens=length, temperature=temperature, **filters
+        ), kwargs["until"]
 
     def prompt(self, text: str, new_tokens: int) -> str:
-        """Cut the beginning of a text, so that there is room for the answer."""
+        """Truncate a prompt at its beginning, so that the answer fits into the context."""
         ids, room = self.tok_encode(text), self.max_length - new_tokens
         if len(ids) <= room:
             return text
         if room < 1:
-            raise ValueError(f"max_gen_toks={new_tokens}: the context holds {self.max_length} tokens")
+            raise ValueError(
+                f"max_gen_toks={new_tokens}: the context holds {self.max_length} tokens"
+            )
         logger.warning("a prompt of %d tokens is cut to its last %d", len(ids), room)
         return self.engine.tokenizer.decode(ids[-room:])
 
-    def fitting(self, context: list[int], target: list[int]) -> tuple[list[int], list[int]]:
-        """Cut the beginning of the context where both do not fit."""
+    def fit_to_context(self, context: list[int], target: list[int]) -> tuple[list[int], list[int]]:
+        """Truncate the context at its beginning, so that both fit into the model's context."""
         room = self.max_length - len(target)
         if room < 1:
-            raise ValueError(f"a text to score has {len(target)} tokens: the context holds {self.max_length}")
+            raise ValueError(
+                f"a text to score has {len(target)} tokens: the context holds {self.max_length}"
+            )
         if len(context) > room:
             logger.warning("a context of %d tokens is cut to its last %d", len(context), room)
         return context[-room:], target
 
     def windows(self, text: str) -> list[tuple[list[int], list[int]]]:
-        """Split a text into contexts and ids to score, so that each token is scored once."""
-        # A causal model predicts the token after its input; here both have to fit.
+        """Split a text into pairs of context and ids to score. Each token is scored once."""
+        # max_length - 1: a causal model predicts the token after its input, whereas here the input
+        # includes the scored token.
         pairs = get_rolling_token_windows(
-            self.tok_encode(text), prefix_token=self.eot_token_id, max_seq_len=self.max_length - 1, context_len=1
+            self.tok_encode(text),
+            prefix_token=self.eot_token_id,
+            max_seq_len=self.max_length - 1,
+            context_len=1,
         )
         return [make_disjoint_window(pair) for pair in pairs]
 
-    def estimates(self, pairs: Sequence[tuple[list[int], list[int]]], is_quiet: bool) -> Iterator[float]:
-        """Estimate log-likelihoods in nats."""
+    def estimates(
+        self, pairs: Sequence[tuple[list[int], list[int]]], is_quiet: bool
+    ) -> Iterator[float]:
+        """Yield estimates of log-likelihoods, in nats."""
         with terminal.progress("scoring") as report:
             for done, (context, target) in enumerate(pairs, 1):
                 yield self.estimate(context, target)
@@ -177,20 +225,31 @@ class DiffuCoderLM(TemplateLM):
                     report(done, len(pairs))
 
     def estimate(self, context: list[int], target: list[int]) -> float:
-        """Estimate one log-likelihood in nats; a target without tokens has 0."""
+        """Return the estimate of one log-likelihood, in nats; 0 for an empty target."""
         if not target:
             return 0.0
-        return log_likelihood(self.engine.sampler, context, target, samples=self.samples, seed=self.seed).log_likelihood
+        return log_likelihood(
+            self.engine.sampler, context, target, samples=self.samples, seed=self.seed
+        ).log_likelihood
 
     def are_greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
-        """Tell whether greedy decoding of a hole of its length gives each target; so it does of none."""
+        """Return whether greedy decoding of a hole of the target's length produces each target.
+
+        True for an empty target.
+        """
         answers = [not target for _, target in pairs]
         lengths = sorted({len(target) for _, target in pairs if target}, reverse=True)
         for length in lengths:
-            # Rows of one length alone, so that the schedule of a row does not depend on who is beside it.
-            for batch in chunks([i for i, pair in enumerate(pairs) if len(pair[1]) == length], self.batch_size):
-                # A last batch of another size would compile the loop once more.
-                rows = [pairs[index] for index in batch] + [pairs[batch[-1]]] * (self.batch_size - len(batch))
+            # All rows of a batch have one length, so that the schedule of a row does not depend on
+            # the other rows.
+            for batch in chunks(
+                [i for i, pair in enumerate(pairs) if len(pair[1]) == length], self.batch_size
+            ):
+                # Pad the last batch by repeating its last row: another size would compile the loop
+                # again.
+                rows = [pairs[index] for index in batch] + [pairs[batch[-1]]] * (
+                    self.batch_size - len(batch)
+                )
                 for index, tokens in zip(batch, self.decode_greedily(rows, length), strict=False):
                     answers[index] = tokens.tolist() == pairs[index][1]
         return answers
@@ -198,8 +257,10 @@ class DiffuCoderLM(TemplateLM):
     def decode_greedily(
         self, pairs: Sequence[tuple[list[int], list[int]]], length: int
     ) -> Int[np.ndarray, "b {length}"]:
-        """Fill the last `length` positions in as many steps, the surest first."""
-        ids, mask = pad_left([c + t for c, t in pairs], self.engine.tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
+        """Decode the last `length` positions, the most confident first, in `length` steps."""
+        ids, mask = pad_left(
+            [c + t for c, t in pairs], self.engine.tokenizer.pad_id, multiple_of=WIDTH_BUCKET
+        )
         holes = np.broadcast_to(np.arange(ids.shape[1]) >= ids.shape[1] - length, ids.shape)
         options = GenerationOptions(max_new_tokens=length, temperature=0.0, top_p=None)
         state = self.engine.sampler.generate(Canvas(ids, holes, mask.astype(bool)), options)

@@ -1,8 +1,8 @@
-"""Analysis of how a model decodes: AR-ness, order, confidence and pass@k at several temperatures, with pictures.
+"""Analyse decoding: AR-ness, order, confidence and pass@k at several temperatures, with charts.
 
-Measures are those of the DiffuCoder paper (arXiv 2506.20639, appendix A.2). As there, stop tokens end nothing: all
-positions of the canvas are decided, and those after the text are split off afterwards. An order lists positions as they
-were decided, one per step.
+The measures are those of the DiffuCoder paper (arXiv 2506.20639, appendix A.2). As there, decoding
+does not end at stop tokens: all positions of the canvas are decided, and those after the text are
+removed afterwards. An order lists positions in the sequence of their decisions, one per step.
 """
 
 import json
@@ -27,15 +27,24 @@ from jax_lm.reports.run_folder import Record
 from jax_lm.templates import Template
 from untrusted.results import Executor
 
+# The k of AR-ness@k that the paper plots.
 LOCAL_K, GLOBAL_K = range(1, 10), range(1, 5)
-"""As plotted in the paper."""
 
+# Decides the first position in the order at each step, see `decode_traces`.
 ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=0)
 
+# Traces of each temperature that analysis.html replays.
 REPLAYED = 4
-"""Traces per temperature that the page replays."""
 
-ORDER_COLUMNS = ("temperature", "local@1", "global@1", "text: local@1", "text: global@1", "confidence", "pass@k")
+ORDER_COLUMNS = (
+    "temperature",
+    "local@1",
+    "global@1",
+    "text: local@1",
+    "text: global@1",
+    "confidence",
+    "pass@k",
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,15 @@ class Trace:
     """One decoded canvas.
 
     Attributes:
-        name, sample: of the problem; 0, 1, … of the same problem.
-        text: what was written, up to the first stop token.
+        name: name of the problem.
+        sample: index among the samples of the same problem.
+        temperature: temperature of decoding.
+        prompt: text before the canvas.
+        text: decoded text, up to the first stop token.
         pieces: text of each token.
         commit_step: step at which each position was decided.
         confidence: probability of each token when it was decided.
-        end: positions before the first stop token.
+        end: number of positions before the first stop token.
     """
 
     name: str
@@ -62,20 +74,26 @@ class Trace:
     end: int
 
     def order(self, *, by_confidence: bool) -> Int[np.ndarray, "t"]:
-        """List positions as they were decided; ValueError if several were at one step and not `by_confidence`."""
+        """Return the positions in the order of their decisions.
+
+        Raises:
+            ValueError: several positions were decided at one step, and `by_confidence` is False.
+        """
         confidence = np.array(self.confidence) if by_confidence else None
         return decoding_order(np.array(self.commit_step), confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderAnalysis:
-    """Measures of how a model decodes, at several temperatures.
+    """Measures of decoding at several temperatures.
 
     Attributes:
-        by_confidence: whether confidence orders positions of one step, which the paper leaves open.
-        traces: per temperature, every decoded canvas.
-        rows: per temperature, its measures.
-        first_confidence: largest probability at each position while everything is masked, averaged over problems.
+        by_confidence: whether positions of one step are ordered by confidence; the paper leaves
+            their order open.
+        traces: all decoded canvases of each temperature.
+        rows: measures of each temperature.
+        first_confidence: largest probability at each position while the whole canvas is masked,
+            averaged over problems.
     """
 
     by_confidence: bool
@@ -84,17 +102,20 @@ class OrderAnalysis:
     first_confidence: Sequence[float]
 
     def cells(self) -> list[list[str]]:
-        """Format a table with the columns ORDER_COLUMNS."""
+        """Return the cells of a table with the columns `ORDER_COLUMNS`."""
         rows = []
         for row in self.rows:
             passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
             values = [row[kind][0] for kind in ("local", "global", "local_text", "global_text")]
-            shown = ["-" if value is None else f"{value:.2f}" for value in [*values, row["confidence_text"]]]
+            shown = [
+                "-" if value is None else f"{value:.2f}"
+                for value in [*values, row["confidence_text"]]
+            ]
             rows.append([f"{row['temperature']:g}", *shown, passes])
         return rows
 
     def pictures(self) -> dict[str, str]:
-        """Draw SVGs by name; the page says what they show."""
+        """Return the charts as SVG, by name. analysis.html explains them."""
         first = self.traces[0]
         orders = [trace.order(by_confidence=self.by_confidence) for trace in first]
         decided = np.mean([trace.confidence for trace in first], axis=0).tolist()
@@ -105,18 +126,30 @@ class OrderAnalysis:
         }
         return {
             "order": heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
-            "local": line_chart("Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")),
-            "global": line_chart("Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")),
-            "confidence": line_chart("Confidence by position", "position", "probability", confidence),
-            "temperature": line_chart("What temperature does", "temperature", "share", self.temperature_curves()),
+            "local": line_chart(
+                "Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")
+            ),
+            "global": line_chart(
+                "Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")
+            ),
+            "confidence": line_chart(
+                "Confidence by position", "position", "probability", confidence
+            ),
+            "temperature": line_chart(
+                "Effect of temperature", "temperature", "share", self.temperature_curves()
+            ),
         }
 
     def curves(self, kind: str) -> Series:
-        """List a measure over k, by temperature."""
-        return {f"temperature {row['temperature']:g}": list(enumerate(row[kind], 1)) for row in self.rows}
+        """Return the curve of a measure over k for each temperature."""
+        # AR-ness starts at k = 1
+        return {
+            f"temperature {row['temperature']:g}": list(enumerate(row[kind], 1))
+            for row in self.rows
+        }
 
     def temperature_curves(self) -> Series:
-        """List measures of the text, and how many programs pass, over temperature."""
+        """Return the curves of the text's measures and of pass@k over temperature."""
         curves = {name: [] for name in ("local@1", "global@1", "confidence", "pass@1", "pass@n")}
         for row in self.rows:
             passes = [row["pass"].get(f"pass@{k}", [None])[0] for k in (1, row["samples"])]
@@ -126,21 +159,21 @@ class OrderAnalysis:
         return curves
 
     def write(self, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]) -> None:
-        """Write analysis.json (which begins with `facts`), analysis.html and the pictures."""
+        """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
         output_folder(folder)
         result = {
             **facts,
             "ordered_by_confidence": self.by_confidence,
             "temperatures": self.rows,
             "first_step_confidence": self.first_confidence,
-            "traces": [asdict(trace) for part in self.traces for trace in part],
+            "traces": [asdict(trace) for traces in self.traces for trace in traces],
         }
         write_whole(folder / "analysis.json", json.dumps(result, indent=1) + "\n")
         pictures = self.pictures()
         for name, picture in pictures.items():
             write_picture(folder / f"{name}.svg", picture)
-        shown = [asdict(trace) for part in self.traces for trace in part[:REPLAYED]]
-        page = render("analysis.html", metadata=metadata, pictures=pictures, traces=shown)
+        replayed = [asdict(trace) for traces in self.traces for trace in traces[:REPLAYED]]
+        page = render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed)
         write_whole(folder / "analysis.html", page)
 
 
@@ -153,61 +186,87 @@ def analyze_order(
     samples: int,
     seed: int = 0,
 ) -> OrderAnalysis:
-    """Decode problems under each of the options, which differ in temperature, and execute the programs."""
-    # Greedy samples are all equal.
-    counts = [samples if each.temperature > 0 else 1 for each in options]
+    """Decode problems at several temperatures, and execute the programs.
+
+    Args:
+        engine: the model.
+        problems: the problems.
+        executor: runs the programs.
+        options: options of decoding, which differ only in temperature.
+        samples: samples of each problem; greedy decoding takes a single one.
+        seed: seed of sampling.
+    """
+    # All greedy samples are equal.
+    counts = [samples if setting.temperature > 0 else 1 for setting in options]
     traces = [
-        decode_traces(engine, problems, each, samples=count, seed=seed)
-        for each, count in zip(options, counts, strict=True)
+        decode_traces(engine, problems, setting, samples=count, seed=seed)
+        for setting, count in zip(options, counts, strict=True)
     ]
     first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
     by_confidence = decides_several(options[0])
     return OrderAnalysis(
         by_confidence=by_confidence,
         traces=traces,
-        rows=[temperature_row(part, problems, executor, by_confidence=by_confidence) for part in traces],
+        rows=[
+            measure_temperature(decoded, problems, executor, by_confidence=by_confidence)
+            for decoded in traces
+        ],
         first_confidence=[round(float(value), 4) for value in first],
     )
 
 
 def decides_several(options: GenerationOptions) -> bool:
-    """Tell whether a step may decide several positions, so that only confidence orders them."""
+    """Return whether a step may decide several positions, which only confidence can order."""
     return options.steps != options.max_new_tokens or options.decoding != EXACT
 
 
 def decode_traces(
-    engine: DiffuCoderInference, problems: Sequence[Problem], options: GenerationOptions, *, samples: int, seed: int = 0
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    options: GenerationOptions,
+    *,
+    samples: int,
+    seed: int = 0,
 ) -> list[Trace]:
-    """Decode the prompts of problems, `samples` times each and all together."""
+    """Decode each problem `samples` times, all in one batch."""
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
-    canvas = engine.canvas([Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows])
+    canvas = engine.canvas(
+        [Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows]
+    )
     holes = int(canvas.holes.sum())
     options = replace(options, early_stop=False)
     if not decides_several(options):
-        # The published schedule rounds: with as many steps as positions, some steps decide none and some several. A
-        # rule by probability with that many steps decides one position at each, the first in the order.
-        options = replace(options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION)
+        # The published schedule rounds: with as many steps as positions, some steps decide no
+        # position and others several. A threshold rule with the same number of steps decides
+        # exactly one per step, the first in the order.
+        options = replace(
+            options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION
+        )
     state = None
     with terminal.progress(f"temperature {options.temperature:g}") as report:
         for state in engine.states(canvas, options, seed=seed, every=None if report is None else 8):
             if report:
                 report(holes - int(np.asarray(state.masked).sum()), holes)
     assert state is not None
-    parts = [np.asarray(part)[canvas.holes] for part in (state.tokens, state.commit_step, state.confidence)]
-    decided = zip(*(part.reshape(len(rows), -1).tolist() for part in parts), strict=True)
+    # Select the holes, the same number in each row: [b, width] -> [b * t] -> [b, t]
+    arrays = [
+        np.asarray(array)[canvas.holes]
+        for array in (state.tokens, state.commit_step, state.confidence)
+    ]
+    decided = zip(*(array.reshape(len(rows), -1).tolist() for array in arrays), strict=True)
     return [
         Trace(
             name=problem.name,
             sample=sample,
             temperature=options.temperature,
             prompt=problem.prefix,
-            text=written.text,
+            text=generation.text,
             pieces=tuple(engine.tokenizer.decode([token]) for token in ids),
             commit_step=tuple(steps),
             confidence=tuple(round(value, 4) for value in confidence),
-            end=len(written.token_ids),
+            end=len(generation.token_ids),
         )
-        for (problem, sample), written, (ids, steps, confidence) in zip(
+        for (problem, sample), generation, (ids, steps, confidence) in zip(
             rows, engine.generations(canvas, state), decided, strict=True
         )
     ]
@@ -216,43 +275,61 @@ def decode_traces(
 def first_confidence(
     engine: DiffuCoderInference, problems: Sequence[Problem], new_tokens: int
 ) -> Float[np.ndarray, "b t"]:
-    """Find the largest probability at each position before anything is decided (temperature 1, no filters).
+    """Compute the largest probability at each position while all positions are masked.
 
-    The paper calls its shape an entropy sink: high right after the prompt, low behind.
+    The probabilities are those at temperature 1 without filters. The paper calls their shape an
+    entropy sink: high right after the prompt, low farther away.
     """
-    canvas = engine.canvas([Template.completion(problem.prefix, new_tokens) for problem in problems])
-    options = GenerationOptions(max_new_tokens=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None)
+    canvas = engine.canvas(
+        [Template.completion(problem.prefix, new_tokens) for problem in problems]
+    )
+    options = GenerationOptions(
+        max_new_tokens=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None
+    )
     tokens = np.where(canvas.holes, engine.sampler.mask_id, canvas.tokens)
     _, scores = engine.sampler.replay(tokens, canvas, options, 0)
     return scores[canvas.holes].reshape(len(problems), new_tokens)
 
 
-def temperature_row(
+def measure_temperature(
     traces: Sequence[Trace], problems: Sequence[Problem], executor: Executor, *, by_confidence: bool
 ) -> Record:
-    """Measure one temperature: AR-ness, confidence, pass@1 and, of n samples, pass@n."""
-    named = {problem.name: problem for problem in problems}
+    """Measure AR-ness, confidence, pass@1 and, with n samples, pass@n at one temperature."""
+    by_name = {problem.name: problem for problem in problems}
     written = [
-        Attempt(problem := named[trace.name], problem.program(problem.filling(trace.text)), sample=trace.sample)
+        Attempt(
+            problem := by_name[trace.name],
+            problem.program(problem.filling(trace.text)),
+            sample=trace.sample,
+        )
         for trace in traces
     ]
     with terminal.progress("executing") as report:
         attempts = execute_attempts(executor, written, on_progress=report)
     samples = len(traces) // len(problems)
-    found = rates([attempt.record() for attempt in attempts], sorted({1, samples}))
-    whole = [rate for rate in found if rate.group == ALL] or found
+    estimates = rates([attempt.record() for attempt in attempts], sorted({1, samples}))
+    # There is no group ALL if all problems are of one group.
+    overall = [rate for rate in estimates if rate.group == ALL] or estimates
     return {
         "temperature": traces[0].temperature,
         "samples": samples,
         **order_measures(traces, by_confidence=by_confidence),
-        "pass": {f"pass@{rate.k}": [round(v, 4) for v in (rate.value, rate.low, rate.high)] for rate in whole},
+        "pass": {
+            f"pass@{rate.k}": [round(v, 4) for v in (rate.value, rate.low, rate.high)]
+            for rate in overall
+        },
     }
 
 
 def order_measures(traces: Sequence[Trace], *, by_confidence: bool) -> Record:
-    """Average AR-ness over traces, of the whole canvas and of the text alone, and confidence of the text."""
+    """Compute the mean AR-ness of canvas and text, and the mean confidence of the text."""
     orders = [trace.order(by_confidence=by_confidence) for trace in traces]
-    texts = [within(order, trace.end) for order, trace in zip(orders, traces, strict=True) if trace.end > 1]
+    # A text of less than two positions has no order.
+    texts = [
+        restrict_order(order, trace.end)
+        for order, trace in zip(orders, traces, strict=True)
+        if trace.end > 1
+    ]
     decided = [value for trace in traces for value in trace.confidence[: trace.end]]
     return {
         "local": [mean(local_ar_ness(order, k) for order in orders) for k in LOCAL_K],
@@ -264,7 +341,7 @@ def order_measures(traces: Sequence[Trace], *, by_confidence: bool) -> Record:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """Average what is not nan, to four places; None of nothing."""
+    """Compute the mean of all values but nan, to four decimal places; None if there are none."""
     counted = [value for value in values if not np.isnan(value)]
     return round(float(np.mean(counted)), 4) if counted else None
 
@@ -272,50 +349,66 @@ def mean(values: Iterable[float]) -> float | None:
 def decoding_order(
     commit_step: Int[np.ndarray, "t"], confidence: Float[np.ndarray, "t"] | None = None
 ) -> Int[np.ndarray, "t"]:
-    """List positions by the step at which each was decided.
+    """Return the positions, sorted by the step at which each was decided.
 
-    Confidence orders positions of one step, the most confident first (the leftmost of equals). Without it, several
-    positions at one step are a ValueError: the paper leaves that open.
+    Positions of one step are sorted by confidence, highest first, then from left to right.
+
+    Raises:
+        ValueError: several positions were decided at one step, and there is no confidence. The
+            paper leaves their order open.
     """
+    # commit_step [0, 2, 1, 1], confidence [.9, .8, .5, .7] -> order [0, 3, 2, 1]
     if confidence is None:
         if len(np.unique(commit_step)) < len(commit_step):
-            raise ValueError("commit_step: several positions at one step; their order is undefined without confidence")
+            raise ValueError(
+                "commit_step: several positions at one step; "
+                "their order is undefined without confidence"
+            )
         return np.argsort(commit_step)
+    # lexsort: the last key is the primary one
     return np.lexsort((np.arange(len(commit_step)), -confidence, commit_step))
 
 
-def within(order: Int[np.ndarray, "t"], end: int) -> Int[np.ndarray, "e"]:
+def restrict_order(order: Int[np.ndarray, "t"], end: int) -> Int[np.ndarray, "e"]:
     """Restrict an order to the first `end` positions."""
+    # order [0, 3, 1, 2], end=3 -> [0, 1, 2]
     return order[order < end]
 
 
 def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
-    """Compute local AR-ness@k: how often the k steps before were the k positions to the left, in whatever order.
+    """Compute local AR-ness@k: how often the previous k steps decided the k positions to the left.
 
-    The mean over the steps t > k, so that left to right is exactly 1; nan where there is no such step. ValueError as in
-    `require_order`.
+    Their order does not matter. The mean is over the steps t > k, so that decoding from left to
+    right is exactly 1; nan if there is no such step.
+
+    Raises:
+        ValueError: as in `require_order`.
     """
     require_order(order, k)
     if len(order) <= k:
         return math.nan
+    # order [0, 2, 1, 3], k=2: windows [0 2 | 1], [2 1 | 3]. The left neighbours of 1 are -1 and 0,
+    # those of 3 are 1 and 2: only the second window counts, 0.5.
     windows = np.lib.stride_tricks.sliding_window_view(order, k + 1)
     before, now = np.sort(windows[:, :k], axis=1), windows[:, k:]
     return float(np.mean(np.all(before == now - np.arange(k, 0, -1), axis=1)))
 
 
 def global_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
-    """Compute global AR-ness@k: how often the position was among the k leftmost ones that were still masked.
+    """Compute global AR-ness@k: how often the position was one of the k leftmost masked ones.
 
-    ValueError as in `require_order`.
+    Raises:
+        ValueError: as in `require_order`.
     """
     require_order(order, k)
-    # Of the masked positions, those to the left of the chosen one are the smaller ones that come later.
+    # The masked positions to the left of the decided one are smaller and come later in the order.
+    # order [1, 0, 2] -> [1, 0, 0]: with k=1, two of three count
     later_and_smaller = np.triu(order[None, :] < order[:, None], 1).sum(axis=1)
     return float(np.mean(later_and_smaller < k))
 
 
 def require_order(order: Int[np.ndarray, "t"], k: int) -> None:
-    """Refuse, by ValueError, a k below 1 and what is no order of positions."""
+    """Raise ValueError if k is below 1, or `order` is not a permutation of the positions."""
     if k < 1:
         raise ValueError(f"k={k}: must be at least 1")
     if not len(order) or not np.array_equal(np.sort(order), np.arange(len(order))):
@@ -323,9 +416,12 @@ def require_order(order: Int[np.ndarray, "t"], k: int) -> None:
 
 
 def heat_map(orders: list[Int[np.ndarray, "t"]], cells: int = 64) -> Float[np.ndarray, "s p"]:
-    """Compute the share of decisions of each stretch of steps (row) per stretch of positions (column).
+    """Compute a histogram of the decided positions (columns) by step (rows).
 
-    At most `cells` rows and columns; each row sums to 1. ValueError for no order, or orders of different lengths.
+    Steps and positions are binned into at most `cells` rows and columns. Each row sums to 1.
+
+    Raises:
+        ValueError: there is no order, or orders have different lengths.
     """
     lengths = {len(order) for order in orders}
     if len(lengths) != 1:
@@ -334,5 +430,6 @@ def heat_map(orders: list[Int[np.ndarray, "t"]], cells: int = 64) -> Float[np.nd
     size = min(cells, length)
     counts = np.zeros((size, size))
     for order in orders:
+        # length=8, size=4: steps and positions 0 1 2 3 4 5 6 7 -> cells 0 0 1 1 2 2 3 3
         np.add.at(counts, (np.arange(length) * size // length, order * size // length), 1)
     return counts / counts.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Estimates of how often a model would pass, from how often it did, with 95 % intervals."""
+"""Estimates of pass@k from the outcomes of samples, with 95 % confidence intervals."""
 
 import math
 from collections import defaultdict
@@ -8,39 +8,46 @@ from typing import Any
 
 from jax_lm.evaluation.attempts import UNJUDGED
 
+# Standard normal quantile of a two-sided 95 % interval.
 NINETY_FIVE = 1.959963984540054
-"""Standard normal quantile of a two-sided 95 % interval."""
 
+# Group of the rates over all problems.
 ALL = "all"
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Estimate without bias the probability that one of `k` samples passes: 1 - C(n - c, k) / C(n, k).
+    """Compute the unbiased estimate of the probability that at least one of `k` samples passes.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
 
     Raises:
-        ValueError: k below 1 or above the number of samples.
+        ValueError: k is below 1 or above the number of samples.
     """
     if not 1 <= k <= samples:
         raise ValueError(f"k={k}: must be between 1 and the number of samples, {samples}")
+    # 1 - C(n - c, k) / C(n, k): C(n - c, k) of the C(n, k) choices of k samples contain no passing
+    # one. n=4, c=1, k=2: 1 - 3/6 = 0.5
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """Average pass@k over problems, of which each has (samples, passed)."""
+    """Compute the mean pass@k over problems, given (samples, passed) of each."""
     return sum(pass_at_k(samples, passed, k) for samples, passed in counts) / len(counts)
 
 
 def wilson(rate: float, count: int, z: float = NINETY_FIVE) -> tuple[float, float]:
     """Compute Wilson's score interval of a rate over `count` problems.
 
-    Meant for pass@1 with one sample, where each problem is a coin. For more samples or a larger k, it gives a number
-    between 0 and 1 whose variance is at most that of a coin with the same mean, so that the interval is too wide
-    rather than too narrow.
+    It is meant for pass@1 with one sample, where each problem is a Bernoulli trial. With more
+    samples or a larger k, each problem has a value between 0 and 1, whose variance is at most that
+    of a Bernoulli variable with the same mean. The interval is then too wide rather than too
+    narrow.
     """
+    # 5 of 10: middle 0.5, half 0.263 -> (0.237, 0.763); 10 of 10 -> (0.722, 1.0)
     middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
+    half = (
+        z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
+    )
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
@@ -59,21 +66,29 @@ class Rate:
 
 
 def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rate]:
-    """Estimate pass@k per group, then of all where there are several groups.
+    """Estimate pass@k of each group, and of all problems if there are several groups.
 
-    What the sandbox could not run or judge does not count. A problem with fewer than k samples left is left out.
+    Programs that the sandbox could not run or judge do not count. Problems with fewer than k
+    remaining samples are excluded.
     """
     counted = [record for record in records if record["outcome"] not in UNJUDGED]
     groups = sorted({record["group"] for record in counted}, reverse=True)
-    found = []
+    result = []
     for group in [*groups, ALL] if len(groups) > 1 else groups:
         passed: dict[str, list[bool]] = defaultdict(list)
         for record in counted:
             if group in (ALL, record["group"]):
                 passed[record["name"]].append(record["outcome"] == "passed")
         for k in ks:
-            counts = [(len(samples), sum(samples)) for samples in passed.values() if len(samples) >= k]
+            counts = [
+                (len(samples), sum(samples)) for samples in passed.values() if len(samples) >= k
+            ]
             if counts:
-                value, totals = mean_pass_at_k(counts, k), [sum(column) for column in zip(*counts, strict=True)]
-                found.append(Rate(group, k, value, *wilson(value, len(counts)), len(counts), *totals))
-    return found
+                value, totals = (
+                    mean_pass_at_k(counts, k),
+                    [sum(column) for column in zip(*counts, strict=True)],
+                )
+                result.append(
+                    Rate(group, k, value, *wilson(value, len(counts)), len(counts), *totals)
+                )
+    return result

@@ -1,6 +1,7 @@
-"""Prompting: how a problem becomes a prompt, and an answer a program. Prompts are those of the published evaluation.
+"""Prompting: convert problems to prompts, and answers to programs.
 
-A base model completes the text of a problem; a chat model answers a message, in a turn that is opened for it.
+A base model completes the text of a problem. A chat model answers a message, and the beginning of
+its turn is part of the prompt. Prompts are those of the published evaluation.
 """
 
 from collections.abc import Sequence
@@ -14,29 +15,33 @@ from jax_lm.rewards.code import FENCE, extract_code
 from jax_lm.templates import Template
 from jax_lm.tokenizer import DIFFUSION_PAD
 
+# Middle length taken from the canonical filling.
 ORACLE = "oracle"
+# Beginning of the assistant's turn, which the model continues with code.
 OPENING = f"Here is the code to solve this problem:\n{FENCE}python\n"
-"""How the assistant's turn begins, so that what follows is code."""
 
 
 @dataclass(frozen=True)
 class CompletionPrompting:
-    """Lets the model continue the text, or fill its gap.
+    """The model continues the text of a problem, or fills its gap.
 
     Attributes:
-        middle_length: as in `DiffuCoderInference.infill`, or "oracle" for that of the canonical filling. Where gaps
-            find their own length, the masks that one begins with.
+        middle_length: number of masks as in `DiffuCoderInference.infill`, or "oracle" for the
+            length of the canonical filling. With variable-length decoding, the initial number of
+            masks.
     """
 
     name: ClassVar[str] = "base"
     middle_length: int | str | None = None
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
-        """Make the text that stands before the answer."""
+        """Return the text before the answer."""
         return problem.prefix
 
-    def templates(self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions) -> list[Template]:
-        """Make what is decoded; of several templates the likeliest result is kept."""
+    def templates(
+        self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
+    ) -> list[Template]:
+        """Return the templates to decode; of several results the most confident one is used."""
         if self.middle_length == ORACLE:
             lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
         else:
@@ -44,50 +49,75 @@ class CompletionPrompting:
         return [Template.infilling(problem.prefix, length, problem.suffix) for length in lengths]
 
     def program(self, problem: Problem, answer: str) -> str:
-        """Make the program of an answer."""
+        """Return the program of an answer."""
         return problem.program(problem.filling(answer))
 
 
 @dataclass(frozen=True)
 class ChatPrompting:
-    """Asks in a user's message, and opens a code block for the answer."""
+    """The model answers the question in a user's message, in a code block that is already open."""
 
     name: ClassVar[str] = "chat"
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
+        """Return the chat prompt. Raises ValueError if the problem is not a question."""
         if not problem.question:
-            raise ValueError(f"problem {problem.name!r} is not a question: a chat model cannot be asked")
+            raise ValueError(
+                f"problem {problem.name!r} is not a question: a chat model cannot be asked"
+            )
         return engine.chat_prompt(problem.question) + OPENING
 
-    def templates(self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions) -> list[Template]:
+    def templates(
+        self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
+    ) -> list[Template]:
+        """Return the template to decode."""
         return [Template.completion(self.prompt(engine, problem), options.max_new_tokens)]
 
     def program(self, problem: Problem, answer: str) -> str:
-        return f"{problem.preamble}\n{code_of(answer)}"
+        """Return the program of an answer."""
+        return f"{problem.preamble}\n{extract_answer(answer)}"
 
 
 Prompting = CompletionPrompting | ChatPrompting
 
 
 def choose_prompting(
-    engine: DiffuCoderInference, problems: Sequence[Problem], middle_length: int | str | None, *, chat: bool, base: bool
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    middle_length: int | str | None,
+    *,
+    chat: bool,
+    base: bool,
 ) -> Prompting:
-    """Choose chat for questions to an instruct model, else completion; `chat` and `base` decide otherwise."""
+    """Return chat prompting for questions to an instruct model, otherwise completion.
+
+    Args:
+        engine: the model.
+        problems: the problems; chat needs a question of each.
+        middle_length: see `CompletionPrompting`.
+        chat: treat the model as an instruct model.
+        base: always use completion.
+    """
     has_questions = all(problem.question for problem in problems)
     if has_questions and not base and (chat or is_instruct(engine)):
         return ChatPrompting()
     return CompletionPrompting(middle_length)
 
 
-def code_of(answer: str) -> str:
-    """Extract the code of an answer to an opened block: up to the closing fence, or a block that it opens anew."""
+def extract_answer(answer: str) -> str:
+    """Return the code of an answer that continues an open block.
+
+    It is the text up to the closing fence or, if that is blank, the first complete block.
+    """
+    # "x = 1\n```\nDone." -> "x = 1\n"; "```\n```python\nx = 1\n```" -> "x = 1\n"
     code = answer.partition(FENCE)[0]
     return code if code.strip() else extract_code(answer)
 
 
 def is_instruct(engine: DiffuCoderInference) -> bool:
-    """Tell whether a model was tuned to answer messages: of the published ones, those with their own padding token.
+    """Return whether a model was tuned to answer messages.
 
-    The built-in model has that token too, and answers both ways; it counts as a base model.
+    Of the published models, these are the ones with a separate padding token. The built-in model
+    has that token too but counts as a base model, since it can answer both ways.
     """
     return not engine.is_builtin and engine.tokenizer.backend.token_to_id(DIFFUSION_PAD) is not None

@@ -1,6 +1,6 @@
-"""Report of an evaluation: rates next to the published scores, and every attempt.
+"""Report of an evaluation: rates, compared with the published scores, and every attempt.
 
-Reads records of a journal.
+Reads the records of a journal.
 """
 
 from collections import Counter
@@ -15,6 +15,8 @@ from jax_lm.reports.run_folder import Record
 from jax_lm.reports.tables import table_section
 
 PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")
+# pass@1 in percent for each of `PUBLISHED_SUITES`, as published (arXiv 2506.20639). MBPP is
+# evalplus's selection of 378 tasks.
 PUBLISHED = {
     "DiffuCoder Base": (67.1, 60.4, 74.2, 60.9),
     "DiffuCoder Instruct": (72.0, 65.2, 75.1, 61.9),
@@ -24,12 +26,13 @@ PUBLISHED = {
     "Qwen2.5-Coder 7B": (61.6, 51.8, 75.9, 61.4),
     "Qwen2.5-Coder 7B Instruct": (90.2, 85.4, 83.9, 72.0),
 }
-"""pass@1 in percent, as published (arXiv 2506.20639); MBPP is the 378 tasks of evalplus."""
 
 NOTE = (
-    "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv 2506.20639). Their intervals "
-    "are Wilson's for the size of the benchmark. Only a run over all problems with those settings is comparable."
+    "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv "
+    "2506.20639). Their intervals are Wilson's for the size of the benchmark. Only a run over all "
+    "problems with those settings is comparable."
 )
+# Columns of the report's tables, and the format of their cells.
 RATES = {
     "problems": "{group}",
     "count": "{problems}",
@@ -39,10 +42,14 @@ RATES = {
     "estimate": "{value:.1%}",
     "95 % interval": "{low:.1%} to {high:.1%}",
 }
-SCORES = {"model": "{model}", "pass@1, %": "{value:.1f}", "95 % interval": "{low:.1f} to {high:.1f}"}
+SCORES = {
+    "model": "{model}",
+    "pass@1, %": "{value:.1f}",
+    "95 % interval": "{low:.1f} to {high:.1f}",
+}
 DECODING = (
-    "{max_new_tokens} new tokens, steps: {steps}, {alg}, preset {decoding[preset]}, temperature {temperature:g}, "
-    "top_p {top_p}, top_k {top_k}, seed {seed}, {dtype}"
+    "{max_new_tokens} new tokens, steps: {steps}, {alg}, preset {decoding[preset]}, "
+    "temperature {temperature:g}, top_p {top_p}, top_k {top_k}, seed {seed}, {dtype}"
 )
 
 
@@ -51,7 +58,11 @@ def evaluation_report(
 ) -> Document:
     """Return the report of a run with these settings on a suite of `total` problems."""
     suite, measured = settings["suite"], rates(records, ks)
-    order = sorted(records, key=lambda each: (each["outcome"] == "passed", each["name"], each["sample"]))
+    # Failures first: they are what a reader looks for.
+    order = sorted(
+        records,
+        key=lambda record: (record["outcome"] == "passed", record["name"], record["sample"]),
+    )
     return Document(
         title=suite,
         metadata=evaluation_metadata(settings, records, total),
@@ -65,18 +76,23 @@ def evaluation_report(
 
 def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
     """Return a table of this run's pass@1 and the published ones; empty if either is missing."""
-    own, scores = [rate for rate in measured if rate.k == 1], paper_scores(suite)
-    if not own or not scores:
+    pass_at_1, scores = [rate for rate in measured if rate.k == 1], paper_scores(suite)
+    if not pass_at_1 or not scores:
         return []
+    # Number of problems behind the published scores.
     size = 378 if suite.startswith("mbpp") else 164
     # The last rate is that of all groups together if there are several.
-    intervals = {"this run": (own[-1].value, own[-1].low, own[-1].high)}
-    intervals |= {model: (score / 100, *wilson(score / 100, size)) for model, score in scores.items()}
+    intervals = {"this run": (pass_at_1[-1].value, pass_at_1[-1].low, pass_at_1[-1].high)}
+    intervals |= {
+        model: (score / 100, *wilson(score / 100, size)) for model, score in scores.items()
+    }
     rows = [
         {"model": model, "value": 100 * value, "low": 100 * low, "high": 100 * high}
         for model, (value, low, high) in intervals.items()
     ]
-    bars = [(row["model"], "this run" if row is rows[0] else "published", row["value"]) for row in rows]
+    bars = [
+        (row["model"], "this run" if row is rows[0] else "published", row["value"]) for row in rows
+    ]
     picture = bar_chart("pass@1, %", bars)
     return [table_section("Next to the published scores", rows, SCORES, text=NOTE, picture=picture)]
 
@@ -94,7 +110,9 @@ def attempt_section(record: Record) -> Section:
     )
 
 
-def evaluation_metadata(settings: Mapping[str, Any], records: Collection[Record], total: int) -> dict[str, str]:
+def evaluation_metadata(
+    settings: Mapping[str, Any], records: Collection[Record], total: int
+) -> dict[str, str]:
     """Return the settings that the rates of a run depend on, and how its attempts ended."""
     metadata = {
         "model": str(settings["model"]),
@@ -105,24 +123,36 @@ def evaluation_metadata(settings: Mapping[str, Any], records: Collection[Record]
         steps = generation["num_steps"] or "one per token, or as the preset decides"
         metadata["decoding"] = DECODING.format_map({**generation, **settings, "steps": steps})
     metadata["outcomes"] = count_outcomes(record["outcome"] for record in records)
-    metadata["sandbox"] = ", ".join(sorted({record["tier"] for record in records if record["tier"]})) or "not used"
+    metadata["sandbox"] = (
+        ", ".join(sorted({record["tier"] for record in records if record["tier"]})) or "not used"
+    )
     if decoded := [record for record in records if record["forwards"]]:
-        seconds, forwards = (sum(record[name] for record in decoded) for name in ("seconds", "forwards"))
+        seconds, forwards = (
+            sum(record[name] for record in decoded) for name in ("seconds", "forwards")
+        )
         average = f"{forwards / len(decoded):.1f} forward passes per answer on average"
         metadata["time"] = f"{seconds:.1f} s of decoding, {average}"
     if errors := sum(record["outcome"] == SANDBOX_ERROR for record in records):
-        metadata["not counted"] = f"{errors} programs that the sandbox could not run; starting again retries them"
+        metadata["not counted"] = (
+            f"{errors} programs that the sandbox could not run; starting again retries them"
+        )
     if unjudged := sum(record["outcome"] == CANNOT_JUDGE for record in records):
-        metadata["not judged"] = f"{unjudged} programs whose tests need one process with them (--same-process)"
+        metadata["not judged"] = (
+            f"{unjudged} programs whose tests need one process with them (--same-process)"
+        )
     if without := sum(record["tier"].endswith(NO_BORDER) for record in records):
-        metadata["without a border"] = f"{without} verdicts are the program's own word (--same-process)"
+        metadata["without a border"] = (
+            f"{without} verdicts are the program's own word (--same-process)"
+        )
     return metadata
 
 
 def count_outcomes(outcomes: Iterable[str]) -> str:
     """Return the number of attempts by outcome, in one line."""
     counts = Counter(outcomes)
-    return ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(counts.items()))
+    return ", ".join(
+        f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(counts.items())
+    )
 
 
 def paper_scores(suite: str) -> dict[str, float]:

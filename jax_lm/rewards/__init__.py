@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth, as `(prompts, completions, **columns) -> list[float | None]`.
+"""Rewards score completions: `(prompts, completions, **columns) -> list[float | None]`.
 
     code_reward(prompts, completions, test_cases=[["assert f(1) == 2"]])
     weighted_sum({"code": 2.0, "code_format": 0.5})(prompts, completions, test_cases=...)
@@ -19,7 +19,13 @@ from typing import Any
 from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
 from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
 from jax_lm.rewards.reward import Reward, RewardFunction
-from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
+from jax_lm.rewards.text import (
+    Format,
+    ReasoningSteps,
+    RepetitionPenalty,
+    SoftOverlongPunishment,
+    TagCount,
+)
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 
 __all__ = [
@@ -46,8 +52,8 @@ __all__ = [
 CODE = (Code, BinaryCode, CodeFormat, CompletedCode)
 MATHEMATICS = (Accuracy, Cosine, Length)
 TEXT = (Format, TagCount, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment)
+# Every reward with its default settings, under its name in open-r1.
 REWARDS: dict[str, Reward] = {kind.name: kind() for kind in (*CODE, *MATHEMATICS, *TEXT)}
-"""Each with its default settings. The names are those of open-r1."""
 
 code_reward = REWARDS["code"]
 binary_code_reward = REWARDS["binary_code"]
@@ -64,65 +70,95 @@ soft_overlong_punishment = REWARDS["soft_overlong_punishment"]
 
 
 def find_reward(name: str, **settings: Any) -> RewardFunction:
-    """Find a reward of this package ("code"), or a callable of the user's, with settings.
+    """Return a reward of this package or a user's callable, with settings applied.
 
-    The user's is named "package.module:function", or "folder/file.py:function".
+    Args:
+        name: name of a reward ("code"), or path of a callable: "package.module:function" or
+            "folder/file.py:function".
+        **settings: settings of the reward.
 
     Raises:
-        ValueError: no such reward or module, no callable, or a setting that it does not have.
+        ValueError: there is no such reward or module, the object is not callable, or the reward
+            does not have a setting.
     """
     if ":" in name:
-        found = imported(name)
-        # A class is made with its settings, a `Reward` takes them over, a function keeps them for its calls.
-        if isinstance(found, type | Reward):
-            return found(**settings)
-        return partial(found, **settings) if settings else found
+        reward = import_callable(name)
+        # A class is instantiated with its settings, a `Reward` returns a copy with them, and a
+        # function gets them in every call.
+        if isinstance(reward, type | Reward):
+            return reward(**settings)
+        return partial(reward, **settings) if settings else reward
     if name not in REWARDS:
         similar = difflib.get_close_matches(name, REWARDS, n=1)
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
         others = "or 'package.module:function', or 'file.py:function'"
-        raise ValueError(f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, {others}")
+        raise ValueError(
+            f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, {others}"
+        )
     return REWARDS[name](**settings)
 
 
-def imported(path: str) -> Any:
-    """Import the callable at "package.module:function" or "folder/file.py:function", also of the current folder."""
+def import_callable(path: str) -> Any:
+    """Import the callable at "package.module:function" or "folder/file.py:function".
+
+    Modules in the current folder can be imported too.
+
+    Raises:
+        ValueError: it cannot be imported, or is not callable.
+    """
     module, _, attribute = path.rpartition(":")
     try:
-        found = getattr(module_of_file(Path(module)) if module.endswith(".py") else module_of_name(module), attribute)
+        value = getattr(
+            import_file(Path(module)) if module.endswith(".py") else import_installed(module),
+            attribute,
+        )
     except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
         raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise ValueError(f"reward {path!r} is not callable: {found!r:.80}")
-    return found
+    if not callable(value):
+        raise ValueError(f"reward {path!r} is not callable: {value!r:.80}")
+    return value
 
 
-def module_of_name(name: str) -> ModuleType:
-    """Import a module that is installed, or lies in the current folder as with `python -m`."""
+def import_installed(name: str) -> ModuleType:
+    """Import a module that is installed or, as with `python -m`, in the current folder."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     return import_module(name)
 
 
-def module_of_file(path: Path) -> ModuleType:
-    """Import a file; modules beside it can be imported by it."""
+def import_file(path: Path) -> ModuleType:
+    """Import a file. It can import modules from its own folder."""
     if not path.is_file():
         raise ValueError("there is no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    if (beside := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(beside)
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)
     module = importlib.util.module_from_spec(spec)
-    # Under its name, as pickles and dataclasses look it up there.
+    # pickle and dataclasses look the module up in `sys.modules` by its name.
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
     return module
 
 
-def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None) -> WeightedSum:
-    """Make the weighted sum of rewards by name, `{"code": 2.0, "code_format": 0.5}`; `settings` by the same names."""
+def weighted_sum(
+    weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> WeightedSum:
+    """Return the weighted sum of rewards.
+
+    Args:
+        weights: weight of each reward by name, such as `{"code": 2.0, "code_format": 0.5}`.
+        settings: settings of the rewards, by the same names.
+
+    Raises:
+        ValueError: there is no such reward, or settings are for a reward without a weight.
+    """
     settings = settings or {}
     if unused := settings.keys() - weights.keys():
-        raise ValueError(f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}")
-    return WeightedSum({name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights))
+        raise ValueError(
+            f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}"
+        )
+    return WeightedSum(
+        {name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights)
+    )

@@ -1,11 +1,15 @@
-"""Tests of a row, in the columns that data sets for code have: assert statements, and cases of input and output.
+"""Read the tests of a row: assert statements, and cases of input and output.
 
-    test_cases                                 ["assert f(1) == 2"], [{"input", "output", "type"}]: AceCode, open-r1
-    verification_info                          {"language": "python", "test_cases": [{"input", "output", "type"}]}
-    input_output                               {"inputs", "outputs", "fn_name"?}: APPS, TACO
-    public_test_cases, private_test_cases      [{"input", "output", "testtype"}], the name in metadata: LiveCodeBench
+The columns and formats are those of code data sets:
 
-Each may be data or JSON. Reads only; what the tests mean is `untrusted`'s business.
+    test_cases            ["assert f(1) == 2"] (AceCode),
+                          or [{"input", "output", "type"}] (open-r1)
+    verification_info     {"language": "python", "test_cases": [{"input", "output", "type"}]}
+    input_output          {"inputs", "outputs", "fn_name"?} (APPS, TACO)
+    public_test_cases,    [{"input", "output", "testtype"}], the function's name in column
+    private_test_cases    metadata (LiveCodeBench)
+
+Each cell may be data or JSON. This module only reads the tests; `untrusted` runs them.
 """
 
 import base64
@@ -16,29 +20,37 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-TEST_COLUMNS = ("test_cases", "verification_info", "input_output", "public_test_cases", "private_test_cases")
-"""Columns that hold tests; those that a row has are all read."""
+# Columns that contain tests. The tests of a row are those of all its columns together.
+TEST_COLUMNS = (
+    "test_cases",
+    "verification_info",
+    "input_output",
+    "public_test_cases",
+    "private_test_cases",
+)
 
+# Column of LiveCodeBench that contains the function's name.
 METADATA = "metadata"
+# Types of a case in data sets: RUNS run the program with input on stdin, CALLS call a function.
 RUNS, CALLS = ("stdin", "stdin_stdout"), ("functional", "function_call")
-"""How data sets say of a case that it is a run of the program, or a call of a function."""
 
+# Maximum bytes (512 MiB) of a row's unpacked private cases: guards against decompression bombs.
 MAX_UNPACKED = 2**29
-"""Bytes of a row's private cases: more is no data of a benchmark."""
 
+# Pickle instructions that push a text.
 PICKLED_TEXT = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+# The other instructions that a pickle of a single text contains.
 PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "STOP"}
-"""All instructions of a pickle that holds one text."""
 
 
 def row_tests(row: Mapping[str, Any]) -> list[Any]:
-    """Read the tests of a row from all its columns, in their order.
+    """Read the tests of a row from all its test columns, in the order of `TEST_COLUMNS`.
 
     Returns:
-        assert statements and `untrusted.Case`s.
+        Assert statements and `untrusted.Case`s.
 
     Raises:
-        ValueError: naming the column that cannot be read, and why.
+        ValueError: a column cannot be read; the message names it and the reason.
     """
     tests: list[Any] = []
     for name in TEST_COLUMNS:
@@ -50,12 +62,12 @@ def row_tests(row: Mapping[str, Any]) -> list[Any]:
 
 
 def column_tests(name: str, row: Mapping[str, Any]) -> list[Any]:
-    """Read the tests of a column; raises ValueError saying what is wrong."""
+    """Read the tests of one column. Raises ValueError with the reason if it cannot be read."""
     cell = parse_cell(row.get(name), is_packed=name == "private_test_cases")
     if cell is None:
         return []
     if name == "input_output":
-        cell = listed_cases(cell)
+        cell = pair_cases(cell)
     if name == "verification_info":
         cell = python_cases(cell)
     try:
@@ -63,24 +75,42 @@ def column_tests(name: str, row: Mapping[str, Any]) -> list[Any]:
     except TypeError:
         items = None
     texts = name == "test_cases"
-    if items is None or not all(isinstance(item, Mapping) or (texts and isinstance(item, str)) for item in items):
+    if items is None or not all(
+        isinstance(item, Mapping) or (texts and isinstance(item, str)) for item in items
+    ):
         kinds = "assert statements or " if texts else ""
-        raise ValueError(f"must hold lists of {kinds}cases with input and output, or these in JSON, not {cell!r:.80}")
+        raise ValueError(
+            f"must hold lists of {kinds}cases with input and output, or these in JSON, "
+            f"not {cell!r:.80}"
+        )
     return [item if isinstance(item, str) else make_case(item, row) for item in items]
 
 
-def listed_cases(cell: Any) -> list[Mapping[str, Any]]:
-    """Turn the two lists of APPS into a list of cases."""
-    lists = [cell.get(name) if isinstance(cell, Mapping) else None for name in ("inputs", "outputs")]
+def pair_cases(cell: Any) -> list[Mapping[str, Any]]:
+    """Convert the two lists of APPS to a list of cases."""
+    # {"inputs": ["1", "2"], "outputs": ["2", "3"]} ->
+    # [{"input": "1", "output": "2", "type": "stdin"}, {"input": "2", "output": "3", ...}]
+    lists = [
+        cell.get(name) if isinstance(cell, Mapping) else None for name in ("inputs", "outputs")
+    ]
     inputs, outputs = lists
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError(f"must hold an object with the lists inputs and outputs, equally long, not {cell!r:.80}")
-    kind = {"type": "function_call", "fn_name": cell["fn_name"]} if cell.get("fn_name") else {"type": "stdin"}
-    return [{"input": given, "output": right, **kind} for given, right in zip(inputs, outputs, strict=True)]
+        raise ValueError(
+            f"must hold an object with the lists inputs and outputs, equally long, not {cell!r:.80}"
+        )
+    kind = (
+        {"type": "function_call", "fn_name": cell["fn_name"]}
+        if cell.get("fn_name")
+        else {"type": "stdin"}
+    )
+    return [
+        {"input": program_input, "output": expected, **kind}
+        for program_input, expected in zip(inputs, outputs, strict=True)
+    ]
 
 
 def python_cases(cell: Any) -> Any:
-    """Take the cases out of open-r1's object, which must be for Python."""
+    """Return the cases of open-r1's object. Raises ValueError if its language is not Python."""
     if not isinstance(cell, Mapping) or "test_cases" not in cell:
         raise ValueError(f"must hold an object with test_cases, not {cell!r:.80}")
     if cell.get("language", "python") != "python":
@@ -89,26 +119,42 @@ def python_cases(cell: Any) -> Any:
 
 
 def make_case(item: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
-    """Make a case of a data set's object."""
-    # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
+    """Convert a data set's object to an `untrusted.Case`."""
+    # Imported here: the sandbox needs Linux, and rewards that only read text do not.
     from untrusted.cases import Case
 
-    given, right, kind = item.get("input"), item.get("output"), item.get("testtype", item.get("type", RUNS[0]))
+    case_input, expected, kind = (
+        item.get("input"),
+        item.get("output"),
+        item.get("testtype", item.get("type", RUNS[0])),
+    )
     if kind in RUNS:
-        return Case(joined("input", given), joined("output", right))
+        return Case(join_lines("input", case_input), join_lines("output", expected))
     if kind not in CALLS:
-        raise ValueError(f"has a case of type {kind!r:.80}: must be one of {', '.join((*RUNS, *CALLS))}")
+        raise ValueError(
+            f"has a case of type {kind!r:.80}: must be one of {', '.join((*RUNS, *CALLS))}"
+        )
     name = item.get("fn_name") or function_name(row)
-    # LiveCodeBench's values are JSON as text, and compared as they are; APPS has lists, and wraps some results.
-    if isinstance(given, str) and isinstance(right, str):
-        return Case(given, right, "exact", name)
-    if not isinstance(given, list):
-        raise ValueError(f"has a call with input={given!r:.80}: must be a list of arguments, or JSON, one on each line")
-    return Case("\n".join(json.dumps(argument) for argument in given), json.dumps(right), "tolerant", name)
+    # LiveCodeBench has values as JSON text, which are compared exactly. APPS has lists, and wraps
+    # some results in another list, hence the tolerant comparison.
+    if isinstance(case_input, str) and isinstance(expected, str):
+        return Case(case_input, expected, "exact", name)
+    if not isinstance(case_input, list):
+        raise ValueError(
+            f"has a call with input={case_input!r:.80}: "
+            "must be a list of arguments, or JSON, one on each line"
+        )
+    # arguments [1, "a"] -> '1\n"a"'
+    return Case(
+        "\n".join(json.dumps(argument) for argument in case_input),
+        json.dumps(expected),
+        "tolerant",
+        name,
+    )
 
 
-def joined(name: str, value: Any) -> str:
-    """Join lines, where a data set has a list of them."""
+def join_lines(name: str, value: Any) -> str:
+    """Return text, or a list of lines joined to text. Raises ValueError for other values."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
@@ -117,7 +163,7 @@ def joined(name: str, value: Any) -> str:
 
 
 def function_name(row: Mapping[str, Any]) -> str:
-    """Read the name of the function from LiveCodeBench's metadata."""
+    """Return the function's name from LiveCodeBench's metadata. Raises ValueError without one."""
     metadata = parse_cell(row.get(METADATA))
     name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not name:
@@ -126,13 +172,16 @@ def function_name(row: Mapping[str, Any]) -> str:
 
 
 def parse_cell(cell: Any, *, is_packed: bool = False) -> Any:
-    """Read a cell that may be JSON, or packed; None if it is empty."""
+    """Return the data of a cell, which may be JSON or packed; None if it is empty."""
     return parse_text(cell, is_packed) if isinstance(cell, str) else cell
 
 
 @lru_cache(maxsize=8)
 def parse_text(text: str, is_packed: bool) -> Any:
-    """Read JSON, kept for the completions of one prompt, which follow each other; None if there is none."""
+    """Parse JSON, packed or not; None for blank text.
+
+    Results are cached, since consecutive completions of one prompt have the same cells.
+    """
     try:
         is_json = not is_packed or text.lstrip().startswith("[")
         return json.loads(text if is_json else unpack(text)) if text.strip() else None
@@ -141,10 +190,12 @@ def parse_text(text: str, is_packed: bool) -> Any:
 
 
 def unpack(text: str) -> str:
-    """Unpack what LiveCodeBench has pickled, compressed and written in base64: a text. No pickle is executed.
+    """Unpack LiveCodeBench's text, which is pickled, compressed with zlib and encoded in base64.
+
+    The pickle is not executed: its instructions are only listed.
 
     Raises:
-        ValueError: it is anything else, or too large.
+        ValueError: the content is not a single text, or is too large.
     """
     try:
         stream = zlib.decompressobj()
@@ -153,6 +204,7 @@ def unpack(text: str) -> str:
         raise ValueError(f"damaged: {error}") from error
     if not stream.eof:
         raise ValueError(f"damaged, or larger than {MAX_UNPACKED} bytes")
+    # e.g. PROTO, BINUNICODE "…", MEMOIZE, STOP; other instructions may run code when unpickled
     texts = []
     for instruction, argument, _ in pickletools.genops(data):
         if instruction.name in PICKLED_TEXT:

@@ -1,7 +1,8 @@
-"""Rewards for code: its format, and the share of the tests that it passes.
+"""Rewards for code: its format, and the share of tests that it passes.
 
-Names and values follow Apple's DiffuCoder (`code`, `binary_code`, `code_format`); docs/rewards.md lists where the
-defaults differ and why. Programs run in `untrusted`, or wherever `executor` sends them; nothing here executes one.
+Names and values follow Apple's DiffuCoder (`code`, `binary_code`, `code_format`); docs/rewards.md
+lists the defaults that differ, and why. Programs run in `untrusted` or in a custom `executor`;
+this module never executes them.
 """
 
 import ast
@@ -20,14 +21,16 @@ logger = logging.getLogger(__name__)
 
 FENCE = "```"
 PYTHON = "python"
+# Outcomes that say nothing about the program: what the border cannot carry, and failures of the
+# sandbox.
 UNJUDGED = ("cannot_judge", "sandbox_error")
-"""Outcomes that say nothing about the program: what the border cannot carry, and failures of the sandbox."""
+# Share of passed tests from which `binary_code` is 1.0.
 BINARY_THRESHOLD = 0.99
 
 
 @runtime_checkable
 class Judgement(Protocol):
-    """What an executor says of a program: how it ended, and the share of its tests that passed."""
+    """The result of an executor for a program: its outcome, and the share of tests it passed."""
 
     @property
     def outcome(self) -> str: ...
@@ -37,71 +40,77 @@ class Judgement(Protocol):
 
 
 CodeAndTests = tuple[str, Sequence[Any]]
+# The tests are assert statements and `untrusted.Case`s. Results are in the order of the programs.
 RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Judgement]]
-"""Runs programs, each given by its code and what judges it: assert statements, and `untrusted.Case`s."""
 
 
 def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
     """Run programs in the sandbox of this machine."""
-    # Here, not at the top: the sandbox needs Linux, and the rewards that only read text do not.
+    # Imported here: the sandbox needs Linux, and rewards that only read text do not.
     from untrusted import Local, Program
 
     return Local().run_many([Program(code, tuple(tests)) for code, tests in programs])
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:
-    """Take the content of the first fenced block of that language; empty if there is none."""
+    """Return the content of the first fenced block of a language; empty if there is none."""
+    # "Sure:\n```python\nx = 1\n```\n" -> "x = 1\n"
     block = re.search(rf"{FENCE}{re.escape(language)}\n(.*?){FENCE}", text, re.DOTALL)
     return block[1] if block else ""
 
 
 def is_well_formed(text: str, language: str, *, strict_reference: bool) -> bool:
-    """Tell whether text is anything, one block fenced with the language's name, and nothing but whitespace.
+    """Return whether text has a single block fenced with the language, followed by whitespace only.
 
-    The reference wants exactly one newline after the closing fence, so that an answer which ends on the fence,
-    as most do, scores nothing.
+    Any text may precede the block. The reference requires exactly one newline after the closing
+    fence (`strict_reference`), so that an answer that ends with the fence, as most do, scores 0.
     """
-    parts = text.split(FENCE)
-    if len(parts) != 3 or not parts[1].startswith(f"{language}\n"):
+    # "Sure:\n```python\nx = 1\n```\n" -> ["Sure:\n", "python\nx = 1\n", "\n"]
+    sections = text.split(FENCE)
+    if len(sections) != 3 or not sections[1].startswith(f"{language}\n"):
         return False
-    return parts[2] == "\n" if strict_reference else not parts[2].strip()
+    return sections[2] == "\n" if strict_reference else not sections[2].strip()
 
 
 def parses(code: str) -> bool:
-    """Tell whether Python's parser accepts the code; nothing is executed."""
+    """Return whether Python's parser accepts the code. Nothing is executed."""
     try:
         with warnings.catch_warnings():
-            # A doubtful escape is no error, wherever the user's filters turn warnings into errors.
+            # An invalid escape is a warning. It stays one if the user's filters raise warnings.
             warnings.simplefilter("ignore")
             ast.parse(code)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        # ValueError: null bytes, lone surrogates; the last two: brackets or operators nested without end.
+        # ValueError: null bytes or lone surrogates. MemoryError and RecursionError: very deeply
+        # nested brackets or operators.
         return False
     return True
 
 
 def format_score(text: str, language: str, *, strict_reference: bool) -> float:
-    """Give 1.0 for one well-formed block, 0.5 if it is Python that does not parse, else 0.0."""
+    """Return 1.0 for one well-formed block, 0.5 if it is Python that does not parse, else 0.0."""
     if not is_well_formed(text, language, strict_reference=strict_reference):
         return 0.0
     return 1.0 if language != PYTHON or parses(extract_code(text).strip()) else 0.5
 
 
 def tests_at(columns: Columns, row: int) -> list[Any]:
-    """Read the tests of a row; raises ValueError naming the row and the column that cannot be read."""
+    """Read the tests of a row. Raises ValueError with the row and the column at fault."""
     try:
-        return row_tests({name: columns[name][row] for name in (*TEST_COLUMNS, METADATA) if name in columns})
+        return row_tests(
+            {name: columns[name][row] for name in (*TEST_COLUMNS, METADATA) if name in columns}
+        )
     except ValueError as error:
         raise ValueError(f"row {row}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFormat(Reward):
-    """Text without a fence, then one fenced block, then nothing: 1.0; 0.5 if it does not parse; else 0.0.
+    """1.0 for text followed by one fenced block, 0.5 if the code does not parse, else 0.0.
 
     Args:
-        language: the word after the opening fence. Only Python is parsed.
-        strict_reference: exactly one newline after the closing fence, as in the reference.
+        language: word after the opening fence. Only Python is parsed.
+        strict_reference: require exactly one newline after the closing fence, as the reference
+            does.
     """
 
     name: ClassVar[str] = "code_format"
@@ -113,16 +122,20 @@ class CodeFormat(Reward):
             raise ValueError(f"language must be a word such as 'python', not {self.language!r}")
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
-        return [format_score(text, self.language, strict_reference=self.strict_reference) for text in texts]
+        return [
+            format_score(text, self.language, strict_reference=self.strict_reference)
+            for text in texts
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code(Reward):
-    """The share of its tests that the code passes; 0 unless its format is right.
+    """The share of tests that the code passes; 0 unless its format scores 1.0.
 
-    The tests of a row are all that its `TEST_COLUMNS` hold. It does not apply to rows without tests. None also where
-    the sandbox could not run the program (`sandbox_error`) or its tests need what the border cannot carry
-    (`cannot_judge`): that is logged, and never a wrong answer.
+    The tests of a row are those of all its `TEST_COLUMNS`. The reward does not apply to rows
+    without tests. It is None if the sandbox could not run the program (`sandbox_error`), or its
+    tests need what the border cannot carry (`cannot_judge`): this is logged, and never counts as a
+    wrong answer.
 
     Args:
         executor: runs all programs of a call; the local sandbox by default.
@@ -134,24 +147,38 @@ class Code(Reward):
     executor: RunPrograms = run_locally
     strict_reference: bool = False
 
-    def judge(self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Columns) -> Scores:
+    def judge(
+        self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Columns
+    ) -> Scores:
         if not any(name in columns for name in TEST_COLUMNS):
             known = ", ".join(map(repr, TEST_COLUMNS))
-            raise ValueError(f"reward {self.name!r} needs one of the columns {known}; given: {sorted(columns)}")
+            raise ValueError(
+                f"reward {self.name!r} needs one of the columns {known}; given: {sorted(columns)}"
+            )
         return super().judge(prompts, completions, columns)
 
     def applies(self, columns: Columns, row: int) -> bool:
         return super().applies(columns, row) and bool(tests_at(columns, row))
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
+        # select the well-formed answers
         scores: Scores = [0.0] * len(texts)
         strict = self.strict_reference
-        rows = [row for row, text in enumerate(texts) if format_score(text, PYTHON, strict_reference=strict) == 1.0]
+        rows = [
+            row
+            for row, text in enumerate(texts)
+            if format_score(text, PYTHON, strict_reference=strict) == 1.0
+        ]
         if not rows:
             return scores
-        results = self.executor([(extract_code(texts[row]), tests_at(columns, row)) for row in rows])
+        # run them, all in one call
+        results = self.executor(
+            [(extract_code(texts[row]), tests_at(columns, row)) for row in rows]
+        )
         if len(results) != len(rows):
-            raise ValueError(f"the executor returned {len(results)} results for {len(rows)} programs")
+            raise ValueError(
+                f"the executor returned {len(results)} results for {len(rows)} programs"
+            )
         for row, result in zip(rows, results, strict=True):
             scores[row] = None if result.outcome in UNJUDGED else float(result.share)
         for outcome in UNJUDGED:
@@ -164,21 +191,24 @@ class Code(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryCode(Code):
-    """1.0 where `Code` gives at least 0.99 (the reference: more than 0.99), else 0.0."""
+    """1.0 if `Code` is at least 0.99 (strict reference: more than 0.99), else 0.0."""
 
     name: ClassVar[str] = "binary_code"
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         passes = operator.gt if self.strict_reference else operator.ge
         shares = super().score(texts, columns)
-        return [None if share is None else float(passes(share, BINARY_THRESHOLD)) for share in shares]
+        return [
+            None if share is None else float(passes(share, BINARY_THRESHOLD)) for share in shares
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletedCode(Code):
-    """The share of its tests that `prefix` and the completion pass as one program; no fence is expected.
+    """The share of tests that `prefix` and the completion, as one program, pass.
 
-    For models that go on with code instead of answering in chat. 0 unless the whole parses.
+    For models that complete code instead of answering in chat: no fence is expected. 0 unless the
+    program parses.
     """
 
     name: ClassVar[str] = "completed_code"
@@ -186,4 +216,7 @@ class CompletedCode(Code):
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]
-        return super().score([f"{FENCE}{PYTHON}\n{program}\n{FENCE}\n" for program in programs], columns)
+        # Fenced, since `Code` scores only well-formed answers.
+        return super().score(
+            [f"{FENCE}{PYTHON}\n{program}\n{FENCE}\n" for program in programs], columns
+        )

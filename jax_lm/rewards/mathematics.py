@@ -1,6 +1,7 @@
-"""Rewards for the answer of a mathematical task, judged by math-verify. As in Hugging Face's open-r1.
+"""Rewards for mathematical answers, verified by math-verify, as in Hugging Face's open-r1.
 
-Needs the extra `math`, and the main thread: math-verify limits the time of an expression by a signal.
+Requires the extra `math` and the main thread: math-verify limits the time per expression by a
+signal.
 """
 
 import math
@@ -18,43 +19,60 @@ from jax_lm.rewards.reward import Columns, Reward, Scores
 
 @cache
 def math_verify() -> ModuleType:
-    """Import the package math-verify; raises ValueError where it is not installed."""
+    """Import the package math-verify. Raises ValueError if it is not installed."""
     try:
         return import_module("math_verify")
     except ModuleNotFoundError as error:
         install = "pip install 'jax-diffucoder[math]'"
-        raise ValueError(f"rewards for mathematics need math-verify: {install} ({error})") from error
+        raise ValueError(
+            f"rewards for mathematics need math-verify: {install} ({error})"
+        ) from error
 
 
 def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool | None]:
-    """Tell whether each text's LaTeX answer, boxed if any is, equals the solution; None if that cannot be read.
+    """Return whether each text's LaTeX answer equals the solution; None if that cannot be parsed.
 
-    The answer must be correct LaTeX: misspelt operators are not repaired.
+    A boxed answer takes precedence. The answer must be correct LaTeX: misspelt operators are not
+    repaired.
     """
     package = math_verify()
     if threading.current_thread() is not threading.main_thread():
-        raise ValueError("rewards for mathematics run in the main thread only: math-verify limits time by signals")
+        raise ValueError(
+            "rewards for mathematics run in the main thread only: "
+            "math-verify limits time by signals"
+        )
+    # Extraction as configured in open-r1.
     lenient = package.LatexExtractionConfig()
     correct_latex = replace(lenient.normalization_config, nits=False, malformed_operators=False)
     answer = replace(
-        lenient, normalization_config=correct_latex, boxed_match_priority=0, try_extract_without_anchor=False
+        lenient,
+        normalization_config=correct_latex,
+        boxed_match_priority=0,
+        try_extract_without_anchor=False,
     )
     verdicts: list[bool | None] = []
     for text, solution in zip(texts, solutions, strict=True):
         gold = package.parse(solution, extraction_mode="first_match")
-        found = package.parse(text, extraction_config=[answer], extraction_mode="first_match")
-        verdicts.append(bool(package.verify(gold, found)) if gold else None)
+        parsed = package.parse(text, extraction_config=[answer], extraction_mode="first_match")
+        # `verify` is not symmetric: the solution comes first.
+        verdicts.append(bool(package.verify(gold, parsed)) if gold else None)
     return verdicts
 
 
 class AnswerReward(Reward):
-    """A reward that judges each text by whether its answer is right; None where the solution cannot be read."""
+    """Base of rewards that depend on whether an answer is correct.
+
+    They are None where the solution cannot be parsed.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("solution",)
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         verdicts = correct_answers(texts, columns["solution"])
-        lengths = [len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None]
+        lengths = [
+            len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None
+        ]
+        # (shortest, longest) text of the call, in characters
         bounds = min(lengths, default=0), max(lengths, default=0)
         return [
             None if correct is None else self.value(len(text), correct, bounds)
@@ -63,12 +81,18 @@ class AnswerReward(Reward):
 
     @abstractmethod
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
-        """Judge an answer by its length and whether it is right; `bounds` are the least and the largest length."""
+        """Return the score of an answer.
+
+        Args:
+            length: characters of the text.
+            correct: whether the answer is correct.
+            bounds: shortest and longest length of the call.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(AnswerReward):
-    """1.0 where the answer equals `solution`, else 0.0; None where the solution itself cannot be read."""
+    """1.0 if the answer equals `solution`, else 0.0; None if the solution cannot be parsed."""
 
     name: ClassVar[str] = "accuracy"
 
@@ -78,11 +102,11 @@ class Accuracy(AnswerReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(AnswerReward):
-    """Half a cosine of the length: a right answer is better short, a wrong one better long.
+    """Half a cosine of the length: correct answers should be short, wrong ones long.
 
-    A right answer goes from `max_value_correct` at length 0 to `min_value_correct` at `max_len` characters, a wrong
-    one from `min_value_wrong` to `max_value_wrong`; longer texts stay at the end of the curve.
-    Yeo et al. 2025 (arXiv 2502.03373).
+    The score of a correct answer falls from `max_value_correct` at length 0 to `min_value_correct`
+    at `max_len` characters; that of a wrong one rises from `min_value_wrong` to `max_value_wrong`.
+    Longer texts score as texts of `max_len`. Yeo et al. 2025 (arXiv 2502.03373).
     """
 
     name: ClassVar[str] = "cosine"
@@ -100,16 +124,18 @@ class Cosine(AnswerReward):
         start, end = self.min_value_wrong, self.max_value_wrong
         if correct:
             start, end = self.max_value_correct, self.min_value_correct
+        # cos falls from 1 at progress 0 to -1 at progress 1: from `start` to `end`
         progress = min(1.0, length / self.max_len)
         return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length(AnswerReward):
-    """From 0.5 for the shortest text of the call to -0.5 for the longest; a wrong answer gets at most 0.
+    """0.5 for the shortest text of the call down to -0.5 for the longest; at most 0 if wrong.
 
-    All 0 where all are equally long. Kimi k1.5 technical report (arXiv 2501.12599), which compares the answers to one
-    prompt: like open-r1 this compares all texts of a call, so call it with one prompt's.
+    All are 0 if all texts have the same length. The Kimi k1.5 technical report (arXiv 2501.12599)
+    compares the answers to one prompt. Like open-r1, this reward compares all texts of a call, so
+    call it with the answers to a single prompt.
     """
 
     name: ClassVar[str] = "length"

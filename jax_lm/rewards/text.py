@@ -1,4 +1,7 @@
-"""Rewards that read the text or count its tokens: tags, steps, repetition, length. As in Hugging Face's open-r1."""
+"""Rewards for the form of a text: tags, steps, repetition and length, as in Hugging Face's open-r1.
+
+They read the text or count its tokens, and need no solution.
+"""
 
 import re
 from collections.abc import Sequence
@@ -7,19 +10,22 @@ from typing import ClassVar
 
 from jax_lm.rewards.reward import Columns, Reward, Scores
 
+# Line breaks are part of the tags: open-r1 requires each tag on its own line.
 TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 ANSWERED = re.compile(r"<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?=\n|\Z)", re.DOTALL)
+# As in open-r1, a numbered item counts only at the start of the text, and a bullet at the start of
+# any line but the first.
 STEP = re.compile(r"Step \d+:|\A\d+\.|\n[-*]|(?:First|Second|Next|Finally),")
-"""A numbered item counts at the start of the text alone, a bullet everywhere else: as in open-r1."""
 
+# Steps from which `reasoning_steps` is 1.0.
 ENOUGH_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format(Reward):
-    """1.0 for thoughts and answer, each between its tags on lines of their own; else 0.0.
+    """1.0 for thoughts and an answer, each between tags on separate lines, else 0.0.
 
-    The text must start with them and may go on after the line of the last tag.
+    The text must begin with the first tag, and may continue after the line of the last one.
     """
 
     name: ClassVar[str] = "format"
@@ -30,7 +36,7 @@ class Format(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class TagCount(Reward):
-    """A quarter for each of the four tags, with its line breaks, that occurs exactly once."""
+    """A quarter for each of the four tags, including its line breaks, that occurs exactly once."""
 
     name: ClassVar[str] = "tag_count"
 
@@ -40,7 +46,7 @@ class TagCount(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningSteps(Reward):
-    """A third per sign of a step ("Step 1:", a bullet, "Next,"), at most 1.0."""
+    """A third for each marker of a step ("Step 1:", a bullet, "Next,"), at most 1.0."""
 
     name: ClassVar[str] = "reasoning_steps"
 
@@ -50,10 +56,11 @@ class ReasoningSteps(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class RepetitionPenalty(Reward):
-    """`max_penalty` times the share of word n-grams that repeat an earlier one; 0 for texts of less than one n-gram.
+    """`max_penalty` times the share of word n-grams that repeat an earlier one.
 
-    Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning", appendix C.2 (arXiv 2502.03373). Words are
-    what whitespace separates, in lower case.
+    It is 0 for texts shorter than one n-gram. Words are separated by whitespace and compared in
+    lower case. Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning", appendix C.2
+    (arXiv 2502.03373).
     """
 
     name: ClassVar[str] = "repetition_penalty"
@@ -70,6 +77,7 @@ class RepetitionPenalty(Reward):
         return [self.penalty(text.lower().split()) for text in texts]
 
     def penalty(self, words: list[str]) -> float:
+        # a b a b a with n = 2: ab, ba, ab, ba -> 2 of 4 are distinct, half the penalty
         count = len(words) - self.ngram_size + 1
         if count < 1:
             return 0.0
@@ -79,9 +87,11 @@ class RepetitionPenalty(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlongPunishment(Reward):
-    """0 up to `max_completion_len - soft_punish_cache` tokens, then down in a line to -1 at the maximum and beyond.
+    """Penalty for completions close to or above the maximum length, in tokens.
 
-    Yu et al. 2025, "DAPO", equation 13 (arXiv 2503.14476). Lengths are those of the column `completion_ids`.
+    It is 0 up to `max_completion_len - soft_punish_cache` tokens, falls linearly to -1 at
+    `max_completion_len`, and stays there. Lengths are those of the column `completion_ids`. Yu et
+    al. 2025, "DAPO", equation 13 (arXiv 2503.14476).
     """
 
     name: ClassVar[str] = "soft_overlong_punishment"
@@ -92,14 +102,15 @@ class SoftOverlongPunishment(Reward):
     def __post_init__(self):
         if not 0 <= self.soft_punish_cache <= self.max_completion_len:
             raise ValueError(
-                f"soft_punish_cache must be between 0 and max_completion_len ({self.max_completion_len}), "
-                f"not {self.soft_punish_cache}"
+                "soft_punish_cache must be between 0 and max_completion_len "
+                f"({self.max_completion_len}), not {self.soft_punish_cache}"
             )
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [self.punishment(len(ids)) for ids in columns["completion_ids"]]
 
     def punishment(self, length: int) -> float:
+        # defaults: 12288 tokens -> 0, 14336 -> -0.5, 16384 and more -> -1
         excess = length - (self.max_completion_len - self.soft_punish_cache)
         if excess <= 0:
             return 0.0

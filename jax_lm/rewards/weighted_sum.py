@@ -1,7 +1,7 @@
-"""Several rewards as one number per completion.
+"""Combine several rewards into one number per completion.
 
-`WeightedSum` is itself a reward, so that a trainer knows of one callable. It checks what the others return, as
-users write some of them.
+`WeightedSum` is itself a reward, so that a trainer needs a single callable. It validates the return
+values of all rewards, as users write some of them.
 """
 
 import math
@@ -14,19 +14,19 @@ from jax_lm.rewards.reward import Chat, Columns, Reward, RewardFunction, Scores,
 
 @dataclass(frozen=True)
 class Scored:
-    """Totals of the completions, and what each reward gave to them."""
+    """Totals of the completions, and the scores of each reward by name."""
 
     totals: Scores
     parts: Mapping[str, Scores]
 
     @property
     def excluded(self) -> int:
-        """Completions without a total: they belong in no baseline and no loss."""
+        """Number of completions without a total. They enter neither a baseline nor the loss."""
         return sum(total is None for total in self.totals)
 
     @property
     def missing(self) -> dict[str, int]:
-        """How many completions each reward did not judge."""
+        """Number of completions that each reward did not score."""
         return {name: sum(score is None for score in scores) for name, scores in self.parts.items()}
 
 
@@ -34,14 +34,17 @@ class Scored:
 class WeightedSum:
     """The sum of weight times reward.
 
-    A reward that does not apply to a row (a column that it needs is empty there; for a plain function: it returned
-    None) is left out of that row's sum, and the other weights are not scaled up: TRL's `nansum`. A `Reward` that
-    applies and returned None could not judge, such as a program that the sandbox failed to run: that completion gets
-    no total, as a sum of the rest would count a failure of ours against it. A row that nothing applies to has none.
-    Weight 0 shows a reward among the parts and leaves the totals alone.
+    - A reward that does not apply to a row is left out of that row's sum, and the other weights are
+      not scaled up, as with TRL's `nansum`. A `Reward` does not apply if a required column is empty
+      in the row; a plain function if it returned None.
+    - A `Reward` that applies but returned None failed to score the completion: the sandbox could
+      not run the program, for example. That completion gets no total, since the sum of the other
+      rewards would count our failure against it.
+    - A row to which no reward applies has no total.
+    - A reward of weight 0 is reported among the parts but does not change the totals.
 
     Args:
-        rewards: callables by the name that they have in reports and errors.
+        rewards: callables by their name in reports and errors.
         weights: a finite number for each of these names.
     """
 
@@ -52,47 +55,66 @@ class WeightedSum:
         if not self.rewards:
             raise ValueError("rewards must name at least one reward")
         if self.rewards.keys() != self.weights.keys():
-            raise ValueError(f"weights are for {sorted(self.weights)}, rewards are {sorted(self.rewards)}")
+            raise ValueError(
+                f"weights are for {sorted(self.weights)}, rewards are {sorted(self.rewards)}"
+            )
         for name, weight in self.weights.items():
             if not math.isfinite(weight):
-                raise ValueError(f"the weight of reward {name!r} must be a finite number, not {weight}")
+                raise ValueError(
+                    f"the weight of reward {name!r} must be a finite number, not {weight}"
+                )
 
-    def __call__(self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any) -> Scores:
+    def __call__(
+        self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any
+    ) -> Scores:
         return self.score(prompts, completions, **columns).totals
 
     def score(self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any) -> Scored:
-        """Score completions: totals and parts.
+        """Score completions by each reward, and add up the totals.
 
         Raises:
-            ValueError: a column, or what a reward returned, has not one value per completion, or a value is
-                neither None nor a finite number.
+            ValueError: a column or the return value of a reward does not have one value per
+                completion, or a score is neither None nor a finite number.
         """
         check_lengths(len(completions), {"prompts": prompts, **columns})
         parts = {}
         for name, reward in self.rewards.items():
+            # `judge` takes columns whose names are also settings; a plain function takes keywords.
             is_ours = isinstance(reward, Reward)
-            scores = reward.judge(prompts, completions, columns) if is_ours else reward(prompts, completions, **columns)
-            parts[name] = checked_scores(name, scores, len(completions))
+            scores = (
+                reward.judge(prompts, completions, columns)
+                if is_ours
+                else reward(prompts, completions, **columns)
+            )
+            parts[name] = validate_scores(name, scores, len(completions))
         return Scored([self.total(parts, columns, row) for row in range(len(completions))], parts)
 
     def total(self, parts: Mapping[str, Scores], columns: Columns, row: int) -> float | None:
-        """Add up the weighted scores of one completion."""
+        """Return the weighted sum of the scores of one completion; None if it has no total."""
         terms = []
         for name, weight in self.weights.items():
             score, reward = parts[name][row], self.rewards[name]
             if weight and score is not None:
                 terms.append(weight * score)
             elif weight and isinstance(reward, Reward) and reward.applies(columns, row):
+                # The reward applies, but could not score this completion.
                 return None
         return sum(terms) if terms else None
 
 
-def checked_scores(name: str, scores: Any, expected: int) -> Scores:
-    """Check what a reward returned; returns it as floats and None."""
+def validate_scores(name: str, scores: Any, expected: int) -> Scores:
+    """Return the scores of a reward as floats and None.
+
+    Raises:
+        ValueError: it is not a list of `expected` values, or a value is neither None nor finite.
+    """
     values = list(scores) if isinstance(scores, Iterable) else None
     if values is None or len(values) != expected:
-        found = type(scores).__name__ if values is None else f"{len(values)} values"
-        raise ValueError(f"reward {name!r} returned {found} for {expected} completions, not a list of that length")
+        actual = type(scores).__name__ if values is None else f"{len(values)} values"
+        raise ValueError(
+            f"reward {name!r} returned {actual} for {expected} completions, "
+            "not a list of that length"
+        )
     result: Scores = []
     for row, value in enumerate(values):
         try:
@@ -101,7 +123,8 @@ def checked_scores(name: str, scores: Any, expected: int) -> Scores:
             score = math.nan
         if score is not None and not math.isfinite(score):
             raise ValueError(
-                f"reward {name!r} returned {value!r:.80} for completion {row}, not a finite number or None"
+                f"reward {name!r} returned {value!r:.80} for completion {row}, "
+                "not a finite number or None"
             )
         result.append(score)
     return result

@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_lm.data.batches import Batch, filled_up
+from jax_lm.data.batches import Batch, fill_rows
 from jax_lm.diffusion import masking
 from jax_lm.models.attention import SampleMask
 from jax_lm.models.dream import DreamForCausalLM
@@ -222,7 +222,7 @@ def train(
         place=place,
         token_flops=lambda length: training_flops(model.config, length, length, all_weights=not others),
     )
-    held_out = [filled_up(batch, row_devices(model.mesh)) for batch in held_out]
+    held_out = [fill_rows(batch, row_devices(model.mesh)) for batch in held_out]
     # Masks chosen by confidence would follow the weights.
     constant = dataclasses.replace(loss, confident_share=0.0)
     objective = diffusion_loss(graph, constant, model.config.mask_token_id)
@@ -236,7 +236,7 @@ def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: 
     """Check a batch and put it on the devices, filled up so that `parts` divides its rows."""
     if not masks_per_query:
         require_rows_of_one_sample(batch)
-    return spread(mesh, parts, batch) if mesh else filled_up(batch, parts)
+    return spread(mesh, parts, batch) if mesh else fill_rows(batch, parts)
 
 
 def require_rows_of_one_sample(batch: Batch) -> None:
@@ -253,7 +253,7 @@ def require_rows_of_one_sample(batch: Batch) -> None:
 def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     """Join the rows of all processes to one batch over the mesh, filled up to even parts."""
     rows, processes = parts * row_devices(mesh), jax.process_count()
-    batch = filled_up(batch, math.lcm(rows, processes) // processes)
+    batch = fill_rows(batch, math.lcm(rows, processes) // processes)
 
     def put(rows: np.ndarray) -> Array:
         count = len(rows) * jax.process_count()
