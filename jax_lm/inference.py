@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from jax_lm.cli.declared import run_main
-from jax_lm.diffusion.canvas import Canvas, require_context
+from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
@@ -336,7 +336,7 @@ class DiffuCoderInference:
     def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
         """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""
         tokens = [self.tokenizer.encode(text) for text in (prompt, completion)]
-        require_context(sum(map(len, tokens)), self.config.max_position_embeddings)
+        check_context(sum(map(len, tokens)), self.config.max_position_embeddings)
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
 
     def canvas(self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS) -> Canvas:
@@ -345,7 +345,7 @@ class DiffuCoderInference:
 
     def require_context(self, tokens: int) -> None:
         """Raise ValueError if a row of `tokens` exceeds the context."""
-        require_context(tokens, self.config.max_position_embeddings)
+        check_context(tokens, self.config.max_position_embeddings)
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
         """Read the text of each row, hole by hole, up to the stop token of each."""

@@ -20,7 +20,7 @@ LAYERS = {
 }
 """Row of each module, and of each folder by its path with a slash, as docs/architecture.md has them."""
 
-MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_INNER_IMPORTS, MAX_LOOSE_MODULES = 450, 60, 8, 20, 10
+MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_INNER_IMPORTS, MAX_LOOSE_MODULES = 460, 60, 8, 20, 10
 MANY_PARAMETERS = {"DiffuCoderInference.generate": 12, "DiffuCoderLM.__init__": 10}
 """The signature is the published interface, or the harness's command line."""
 

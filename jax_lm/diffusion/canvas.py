@@ -27,7 +27,7 @@ Row = tuple[Sequence[int], Sequence[bool]]
 """Ids of a row, and which of them are holes."""
 
 
-def require_context(tokens: int, context: int) -> None:
+def check_context(tokens: int, context: int) -> None:
     """Raise ValueError if a row exceeds the context; warn beyond what the models were tuned on."""
     if tokens > context:
         raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {context} tokens")

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams, disturbed
-from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, require_context
+from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
 from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState
 from jax_lm.diffusion.step import Pass, StepConfig, Variant, evaluate, noise
 from jax_lm.models.dream import DreamForCausalLM
@@ -250,7 +250,7 @@ def lay_out(
     growth, context = growth_of(config), config.max_position_embeddings
     is_growing = grows(growth, templates, options)
     # Before anything is encoded: a stated length may be more than memory holds.
-    require_context(max(template.width(tokenizer) for template in templates), context)
+    check_context(max(template.width(tokenizer) for template in templates), context)
     if not is_growing or growth is None:
         return Canvas.padded(templates, tokenizer)
     begin, rows, room = tokenizer.begin_ids, [], []
@@ -259,5 +259,5 @@ def lay_out(
         rows.append(([*begin, *ids, growth.delete_id], [*[False] * len(begin), *map(bool, holes), False]))
         spare = sum(max(options.max_new_tokens - length, 0) for length in template.lengths)
         room.append(len(rows[-1][0]) + spare)
-    require_context(max(room), context)
+    check_context(max(room), context)
     return Canvas.with_room(rows, room, -(-max(room) // WIDTH_BUCKET) * WIDTH_BUCKET, growth.delete_id)

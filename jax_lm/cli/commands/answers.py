@@ -20,7 +20,7 @@ from jaxtyping import Array, Key
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.data.prompts import read_prompts
-from jax_lm.diffusion.canvas import require_context
+from jax_lm.diffusion.canvas import check_context
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
@@ -129,7 +129,7 @@ def token_counts(engine: DiffuCoderInference, prompts: Sequence[str], new_tokens
     lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
     for number, length in enumerate(lengths, 1):
         try:
-            require_context(length + new_tokens, engine.config.max_position_embeddings)
+            check_context(length + new_tokens, engine.config.max_position_embeddings)
         except ValueError as error:
             raise ValueError(f"{source}: prompt {number}: {error}") from None
     return lengths
