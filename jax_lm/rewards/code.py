@@ -185,7 +185,9 @@ class Code(Reward):
             if unjudged := [result for result in results if result.outcome == outcome]:
                 count, reason = len(unjudged), getattr(unjudged[0], "detail", "")
                 message = "reward %r: %d of %d programs not judged (%s%s)"
-                logger.warning(message, self.name, count, len(rows), outcome, f": {reason}" if reason else "")
+                logger.warning(
+                    message, self.name, count, len(rows), outcome, f": {reason}" if reason else ""
+                )
         return scores
 
 
